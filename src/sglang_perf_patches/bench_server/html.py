@@ -140,7 +140,7 @@ def plot(bars: Sequence[Bar], axis: str) -> str:
 
 
 def _reach(bar: Bar) -> float:
-    """The largest absolute change that a line draws."""
+    """The largest change that a line draws."""
     return max(bar.change, bar.high, *bar.dots)
 
 

@@ -126,7 +126,7 @@ def read(result: Path, log: Path) -> dict[str, Any]:
 
 
 def last_line(text: str) -> str:
-    """The public names in the last non-empty line of a text (see `secrets.said`)."""
+    """The public names (see `secrets.said`) in the last line that is not empty or a warning."""
     lines = [
         line.strip()
         for line in text.splitlines()

@@ -19,7 +19,14 @@ _DEFAULT = (Side("stock"), Side("patched"))
 
 @dataclass(frozen=True)
 class Figure:
-    """A quantity that is measured."""
+    """A quantity that is measured.
+
+    Attributes:
+        name: its key.
+        unit: its unit.
+        means: what it is, in words.
+        less_is_better: whether a lower value is better.
+    """
 
     name: str
     unit: str

@@ -73,7 +73,7 @@ def facts(outcome: Outcome) -> Iterator[str]:
 
 
 def _live(outcome: Outcome) -> Iterator[tuple[str, Of]]:
-    """The lines on live patches; if both sides have some, with the side's name."""
+    """The live patches, each with a prefix that names its side if both sides have some."""
     if not outcome.live_in_first:
         yield from (("", of) for of in outcome.live)
         return

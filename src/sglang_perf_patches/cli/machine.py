@@ -12,12 +12,6 @@ _DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri/renderD*", "/dev/davinci*", 
 _OF_SET = {"mlx": ("mlx",), "mla": (_GPU,), "mamba": (_GPU,), "swa": ()}
 
 
-def needs(patch: Patch) -> tuple[str, ...]:
-    """What a patch needs to have an effect: modules, or ``a GPU``."""
-    with_flashinfer = ("flashinfer",) if "flashinfer" in patch.id else ()
-    return (*_OF_SET.get(patch.set, ()), *with_flashinfer)
-
-
 def has_gpu() -> bool:
     """Whether there is a GPU that sglang may run on."""
     return _has(_GPU)
@@ -29,8 +23,8 @@ def has_mlx() -> bool:
 
 
 def lacking(patch: Patch) -> list[str]:
-    """The `needs` of a patch that this machine lacks."""
-    return [what for what in needs(patch) if not _has(what)]
+    """What a patch needs to have an effect and this machine lacks: modules, or ``a GPU``."""
+    return [what for what in _OF_SET.get(patch.set, ()) if not _has(what)]
 
 
 def _has(what: str) -> bool:

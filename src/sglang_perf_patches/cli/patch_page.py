@@ -46,7 +46,7 @@ class Short(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Patched : stock of the gain, below 1 for better; 1 if the gain has no figure."""
+        """The gain as a ratio below 1, smaller for better; 1 if the gain has no figure."""
         if sides := _SIDES.match(self.gain):
             ratio = _mean(sides[2]) / _mean(sides[1])
             return min(ratio, 1 / ratio) if ratio else 0.0

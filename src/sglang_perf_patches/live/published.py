@@ -131,7 +131,7 @@ class _Unreadable:
 
 
 class Gatekeeper:
-    """Keeps patches off servers that do not need them, or with features nobody proved them with.
+    """Keeps patches off servers that do not need them or use features they were not proven with.
 
     `model.ruling` has the rule. The gatekeeper applies it before a patch goes live, after each
     publication of the server's arguments, and at each check, because sglang resolves some

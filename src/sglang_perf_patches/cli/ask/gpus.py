@@ -37,7 +37,7 @@ class Gpu:
 
     @property
     def text(self) -> str:
-        """For an operator."""
+        """The GPUs in words."""
         major, minor = self.capability
         line = f"{self.count} x {self.name}, {self.memory:,} MiB, compute capability"
         return f"{line} {major}.{minor}" + (
@@ -74,7 +74,7 @@ def named(name: str) -> Gpu | None:
 
 
 def assumed() -> Gpu:
-    """The default, for a machine without a GPU."""
+    """The default for a machine without a GPU: one H100."""
     return replace(KINDS["H100"], is_assumed=True)
 
 

@@ -135,7 +135,7 @@ class Hints:
 
     @property
     def text(self) -> str:
-        """For an operator."""
+        """The hints in words."""
         parts = [self.states.text if self.states else self.pools.text]
         parts += [self.host.text] if self.host else []
         return "\n\n".join([*parts, f"measure: {self.measure}"] if self.measure else parts)

@@ -69,7 +69,7 @@ class HostHint:
 
     @property
     def text(self) -> str:
-        """For an operator."""
+        """The hint in words."""
         rows = [["HOST STATES", "HOST KV TOKENS", "PREFIXES", "WITH LONG REPLIES", "GIVE"]]
         for line in self.lines:
             numbers = (line.pools.states, line.pools.tokens, line.short, line.long)

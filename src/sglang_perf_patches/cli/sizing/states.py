@@ -92,7 +92,7 @@ class StateHint:
 
     @property
     def text(self) -> str:
-        """For an operator."""
+        """The hint in words."""
         load, cells = self.load, self.cells
         rows = [["SLOTS A REQUEST", "STATE SLOTS", "KV TOKENS", "IN FLIGHT", "GIVE"]]
         for line in self.lines:

@@ -223,7 +223,7 @@ def _shortened(file: Path | None, line: int, tree: source.Tree) -> str:
 
 
 def _places(tree: source.Tree, judged: Verdict) -> list[tuple[str, str, Path | None, int]]:
-    """``(reference, role, file:line)`` of each definition of the variant that fits best."""
+    """``(reference, role, file, first line)`` of the definitions of the variant that fits best."""
     variant = judged.variant or judged.closest
     if variant is None:
         return []

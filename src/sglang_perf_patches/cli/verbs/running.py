@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replace this process by the command (exec)."""
+    """Replace this process by the command (exec); it returns, an exit code, only if it can't."""
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         args.parser.error("a command is missing")

@@ -6,9 +6,12 @@ import json
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from throwaway import Throwaway
+
+from sglang_perf_patches.verify import Check, child
 
 SETS = """
 import functools
@@ -279,6 +282,25 @@ def test_a_traceback_is_shown_to_who_asks(prepared: Throwaway) -> None:
 def test_progress_says_what_how_many_and_where(prepared: Throwaway) -> None:
     lines = verify(prepared, "lacks", "one").stderr.splitlines()
     assert [line.split()[:2] for line in lines] == [["[1/2]", "one.step"], ["[2/2]", "one.ten"]]
+
+
+def test_seconds_are_those_of_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first patch of a set would have the import of sglang too."""
+    clock = [0.0]
+    monkeypatch.setenv("SGLANG_PERF_PATCHES", "none")
+    monkeypatch.setattr(child, "logging", Mock())
+    monkeypatch.setattr(child, "time", Mock(monotonic=lambda: clock[0]))
+
+    def passing(seconds: float) -> int:
+        clock[0] += seconds
+        return 1
+
+    def checks(_: str) -> dict[str, Check]:
+        passing(30)
+        return {"one": lambda _: passing(2)}
+
+    lines = list(child.run(["mla.one"], checks, child.seeded))
+    assert lines == [{"patch": "mla.one", "compared": 1, "seconds": 2.0}]
 
 
 def test_what_a_case_started_ends_with_it(prepared: Throwaway, tmp_path: Path) -> None:

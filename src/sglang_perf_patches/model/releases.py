@@ -1,4 +1,4 @@
-"""The released sglang versions that the project knows, and how a run of them is written."""
+"""The released sglang versions that the project knows, and spans of them as text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KNOWN = (
 """Every release that a verdict is tested on, oldest first."""
 
 SOURCE_BUILD = "git-"
-"""How the name of a source build begins; the commit follows."""
+"""Prefix of a source build's name; the commit follows."""
 
 TO = " … "
 """Between the first release of a span and its last."""

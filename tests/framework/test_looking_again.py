@@ -303,3 +303,33 @@ assert state.state == "conflict" and "c:relied_on is replaced" in state.reason, 
 assert a.Worker().step(1) == 2
 """
     )
+
+
+def test_an_install_that_failed_while_an_import_ended_is_tried_again(throwaway: Throwaway) -> None:
+    """What it missed may have been that import; without one, a failure is a failure."""
+    throwaway.put("sglang/srt/c.py", "def f():\n    return 1\n")
+    throwaway.put("sglang/srt/c2.py", "def g():\n    return 1\n")
+    throwaway.run(
+        HEAD
+        + """
+tries = []
+def own(patching):
+    tries.append(1)
+    if len(tries) == 1:
+        import sglang.srt.c2
+        raise AttributeError("half imported")
+    patching.override("sglang.srt.c:f", lambda inner: lambda: inner() + 1)
+def other(patching):
+    raise AttributeError("never there")
+throwaway_installs.own, throwaway_installs.other = own, other
+use(
+    declare("one.own", install="own", targets=("sglang.srt.c:f",)),
+    declare("one.other", install="other", targets=("sglang.srt.c2:g",)),
+)
+assert ours.activate("all").of("one.own").state == "pending"
+import sglang.srt.c as c
+wait_for("one.own", "live")
+assert c.f() == 2 and len(tries) == 2
+wait_for("one.other", "failed")
+"""
+    )

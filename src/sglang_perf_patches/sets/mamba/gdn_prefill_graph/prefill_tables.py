@@ -12,6 +12,7 @@ Needs torch, numpy and triton: imported by the install function only.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,7 @@ class Tracked:
     slots: torch.Tensor
 
 
-class Tables:
+class Tables(ABC):
     """The tables of one bucket.
 
     Attributes:
@@ -97,9 +98,9 @@ class Tables:
     # -- what the kinds of tables differ in ---------------------------------------------------
 
     @classmethod
+    @abstractmethod
     def unserved(cls, backend: Any, modules: Any) -> str | None:
         """Why a backend's kernel can't run on these tables; None if it can."""
-        raise NotImplementedError
 
     @classmethod
     def most(cls, modules: Any) -> int:
@@ -111,15 +112,15 @@ class Tables:
         """Whether so many tokens in the bucket give the bits that they give by themselves."""
         return True
 
+    @abstractmethod
     def begin(self, backend: Any, forward_batch: Any) -> torch.Tensor:
         """Prepare for a batch; returns where the states of its requests are."""
-        raise NotImplementedError
 
     def kernel(self, backend: Any, modules: Any) -> Any:
         """The kernel of the delta rule that a captured layer calls."""
         return backend.kernel_dispatcher.extend_kernel
 
-    def keep_states(self, at_chunks: torch.Tensor, states: torch.Tensor) -> None:
+    def keep_states(self, at_chunks: torch.Tensor, states: torch.Tensor) -> None:  # noqa: B027  (a kind need not)
         """Keep the tracked recurrent states within the graph.
 
         Args:

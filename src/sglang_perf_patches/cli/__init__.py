@@ -129,7 +129,7 @@ def _parser(loaded: Iterable[str]) -> argparse.ArgumentParser:
 
 
 def _with_verb(words: list[str]) -> list[str]:
-    """Insert the default verb: ``--list`` is an alias, and options alone mean ``list``."""
+    """Insert the default verb: ``--list`` is an alias, and without a verb it is ``list``."""
     if "--list" in words and not (set(_VERBS) - {"list"}) & set(words):
         words = [word for word in words if word not in {"--list", "list"}]
         return ["list", *words]

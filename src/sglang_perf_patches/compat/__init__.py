@@ -1,1 +1,1 @@
-"""Whether the code of a sglang tree fits each patch, judged from its source alone."""
+"""Whether the code of a sglang tree fits each patch, judged from nothing but its source."""

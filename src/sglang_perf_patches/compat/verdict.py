@@ -1,4 +1,4 @@
-"""The verdict on a patch for a sglang tree, from the tree's source alone."""
+"""The verdict on a patch for a sglang tree, from nothing but the tree's source."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Compares code in memory with what Python compiles from a definition's source.
 
 The same file name and first line are not enough: a stale ``.pyc`` may have been loaded, or the
-function's code exchanged. For speed, the definition is compiled alone, inside class statements that
+function's code exchanged. For speed, the definition is compiled by itself, in class statements that
 stand for those around it. If the result differs, the whole file is compiled and decides.
 """
 

@@ -69,7 +69,7 @@ class PatchRuntime:
 
     @property
     def state(self) -> State:
-        """The state alone, without its reason."""
+        """The state, without its reason."""
         return self.status[0]
 
     @property

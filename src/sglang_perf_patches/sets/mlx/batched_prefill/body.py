@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 COUNTS: Counter[str] = Counter()
 """Counts for this process: prompts of a batch that were computed ``together`` or ``alone``, rows
-that stock did not ask for (``unused``), and ``trials`` of a group beside its prompts alone."""
+that stock did not ask for (``unused``), and ``trials`` of a group, next to its single prompts."""
 
 _NEAR = 0.05
 """In a trial, logits and KV may differ by this part of the largest. Rounding in bfloat16 gives

@@ -6,6 +6,8 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 describe = runpy.run_path(str(ROOT / "setup.py"))["description"]
 
@@ -22,9 +24,17 @@ def test_what_a_link_says_stays() -> None:
     assert describe(text) == "a page, [a site](https://a.example)"
 
 
-def test_every_link_of_the_readme_leads_somewhere() -> None:
-    targets = re.findall(
-        r"\]\(([^)#]*)(?:#[^)]*)?\)", (ROOT / "README.md").read_text(encoding="utf-8")
-    )
-    missing = {name for name in targets if "://" not in name and not (ROOT / name).exists()}
+@pytest.mark.parametrize(
+    "document",
+    [
+        *(ROOT / "README.md", ROOT / ".github/CONTRIBUTING.md"),
+        *sorted((ROOT / "src/sglang_perf_patches/pages").glob("*.md")),
+    ],
+    ids=lambda path: path.name,
+)
+def test_every_link_leads_somewhere(document: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]*)(?:#[^)]*)?\)", document.read_text(encoding="utf-8"))
+    missing = {
+        name for name in targets if "://" not in name and not (document.parent / name).exists()
+    }
     assert missing == set()

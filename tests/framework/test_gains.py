@@ -9,6 +9,7 @@ import pytest
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import patch_page
+from sglang_perf_patches.cli.markdown import plain
 from sglang_perf_patches.model.patch import by_id
 from tests.benchmarks import gains
 from tests.maintain import ROOT, pages, quotes
@@ -97,7 +98,7 @@ def test_readme_page_and_list_say_the_same_of_a_patch() -> None:
             assert gain.face is not None
             assert gain.face.patch in gain.patches
             (line,) = (line for line in table if f"{gain.source}#{gain.rows[0]})" in line)
-            expect, cost = (patch_page.plain(cell) for cell in line.strip("| ").split(" | ")[2:])
+            expect, cost = (plain(cell) for cell in line.strip("| ").split(" | ")[2:])
             short = patch_page.read(gain.face.patch).short
             assert short is not None
             assert cost == short.cost

@@ -9,6 +9,7 @@ import pytest
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import patch_page
+from sglang_perf_patches.cli.verbs import helping
 from sglang_perf_patches.model.patch import Patch, by_id
 from tests.maintain import ROOT, pages, quotes, tested
 from tests.maintain.pages import Section
@@ -87,7 +88,10 @@ def test_every_measured_section_names_its_machine_and_releases_that_it_speaks_of
     assert tested.unfounded(ROOT, sets.load()) == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md"])
+HELP = [path.relative_to(ROOT).as_posix() for path in sorted(helping.FOLDER.glob("*.md"))]
+
+
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", *HELP])
 def test_the_other_documents_have_no_figures_but_those_of_generated_tables(name: str) -> None:
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
     prose = "\n".join(line for line in lines if not line.startswith("|"))

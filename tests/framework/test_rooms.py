@@ -200,11 +200,12 @@ def test_the_rules_can_fail() -> None:
 
 
 def test_the_rooms_of_the_tests() -> None:
-    """README names each, and pytest files stand in those that it says pytest collects."""
+    """CONTRIBUTING names each, and pytest files stand in those that it says pytest collects."""
     tests = Path(__file__).parents[1]
     named: dict[str, bool] = {}
-    table = (tests.parent / "README.md").read_text(encoding="utf-8").partition("of `tests/`:")[2]
-    for line in table.partition("\n\n[")[0].splitlines()[4:]:
+    text = (tests.parent / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("of `tests/`:")[2].lstrip("\n").partition("\n\n")[0]
+    for line in table.splitlines()[2:]:
         _, rooms, what, _ = line.split("|")
         named |= dict.fromkeys(re.findall(r"`(\w+)`", rooms), what.startswith(" pytest: "))
     files = [path.relative_to(tests) for path in tests.rglob("*.py") if path.parent != tests]

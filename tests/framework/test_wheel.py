@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 from sglang_perf_patches import sets
+from sglang_perf_patches.cli.verbs import helping
 from sglang_perf_patches.model.patch import by_id
 from tests.maintain import ROOT, pages
 
@@ -19,10 +20,12 @@ import json
 import re
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import patch_page
+from sglang_perf_patches.cli.verbs import helping
 from sglang_perf_patches.model.patch import by_id
 print(json.dumps({
     "from": patch_page.FOLDER.as_posix(),
     "known": {each.name: len(each.known) for each in sets.load()},
+    "topics": helping.topics(),
     "pages": {id: patch_page.path(id).read_text("utf-8") for id in by_id(sets.load())},
 }))
 """
@@ -58,6 +61,7 @@ def test_a_wheel_has_every_page_and_every_fingerprint_and_no_test_code(tmp_path:
     contents = json.loads(done.stdout)
     assert Path(contents["from"]).is_relative_to(site)
     assert contents["known"] == {each.name: len(each.known) for each in sets.load()}
+    assert contents["topics"] == helping.topics()
     assert contents["pages"] == {
         id: (ROOT / pages.file(id)).read_text("utf-8") for id in by_id(sets.load())
     }

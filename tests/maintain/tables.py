@@ -1,17 +1,18 @@
 """The documents that are made from the declarations and the released wheels.
 
-``python3 -m tests.maintain.tables`` rewrites the marked blocks of ``README.md``, its chart and the
-page of all gains (see `gains`), and all of ``tests/releases/verdicts.md``. It also rewrites the
-blocks of every patch's page (see `pages`), the page of what was tested (see `tested`) and that of
-upstream's own tests (see `upstream`). ``--check`` only says whether they are current.
+``python3 -m tests.maintain.tables`` rewrites the marked blocks of ``README.md``, of the page of all
+patches and of every patch's page (see `pages`), the chart and the page of all gains (see `gains`),
+``tests/releases/verdicts.md``, the page of what was tested (see `tested`) and that of upstream's
+own tests (see `upstream`). ``--check`` only says whether they are current.
 """
 
 from __future__ import annotations
 
 import argparse
+import posixpath
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from functools import partial
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.compat import downloads, source
@@ -22,6 +23,9 @@ from tests.benchmarks import gains
 from tests.benchmarks.gains import Gain
 
 from . import ROOT, fingerprints, pages, tested, upstream
+
+PATCHES = "src/sglang_perf_patches/pages/patches.md"
+"""The page that ``sglang-perf-patches help patches`` prints."""
 
 Words = dict[str, dict[str, str]]
 """Patch id → release → verdict, releases oldest first."""
@@ -80,7 +84,8 @@ def release_table(patch_sets: Sequence[PatchSet], words: Words, measured: Sequen
         if not set(built) <= set(releases.KNOWN):
             applies = ", ".join(filter(None, ["source builds", applies]))
         opt_in = "" if patch.is_default else " (opt-in)"
-        link = f"[`{patch.id}`]({pages.file(patch.id)}){opt_in}"
+        page = posixpath.relpath(pages.file(patch.id), posixpath.dirname(PATCHES))
+        link = f"[`{patch.id}`]({page}){opt_in}"
         rows.append([link, patch.summary, applies or "-"])
     return _markdown(rows)
 
@@ -100,13 +105,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = judge_releases(patch_sets)
     measured = gains.read(ROOT)
     page_of = {patch.id: pages.file(patch.id) for patch in by_id(patch_sets).values()}
-    blocks = {
-        "releases": release_table(patch_sets, words, measured),
-        "gains": gains.table(measured, ROOT),
-    }
     makers: dict[str, Callable[[str], str]] = {
-        "README.md": lambda text: reduce(
-            lambda made, name: pages.replace_block(made, name, blocks[name]), blocks, text
+        "README.md": lambda text: pages.replace_block(text, "gains", gains.table(measured, ROOT)),
+        PATCHES: lambda text: pages.replace_block(
+            text, "releases", release_table(patch_sets, words, measured)
         ),
         gains.CHART: lambda _: gains.chart(measured),
         gains.PAGE: lambda _: gains.page(measured, page_of),

@@ -9,6 +9,7 @@ command does.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -32,6 +33,7 @@ _VERBS = {
         "benching_server",
         "bench server: your own server in turns, with and without patches, or any two settings",
     ),
+    "help": ("helping", "a page about the patches, the commands, the states …"),
     "report": ("reporting", "write one redacted file for an issue; nothing is sent"),
     "run": (
         "running",
@@ -81,7 +83,11 @@ def _run(words: list[str]) -> int:
         server: Any = import_module(f"{__name__}.verbs.benching_server")
         return int(server.main(words[2:]))
     words, command = _without_command(words)
-    args, unknown = _parser(words[:1]).parse_known_args(words)
+    parser = _parser(words[:1])
+    near = difflib.get_close_matches(words[0], _VERBS, n=1)
+    if near and words[0] not in _VERBS:
+        parser.error(f"there is no verb {words[0]!r}: did you mean {near[0]}?")
+    args, unknown = parser.parse_known_args(words)
     if unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     args.command = command if words[0] in _ASKING else getattr(args, "command", None)

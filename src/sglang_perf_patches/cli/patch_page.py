@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..model.patch import room_of
+from .markdown import plain, rows
 
 FOLDER = Path(__file__).parents[1] / "sets"
 """The folder of the patches' packages, each with its page."""
@@ -27,7 +28,6 @@ _BLOCK = re.compile(r"<!-- ([\w ]+) -->\n.*?<!-- /\1 -->\n?", re.DOTALL)
 _HEADING = re.compile(r"^## (.+)\n", re.MULTILINE)
 _NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 _SIDES = re.compile(rf"({_NUMBER}(?:, {_NUMBER})*)[^\d→]*→ ({_NUMBER}(?:, {_NUMBER})*)")
-_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
 class Short(NamedTuple):
@@ -107,7 +107,7 @@ def parse(text: str) -> Page:
         condition=_prose(condition),
         short=_short(condition),
         gain=_prose(gain),
-        figures=_table(gain),
+        figures=rows(gain),
         cost=_with_rows(sections.get(COST, "")),
         why=_prose(sections.get(WHY, "")),
         how=_prose(sections.get(HOW, "")),
@@ -116,13 +116,8 @@ def parse(text: str) -> Page:
 
 
 def _short(markdown: str) -> Short | None:
-    rows = _table(markdown)
-    return Short(*rows[1]) if len(rows) == 2 and len(rows[1]) == 3 else None
-
-
-def plain(markdown: str) -> str:
-    """Markdown as plain text: links, code and emphasis become their words."""
-    return _LINK.sub(r"\1", markdown).replace("**", "").replace("`", "")
+    table = rows(markdown)
+    return Short(*table[1]) if len(table) == 2 and len(table[1]) == 3 else None
 
 
 def _prose(markdown: str) -> str:
@@ -133,19 +128,9 @@ def _prose(markdown: str) -> str:
 
 def _with_rows(markdown: str) -> str:
     """The paragraphs, with each table row as a sentence."""
-    (_, *columns), *rows = _table(markdown) or (("",),)
+    (_, *columns), *lines = rows(markdown) or (("",),)
     sentences = []
-    for what, *cells in rows:
+    for what, *cells in lines:
         cells_by_name = ", ".join(" ".join(pair) for pair in zip(columns, cells, strict=False))
         sentences.append(f"{what[:1].upper()}{what[1:]}: {cells_by_name}.")
     return " ".join(filter(None, [_prose(markdown), *sentences]))
-
-
-def _table(markdown: str) -> tuple[tuple[str, ...], ...]:
-    """The rows of a Markdown table, without the line below the heading; empty without a table."""
-    rows = [
-        tuple(plain(cell.strip()) for cell in line.strip().strip("|").split(" | "))
-        for line in markdown.splitlines()
-        if line.startswith("|")
-    ]
-    return tuple(row for row in rows if not all(set(cell) <= set("-: ") and cell for cell in row))

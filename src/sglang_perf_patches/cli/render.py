@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 _CODES = {"green": "32", "yellow": "33", "red": "31"}
 _LEAST = 24  # minimum width in columns for a readable wrapped last cell
-_PAGE = 96
+PAGE = 96
+"""The most columns of prose."""
 _LABEL = 12  # a longer heading is not repeated in front of a cell that stands below its row
 
 
@@ -35,7 +36,7 @@ def paint(text: str, colour: str) -> str:
 
 
 def filled(text: str, start: str = "", then: str | None = None) -> str:
-    """A text wrapped to the terminal, to at most `_PAGE` columns.
+    """A text wrapped to the terminal, to at most `PAGE` columns.
 
     Args:
         text: its own line breaks are ignored; longer words are not broken.
@@ -44,7 +45,7 @@ def filled(text: str, start: str = "", then: str | None = None) -> str:
     """
     return textwrap.fill(
         " ".join(text.split()),
-        min(_PAGE, width() or _PAGE),
+        min(PAGE, width() or PAGE),
         initial_indent=start,
         subsequent_indent=start if then is None else then,
         break_long_words=False,

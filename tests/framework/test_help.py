@@ -1,0 +1,85 @@
+"""``help``: its pages as plain text, and what it says where there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_perf_patches import cli
+from sglang_perf_patches.cli import markdown, render
+from sglang_perf_patches.cli.verbs import helping
+
+PAGE = """# A title
+
+<!-- made -->
+| word | meaning | more |
+| --- | --- | --- |
+| `a` | what [it](a.md) is | |
+| b | two words | and more |
+<!-- /made -->
+
+**One** paragraph with `code` and a
+[link](https://a.example).
+
+- an item that is
+  long
+- another
+
+    as  it is
+
+```python
+if x:
+    pass
+```
+"""
+SHOWN = """A TITLE
+
+  a
+      what it is
+  b
+      two words; and
+      more
+
+One paragraph with
+`code` and a link.
+
+  - an item that is
+    long
+  - another
+
+    as  it is
+
+    if x:
+        pass"""
+
+
+def test_a_page_is_plain_text() -> None:
+    assert markdown.shown(PAGE, 22) == SHOWN
+
+
+@pytest.mark.parametrize("topic", helping.topics())
+def test_every_topic_is_printed_and_listed(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["help"]) == 0
+    first = (helping.FOLDER / f"{topic}.md").read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# ")
+    (line,) = (one for one in capsys.readouterr().out.splitlines() if one.split()[:1] == [topic])
+    assert line.endswith(first[2:])
+    assert cli.main(["help", topic]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(first[2:].upper())
+    for mark in ("<!--", "](", "**", "| "):
+        assert mark not in shown
+    prose = (one for one in shown.splitlines() if not one.startswith("    sglang-perf"))
+    assert max(map(len, prose)) <= render.PAGE
+
+
+def test_an_unknown_topic_suggests_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["help", "state"]) == 2
+    assert "no help on 'state': did you mean states?" in capsys.readouterr().err
+    assert cli.main(["help", "xyzzy"]) == 2
+    assert "the topics are api, cli, " in capsys.readouterr().err
+
+
+def test_an_unknown_verb_suggests_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["lst"])
+    assert "did you mean list?" in capsys.readouterr().err

@@ -30,7 +30,7 @@ from sglang_perf_patches.bench_server.outcome import Outcome
 from sglang_perf_patches.bench_server.shown import spread, to_text
 from sglang_perf_patches.bench_server.tokens import compare, prompts
 from sglang_perf_patches.bench_server.turns import Stopped, order
-from sglang_perf_patches.telemetry import procfs
+from sglang_perf_patches.supervised import process_table
 
 LAUNCH = (sys.executable, "-m", "sglang.launch_server", "--model-path", "M")
 
@@ -364,10 +364,10 @@ def test_processes_are_seen_alike_where_there_is_only_ps() -> None:
     if not Path("/proc/self/stat").exists():
         pytest.skip("there is no /proc to compare with")
     try:
-        by_ps = {process.pid: process for process in procfs.table_of_ps()}
+        by_ps = {process.pid: process for process in process_table.table_of_ps()}
     except FileNotFoundError:
         pytest.skip("there is no ps")
-    ours = {process.pid: process for process in procfs.table_of_proc()}[os.getpid()]
+    ours = {process.pid: process for process in process_table.table_of_proc()}[os.getpid()]
     theirs = by_ps[os.getpid()]
     assert (theirs.parent, theirs.group) == (ours.parent, ours.group)
     assert theirs.born

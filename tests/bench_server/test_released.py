@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from sglang_perf_patches.bench_server import boot, load
-from sglang_perf_patches.compat import downloads, source
+from sglang_perf_patches.cli import downloads
+from sglang_perf_patches.compat import source
 from sglang_perf_patches.model import releases
 
 _KEYS = ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "median_itl_ms", "p99_itl_ms")

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from throwaway import PUBLISHING, Throwaway
 
+from sglang_perf_patches.cli import downloads
 from sglang_perf_patches.cli.verbs import stock_switches
-from sglang_perf_patches.compat import downloads, source
+from sglang_perf_patches.compat import source
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import Patch, PatchSet, Variant
 from tests.maintain import fingerprints

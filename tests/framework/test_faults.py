@@ -20,7 +20,8 @@ from throwaway import REPOSITORY, Throwaway, distribution
 
 import tiers
 from sglang_perf_patches import sets
-from sglang_perf_patches.compat import downloads, source, verdict
+from sglang_perf_patches.cli import downloads
+from sglang_perf_patches.compat import source, verdict
 
 _INJECT = Path(__file__).with_name("inject.py")
 _STATUS = (

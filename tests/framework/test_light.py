@@ -11,7 +11,7 @@ import pytest
 from throwaway import Throwaway
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.compat import downloads
+from sglang_perf_patches.cli import downloads
 
 LOADED = """
 import json, sys
@@ -24,7 +24,7 @@ WRAPT = "wrapt, asyncio"
 
 NETWORK = {"http", "urllib.request", "ftplib", "smtplib", "xmlrpc", "requests", "pip", "ensurepip"}
 PACKAGING = {"pip", "zipfile", "zipimport", "importlib.metadata", "importlib.resources", "shutil"}
-OURS_FOR_OTHERS = {"compat.downloads", "compat.upgrade", "cli", "verify", "bench_server", "worker"}
+OURS_FOR_OTHERS = {"cli", "verify", "bench_server", "worker"}
 
 
 def loaded(throwaway: Throwaway, script: str, **variables: str | None) -> set[str]:

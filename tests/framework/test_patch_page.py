@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.cli import main, patch_page
-from sglang_perf_patches.compat import downloads
+from sglang_perf_patches.cli import downloads, main, patch_page
 from sglang_perf_patches.model.patch import by_id
 
 TEXT = """# one.a

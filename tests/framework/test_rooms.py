@@ -45,6 +45,9 @@ ROOMS: dict[str, set[str]] = {
 """What each room may import, besides itself."""
 
 
+OF_SERVERS = {"model", "sets", "compat", "live", "telemetry", "the package", "plugin", "bootstrap"}
+"""The rooms that a server imports: the whole of each, and nothing of another one."""
+
 PATCHES = {room_of(id): patch for id, patch in by_id(sets.load()).items()}
 """The folder of each patch below ``sets`` → the patch."""
 
@@ -180,6 +183,27 @@ def test_no_circle() -> None:
 
     for module in sorted(GRAPH):
         visit(module, ())
+
+
+def test_a_server_can_import_its_own_rooms_and_nothing_else() -> None:
+    """What only the command needs stands in the command's rooms.
+
+    A server begins with the plugin or with what `run` puts in front of it. The declarations and
+    bodies, which `sets.load` and `live.patch_runtime` import by name, bring what they share.
+    """
+    waiting = {"plugin", "bootstrap.sitecustomize", *(f"sets.{name}" for name in sets.NAMES)}
+    for name, patch in PATCHES.items():
+        waiting |= {f"sets.{name}"}
+        waiting |= {
+            variant.install.partition(":")[0].partition(".")[2] for variant in patch.variants
+        }
+    reached: set[str] = set()
+    while waiting:
+        module = waiting.pop()
+        reached.add(module)
+        above = module.rpartition(".")[0]
+        waiting |= ({*GRAPH[module], above} & set(MODULES)) - reached
+    assert reached == {module for module in MODULES if room(module) in OF_SERVERS}
 
 
 def test_no_other_verb_loads_what_bench_server_needs() -> None:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.compat import downloads, source
+from sglang_perf_patches.cli import downloads
+from sglang_perf_patches.compat import source
 from sglang_perf_patches.compat.verdict import judge_each
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import PatchSet, by_id

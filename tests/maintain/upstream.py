@@ -32,7 +32,7 @@ from datetime import date
 from pathlib import Path
 
 from sglang_perf_patches.bench_server import interrupts
-from sglang_perf_patches.compat import downloads
+from sglang_perf_patches.cli import downloads
 from sglang_perf_patches.model import releases
 
 from . import ROOT, pages

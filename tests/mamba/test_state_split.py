@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 import released
+from sglang_perf_patches.cli import downloads
 from sglang_perf_patches.cli.sizing import split as state_split
 from sglang_perf_patches.cli.sizing import states
 from sglang_perf_patches.cli.sizing.split import Load, Split
 from sglang_perf_patches.cli.sizing.states import Way
-from sglang_perf_patches.compat import downloads, source
+from sglang_perf_patches.compat import source
 from sglang_perf_patches.model.releases import KNOWN
 from sglang_perf_patches.sets.mamba.host_split import Cells
 

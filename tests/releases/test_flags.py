@@ -8,7 +8,8 @@ import pytest
 
 from arguments import arguments
 from sglang_perf_patches.bench_server import flags
-from sglang_perf_patches.compat import downloads, source
+from sglang_perf_patches.cli import downloads
+from sglang_perf_patches.compat import source
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.feature import flag
 

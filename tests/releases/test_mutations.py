@@ -19,7 +19,8 @@ import pytest
 
 import tiers
 from sglang_perf_patches import sets
-from sglang_perf_patches.compat import downloads, source
+from sglang_perf_patches.cli import downloads
+from sglang_perf_patches.compat import source
 from sglang_perf_patches.compat.definition import Definition
 from sglang_perf_patches.compat.verdict import judge, judge_each
 from sglang_perf_patches.model.patch import Patch, Variant, module_of, qualname_of, room_of

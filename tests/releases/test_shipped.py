@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.compat import downloads, source
+from sglang_perf_patches.cli import downloads
+from sglang_perf_patches.compat import source
 from sglang_perf_patches.compat.cache import Cache
 from sglang_perf_patches.compat.verdict import judge_each
 from sglang_perf_patches.model import releases

@@ -4,34 +4,15 @@ from __future__ import annotations
 
 import os
 from binascii import crc32
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
-_HAS_PROC = os.path.isdir("/proc/self")
-
-
-class Process(NamedTuple):
-    """A row of the process table.
-
-    Attributes:
-        pid: its PID.
-        parent: the PID of its parent.
-        group: its process group.
-        session: its session; where ``ps`` is used, its process group.
-        born: when it started, in the system's own format; a later process with this PID differs.
-        resident: resident memory, in bytes.
-        has_ended: whether it is a zombie or dead.
-    """
-
-    pid: int
-    parent: int
-    group: int
-    session: int
-    born: str
-    resident: int
-    has_ended: bool
+HAS_PROC = os.path.isdir("/proc/self")
+STATE, PARENT, BORN = 0, 1, 19
+"""Positions in what `stat` returns."""
+ENDED = "ZX"
+"""The states of a zombie and of a dead process."""
 
 
 @lru_cache(maxsize=1)
@@ -40,7 +21,7 @@ def namespace() -> str:
 
     PIDs are unique only within it, and containers or hosts may share the folder of the records.
     """
-    if not _HAS_PROC:
+    if not HAS_PROC:
         return "0"
     try:
         inode = str(os.stat("/proc/self/ns/pid").st_ino)
@@ -52,9 +33,9 @@ def namespace() -> str:
 
 def start_token(pid: int) -> str | None:
     """The process's start time as text, which tells it from a later one; None if it is gone."""
-    if _HAS_PROC:
-        process = _of_proc(pid)
-        return None if process is None or process.has_ended else process.born
+    if HAS_PROC:
+        fields = stat(pid)
+        return None if fields is None or fields[STATE] in ENDED else fields[BORN]
     return _ps(pid, "lstart").replace(" ", "_").replace(":", "") or None
 
 
@@ -74,15 +55,15 @@ def image(pid: int) -> str:
 
 def parent(pid: int) -> int:
     """The PID of a process's parent; 0 if it has none or does not exist."""
-    if _HAS_PROC:
-        process = _of_proc(pid)
-        return process.parent if process else 0
+    if HAS_PROC:
+        fields = stat(pid)
+        return int(fields[PARENT]) if fields else 0
     return int(_ps(pid, "ppid") or 0)
 
 
 def title(pid: int) -> str:
     """The role in a sglang process's title, such as ``scheduler_TP0``; "" if it has none."""
-    words = " ".join(command(pid)) or ("" if _HAS_PROC else _ps(pid, "command"))
+    words = " ".join(command(pid)) or ("" if HAS_PROC else _ps(pid, "command"))
     return words.removeprefix("sglang::").split(" ")[0] if words.startswith("sglang::") else ""
 
 
@@ -106,74 +87,15 @@ def option(words: Sequence[str], name: str) -> str | None:
     return value
 
 
-def table() -> list[Process]:
-    """All processes that this user can see."""
-    return table_of_proc() if _HAS_PROC else table_of_ps()
-
-
-def descendants(table: Iterable[Process], pids: Iterable[int]) -> list[Process]:
-    """The processes with these PIDs and all their descendants."""
-    by_pid = {process.pid: process for process in table}
-    mine = {pid for pid in pids if pid in by_pid}
-    for pid in by_pid:
-        line = []
-        above = pid
-        while above in by_pid and above not in mine and above not in line:
-            line.append(above)
-            above = by_pid[above].parent
-        if above in mine:
-            mine.update(line)
-    return [process for process in by_pid.values() if process.pid in mine]
-
-
-def table_of_proc() -> list[Process]:
-    """`table`, from ``/proc``."""
-    processes = (_of_proc(int(name)) for name in os.listdir("/proc") if name.isdecimal())
-    return [process for process in processes if process is not None]
-
-
-def table_of_ps() -> list[Process]:
-    """`table`, from POSIX's ``ps``, which does not show sessions."""
-    import subprocess
-
-    words = ["ps", "-Ao", "pid=,ppid=,pgid=,rss=,state=,lstart="]
-    listing = subprocess.run(words, capture_output=True, text=True, check=False)
-    processes = []
-    for line in listing.stdout.splitlines():
-        pid, parent, group, resident, state, *born = line.split()
-        processes.append(
-            Process(
-                pid=int(pid),
-                parent=int(parent),
-                group=int(group),
-                session=int(group),
-                born=" ".join(born),
-                resident=int(resident) * 1024,
-                has_ended=state.startswith("Z"),
-            )
-        )
-    return processes
-
-
-def _of_proc(pid: int) -> Process | None:
-    """A process from ``/proc/PID/stat``; None if it does not exist."""
+def stat(pid: int) -> list[str] | None:
+    """The fields of ``/proc/PID/stat`` from the state on; None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             about = file.read()
     except OSError:
         return None
     # The name may contain any character, even parentheses; the fields follow the last one.
-    fields = about.rpartition(")")[2].split()
-    state, parent, group, session = fields[:4]
-    return Process(
-        pid=pid,
-        parent=int(parent),
-        group=int(group),
-        session=int(session),
-        born=fields[19],
-        resident=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
-        has_ended=state in "ZX",
-    )
+    return about.rpartition(")")[2].split()
 
 
 def _ps(pid: int, field: str) -> str:

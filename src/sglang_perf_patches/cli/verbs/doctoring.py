@@ -7,10 +7,9 @@ import contextlib
 import json
 from typing import Any
 
-from ...compat import upgrade
 from ...compat.source import TreeError
 from ...compat.verdict import Verdict
-from .. import render, sizing
+from .. import render, sizing, upgrade
 from . import (
     add_json,
     add_tree,

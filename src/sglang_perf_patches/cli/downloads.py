@@ -1,4 +1,4 @@
-"""Source trees of released sglang versions, from the package index. No server imports this."""
+"""Source trees of released sglang versions, from the package index."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from ..compat.cache import user_folder
 from ..model.errors import OperatorError
-from .cache import user_folder
 
 # Releases are wheels for one platform from 0.5.11 on; their Python files do not depend on it.
 _PLATFORM = (

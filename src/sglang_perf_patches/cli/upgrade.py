@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from .verdict import Verdict
+from ..compat.verdict import Verdict
 
 Change = Literal[
     "lost",

@@ -1,81 +1,31 @@
-"""Boots a real Engine with a small model of dummy weights, and lets several take turns on one GPU.
+"""A small model of dummy weights, and turns on one GPU for several runs of `transfer_load.py`.
 
-Every script here that boots an Engine does so with `boot`. Several that run at once with the same
-$SWA_TURNS, a folder, wait for each other until $SWA_SIDES of them have booted. Then their loads run
-one at a time, in turns, so that what is compared was measured within the same minutes.
+Runs with the same $SWA_TURNS, a folder, wait for each other until $SWA_SIDES of them have booted.
+Then their loads run one at a time, so that what is compared was measured within the same minutes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import inspect
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "rig"))
 
-from shapes import EVERYWHERE, SHAPES
+from shapes import SHAPES
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK", "1")
 os.environ.setdefault("SGLANG_DISABLE_CUDNN_CHECK", "1")
 
-_SHAPE = SHAPES["gpt-oss-small"]
-CONFIG: dict[str, Any] = dict(_SHAPE.config)
-USUAL: dict[str, Any] = {
-    **EVERYWHERE,
-    **_SHAPE.options,
-    "random_seed": 0,
-    "log_level": "warning",
-}
-"""What every Engine here is given."""
-
-
-def boot(
-    wanted: Mapping[str, Any], config: Mapping[str, Any], variable: str
-) -> tuple[Any, Path, dict[str, Any]]:
-    """An Engine, what its probe writes to, and what is to be told of it.
-
-    Args:
-        wanted: its arguments, besides `USUAL`; those that the release lacks are left out.
-        config: the model's ``config.json``.
-        variable: names the probe's file for the scheduler (`probe/sitecustomize.py`).
-    """
-    folder = Path(tempfile.mkdtemp())
-    (folder / "config.json").write_text(json.dumps(config))
-    probe = folder / "probe.json"
-    os.environ[variable] = str(probe)
-
-    import sglang
-
-    arguments = {"model_path": str(folder), **USUAL, **wanted}
-    known = options()
-    print("dropped", [name for name in arguments if name not in known], flush=True)
-    began = time.monotonic()
-    engine = sglang.Engine(**{k: v for k, v in arguments.items() if k in known})
-    told = {
-        "sglang": sglang.__version__,
-        "selection": os.environ.get("SGLANG_PERF_PATCHES"),
-        "patches": live(os.getpid()),
-        "boot_s": round(time.monotonic() - began, 1),
-    }
-    print("READY", told["boot_s"], told["patches"], flush=True)
-    return engine, probe, told
-
-
-def options() -> set[str]:
-    """The arguments that the release's Engine takes."""
-    from sglang.srt.server_args import ServerArgs
-
-    return set(inspect.signature(ServerArgs).parameters)
+CONFIG: dict[str, Any] = dict(SHAPES["gpt-oss-small"].config)
 
 
 def live(root: int) -> list[str]:

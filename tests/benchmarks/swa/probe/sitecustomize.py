@@ -120,7 +120,3 @@ if os.environ.get("DUMMY_WEIGHTS"):
 if _TARGET:
     wrapt.register_post_import_hook(_hook, "sglang.srt.disaggregation.decode")
     wrapt.register_post_import_hook(_retractions, "sglang.srt.managers.schedule_batch")
-if os.environ.get("SWA_POOL_PROBE"):
-    import pool_counts
-
-    pool_counts.watch()

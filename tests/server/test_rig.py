@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import fleet
 import pytest
 import shapes
+import traces
 import turns
 from engine import Replies, parsed, quartiles
 
@@ -105,7 +108,7 @@ class Asked:
         self.shown.append(words)
 
     def generate(self, prompts: list[list[int]], output: int) -> Replies:
-        return Replies(len(self.shown), [[output]], [1.0], [0], 0)
+        return Replies(len(self.shown), [[output]], [1.0], [0], 0, [])
 
 
 def test_a_side_names_what_is_on() -> None:
@@ -161,3 +164,85 @@ def test_a_shape_is_written_as_an_engine_reads_it(name: str, tmp_path: Path) -> 
     cut, _ = shapes.write(name, tmp_path / "cut", {"num_hidden_layers": 2})
     config = json.loads(Path(cut["model_path"], "config.json").read_text(encoding="utf-8"))
     assert len(config.get("layer_types", [0, 0])) == config["num_hidden_layers"] == 2
+
+
+def _kernels(*each: tuple[str, float, float]) -> list[traces.Event]:
+    return [
+        {"cat": "kernel", "ph": "X", "name": name, "ts": start, "dur": end - start}
+        for name, start, end in each
+    ]
+
+
+def test_a_ranks_work_leaves_out_its_waits_for_other_ranks() -> None:
+    """The second rank comes 400 µs late to the first all-reduce, and the first to the second."""
+    first = _kernels(
+        ("gemm", 0, 1000),
+        ("all_reduce_one_shot", 1000, 1450),
+        ("ncclDevKernel_AllGather", 1700, 1800),
+    )
+    second = _kernels(
+        ("gemm", 0, 1400),
+        ("all_reduce_one_shot", 1400, 1450),
+        ("ncclDevKernel_AllGather", 1450, 1800),
+    )
+    split = traces.of_ranks([first, second], 1)
+    assert split["collectives at best ms"] == 0.15
+    assert [each["busy ms"] for each in split["ranks"]] == [1.55, 1.8]
+    assert [each["work ms"] for each in split["ranks"]] == [1.15, 1.55]
+    assert [each["collectives"] for each in split["ranks"]] == [2, 2]
+    assert split["ranks"][0]["idle before"] == {"ncclDevKernel_AllGather": [0.25, 1]}
+    assert split["ranks"][1]["idle before"] == {}
+
+
+def test_a_rank_whose_profile_began_earlier_is_compared_from_its_end() -> None:
+    early = _kernels(("all_gather", 0, 700), ("all_reduce", 1000, 1300))
+    late = _kernels(("all_reduce", 1200, 1300))
+    split = traces.of_ranks([early, late], 1)
+    assert split["collectives at best ms"] == 0.1
+    assert [each["collectives"] for each in split["ranks"]] == [2, 1]
+
+
+def test_a_profile_is_read_once_all_ranks_have_written_it(tmp_path: Path) -> None:
+    def write(rank: int, text: str) -> None:
+        with gzip.open(tmp_path / f"1-TP-{rank}.trace.json.gz", "wt") as file:
+            file.write(text)
+
+    write(0, json.dumps({"traceEvents": [{"name": "a"}]}))
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 4:
+            write(1, json.dumps({"traceEvents": [{"name": "b"}]}))
+
+    with mock.patch("traces.time.sleep", sleep):
+        assert traces.written(tmp_path, 2) == [[{"name": "a"}], [{"name": "b"}]]
+    assert len(slept) == 5  # it looks once more whether they still grow
+
+
+def test_replies_are_compared_with_the_first_engines_and_with_their_own_again() -> None:
+    class Answers:
+        def __init__(self, name: str, *passes: list[list[float]]) -> None:
+            self.name = name
+            self.told = {"tokens": [[[1], [2]], [[1], [2]]], "logprobs": list(passes)}
+
+        def ask(self, *words: Any, seconds: float) -> Any:
+            assert words == ("bits", fleet.BITS)
+            return self.told
+
+    steady: Any = Answers("a", [[-1.0], [-2.0]], [[-1.0], [-2.0]])
+    other: Any = Answers("b", [[-1.0], [-2.5]], [[-1.0], [-2.25]])
+    results = fleet.same_bits([steady, other])
+    assert results["a"]["logprobs equal to the first's"] == "2 of 2"
+    assert results["b"]["tokens equal to the first's"] == "2 of 2"
+    assert results["b"]["logprobs equal to the first's"] == "1 of 2"
+    assert results["b"]["logprobs equal to its own"] == "1 of 2"
+    assert results["b"]["of first tokens, largest difference"] == 0.5
+    assert results["b"]["different first tokens"] == 2
+
+
+def test_a_plan_says_what_is_profiled() -> None:
+    with mock.patch.dict(os.environ, {"CELLS": "1x130 1x519 8x512"}):
+        assert fleet.profiles({}) == [("prefills", "1x130"), ("prefills", "1x519")]
+        decodes = [("decodes", f"{count}x256") for count in (1, 16, 64)]
+        assert fleet.profiles({"profiles": ["decodes", "host"]}) == [*decodes, ("host", "1x130")]

@@ -6,6 +6,7 @@ code or ours (see ``injected/``). What a release's Engine does not know is left 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -51,6 +52,7 @@ class Replies:
         latencies: seconds of each.
         cached: tokens of each prompt that the prefix cache had.
         steps: verify steps of all, 0 without speculation.
+        logprobs: of each reply the log-probability of each token; none where they were not asked.
     """
 
     seconds: float
@@ -58,6 +60,7 @@ class Replies:
     latencies: list[float]
     cached: list[int]
     steps: int
+    logprobs: list[list[float]]
 
     def figures(self) -> dict[str, float]:
         """Milliseconds until the last and the median reply was whole."""
@@ -159,11 +162,10 @@ class Server:
         words = [self._draw.randrange(first, self.words) for _ in range(count * length)]
         return [words[start : start + length] for start in range(0, len(words), length)]
 
-    def generate(self, prompts: Prompts, output: int) -> Replies:
+    def generate(self, prompts: Prompts, output: int, **more: Any) -> Replies:
         """Send prompts at once, greedily, for so many tokens each."""
-        parameters = {"temperature": 0, "max_new_tokens": output, "ignore_eos": True}
         began = time.perf_counter()
-        replies = self.engine.generate(input_ids=prompts, sampling_params=parameters)
+        replies = self.engine.generate(input_ids=prompts, sampling_params=_greedily(output), **more)
         seconds = time.perf_counter() - began
         about = [reply["meta_info"] for reply in replies]
         return Replies(
@@ -172,6 +174,7 @@ class Server:
             [each.get("e2e_latency") or seconds for each in about],
             [each.get("cached_tokens") or 0 for each in about],
             sum(each.get("spec_verify_ct") or 0 for each in about),
+            [[one[0] for one in each.get("output_token_logprobs") or ()] for each in about],
         )
 
     def profile(self, folder: Path, begin: bool, **options: Any) -> None:
@@ -180,6 +183,24 @@ class Server:
             self.engine.start_profile(output_dir=str(folder), **options)
         else:
             self.engine.stop_profile()
+
+    def profile_decodes(
+        self, prompts: Prompts, output: int, folder: Path, *, after_s: float, **options: Any
+    ) -> None:
+        """Profile ``num_steps`` forwards that begin so many seconds after prompts were sent."""
+        from sglang.srt.managers.io_struct import ProfileReq
+
+        async def both() -> None:
+            sent = self.engine.async_generate(input_ids=prompts, sampling_params=_greedily(output))
+            replies = asyncio.ensure_future(sent)
+            await asyncio.sleep(after_s)
+            request = ProfileReq(output_dir=str(folder), **options)
+            await self.engine.tokenizer_manager.start_profile(request)
+            await replies
+
+        self.engine.loop.run_until_complete(both())
+        with contextlib.suppress(Exception):  # it ended by itself, unless the replies came first
+            self.profile(folder, False)
 
 
 def parsed(words: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -236,6 +257,10 @@ def memory() -> int:
         with contextlib.suppress(ValueError, ProcessLookupError):
             total += int(used) if os.getpgid(int(pid)) == os.getpgid(0) else 0
     return total
+
+
+def _greedily(output: int) -> dict[str, Any]:
+    return {"temperature": 0, "max_new_tokens": output, "ignore_eos": True}
 
 
 def _booted(options: dict[str, Any]) -> Any:

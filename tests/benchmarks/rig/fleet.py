@@ -8,7 +8,8 @@ A plan is a list of boots, each an object:
   ratios refer to;
 - ``shape`` and ``options``: as ``turns.py`` has them, a list of NAME=VALUE;
 - ``patches``: SGLANG_PERF_PATCHES, without it none; ``path``: folders in front of PYTHONPATH, for
-  another release; ``env``: further variables.
+  another release; ``env``: further variables;
+- ``profiles``: which of ``prefills``, ``decodes`` and ``host`` are profiled, by default the first.
 
 All boot at once, or ``STAGGER_S`` after each other. Then the Engines of a group take turns while
 the processes of all others are stopped, so that a drift of the machine hits them all: idle
@@ -16,10 +17,11 @@ schedulers poll. Each round has new prompts, the same for all.
 
 Variables: ROUNDS (13), CELLS ("1x130 1x519 8x512 1x4000"; for the time to the first token), BATCHES
 ("", such as "1 16 64"; for the time per token), PROMPT, TOKENS, STATES (0; so many prompts whose
-states are compared), PROFILES (1), BOOT_S (240), LIMIT_S (480, of all of it: what is not done then
-is left out). OUT.json is rewritten after each part: ``{"boots": {NAME:
-what it is, how it booted, "busy ms", "calls"}, "groups": {GROUP: {CELL: {NAME: {"ms", "ratio",
-"turns"}, "tokens equal"}}}}``.
+states are compared), BITS (0; so many prompts whose log-probabilities are compared), DECODES ("1
+16 64"; batches whose steps are profiled), PROFILES (1), BOOT_S (240), LIMIT_S (480, of all of it:
+what is not done then is left out). OUT.json is rewritten after each part: ``{"boots": {NAME: what
+it is, how it booted, "prefills", "decodes", "host"}, "groups": {GROUP: {CELL: {NAME: {"ms",
+"ratio", "turns"}, "tokens equal"}}}}``.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -46,8 +49,14 @@ STAGGER_S = float(os.environ.get("STAGGER_S", "0"))
 ROUNDS = int(os.environ.get("ROUNDS", "13"))
 PROMPT, TOKENS = int(os.environ.get("PROMPT", "256")), int(os.environ.get("TOKENS", "256"))
 STATES = int(os.environ.get("STATES", "0"))
+BITS = int(os.environ.get("BITS", "0"))
+DECODES = os.environ.get("DECODES", "1 16 64").split()
 PROFILES = os.environ.get("PROFILES", "1") == "1"
 WARM = 2
+ACTIVITIES = ["GPU"]
+"""What a profile holds: also the calls of the runtime, but none of PyTorch's, which cost time."""
+STEPS = 20
+"""Steps of a batch that are profiled."""
 
 
 def cells() -> dict[str, tuple[int, int, int]]:
@@ -82,7 +91,7 @@ class Boot:
         """Start to boot."""
         self.plan = plan
         self.name: str = plan["name"]
-        self.found: dict[str, Any] = {**plan, "busy ms": {}}
+        self.found: dict[str, Any] = {**plan}
         self._log = folder / f"{self.name}.log"
         self._replies = folder / f"{self.name}.replies"
         self._replies.touch()
@@ -197,10 +206,16 @@ def main(out: Path, plan: Sequence[Mapping[str, Any]]) -> int:
                 groups[group]["states"] = same_states(members)
                 print(group, "states", json.dumps(groups[group]["states"]), flush=True)
                 write()
-            for boot in members if PROFILES and _has_gpu() else ():  # a profile is of a GPU
+            if BITS and time.monotonic() - began < LIMIT_S:
+                groups.setdefault(group, {})["bits"] = same_bits(members)
+                print(group, "bits", json.dumps(groups[group]["bits"]), flush=True)
+                write()
+        for boot in up if PROFILES and _has_gpu() else ():  # a profile is of a GPU
+            for what, name in profiles(boot.plan):
                 if time.monotonic() - began < LIMIT_S:
-                    _look_closely(boot)
-                    print(group, boot.name, json.dumps(boot.found["busy ms"]), flush=True)
+                    found = boot.ask(what, *map(int, name.split("x")))
+                    boot.found.setdefault(what, {})[name] = found or boot.found.get("error")
+                    print(boot.name, what, name, json.dumps(found)[:400], flush=True)
                     write()
     finally:
         for boot in boots:
@@ -278,17 +293,46 @@ def same_states(members: Sequence[Boot]) -> dict[str, Any]:
     return results
 
 
+def same_bits(members: Sequence[Boot]) -> dict[str, Any]:
+    """Of each Engine how many replies have the first one's log-probabilities, and its own again."""
+    found = {boot.name: boot.ask("bits", BITS, seconds=180) for boot in members}
+    results: dict[str, Any] = {}
+    for boot in members:
+        mine, first = found[boot.name], found[members[0].name]
+        if not mine or not first:
+            results[boot.name] = boot.found.get("error", "no answer")[-300:]
+            continue
+        results[boot.name] = {
+            f"{what} equal to {to}": _equal(mine[what][0], other)
+            for what in ("tokens", "logprobs")
+            for to, other in (("the first's", first[what][0]), ("its own", mine[what][1]))
+        }
+        first_tokens = zip(mine["logprobs"][0], first["logprobs"][0], strict=True)
+        results[boot.name]["of first tokens, largest difference"] = max(
+            abs(a[0] - b[0]) for a, b in first_tokens
+        )
+        results[boot.name]["different first tokens"] = len({each[0] for each in mine["tokens"][0]})
+    return results
+
+
+def _equal(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
+    return f"{sum(a == b for a, b in zip(ours, theirs, strict=True))} of {len(theirs)}"
+
+
 def _pairs(round_: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """For each request of a round what each Engine replied."""
     return list(zip(*([*each["tokens"]] for each in round_), strict=True))
 
 
-def _look_closely(boot: Boot) -> None:
-    for name, cell in cells().items():
-        if cell[2] == 1:
-            boot.found["busy ms"][name] = boot.ask("busy", *cell[:2])
-        else:
-            boot.found.setdefault("calls", {})[name] = boot.ask("calls", *cell[:2])
+def profiles(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What is profiled of a boot: the name of what it does, and the cell."""
+    prefills = os.environ.get("CELLS", "1x130 1x519").split()[:2]
+    cells_of = {
+        "prefills": prefills,
+        "decodes": [f"{count}x{PROMPT}" for count in DECODES],
+        "host": prefills[:1],
+    }
+    return [(what, cell) for what in plan.get("profiles", ["prefills"]) for cell in cells_of[what]]
 
 
 def _has_gpu() -> bool:
@@ -305,6 +349,7 @@ class Seat:
         """Boot it."""
         options, model = parsed(plan.get("options", ()))
         self.server = Server(plan["shape"], options, model, asks="COMPARE_OUT" in os.environ)
+        self._ranks = int(options.get("tp_size") or 1)
         for count, length, _ in cells().values():
             self.time(count, length, 2, 8000)
 
@@ -337,21 +382,77 @@ class Seat:
             "states": server.sums(),
         }
 
-    def _profiled(self, work: Any, **options: Any) -> list[traces.Event]:
-        return traces.events(self.server, work, **options)
+    def bits(self, count: int) -> dict[str, Any]:
+        """Tokens and log-probabilities of prompts, twice: alone, together, with a cached prefix."""
+        server = self.server
+        server.seed("bits")
+        lengths = [(17, 64, 130, 300, 519, 1100, 1500)[number % 7] for number in range(count)]
+        first = [server.prompts(1, length) for length in lengths]
+        longer = [[prompt + server.prompts(1, 130)[0]] for (prompt,) in first]
+        sent = [*first, server.prompts(8, 512), server.prompts(3, 300), *longer]
+        tokens: list[list[list[int]]] = []
+        logprobs: list[list[list[float]]] = []
+        for _ in range(2):
+            server.flush()
+            replies = [server.generate(each, 8, return_logprob=True) for each in sent]
+            tokens.append([one for reply in replies for one in reply.tokens])
+            logprobs.append([one for reply in replies for one in reply.logprobs])
+        return {"tokens": tokens, "logprobs": logprobs}
 
-    def busy(self, count: int, length: int) -> float:
-        """Milliseconds of a prefill in which the GPU works."""
-        work = lambda: [self.time(count, length, 1, 700 + n) for n in range(3)]  # noqa: E731
-        return round(traces.busy_ms(self._profiled(work, activities=["GPU"])) / 3, 2)
+    def prefills(self, count: int, length: int) -> dict[str, Any]:
+        """The GPUs' time of a prefill, of each rank, from a profile of three."""
+        profile = self._profiled(
+            lambda: [self.time(count, length, 1, 700 + n) for n in range(3)], activities=ACTIVITIES
+        )
+        return traces.of_ranks(profile, 3)
 
-    def calls(self, count: int, length: int) -> dict[str, Any]:
-        """Calls of each verify step of a batch, or of each token without speculation."""
-        self.server.seed("calls")
-        prompts, steps = self.server.prompts(count, length), []
-        profile = self._profiled(lambda: steps.append(self.server.generate(prompts, 128).steps))
-        times = -(-steps[0] // count) or 128
-        return {"steps": times, **traces.calls(profile, times)}
+    def decodes(self, count: int, length: int) -> dict[str, Any]:
+        """Milliseconds of a decode or verify step of a batch; of each rank what its GPU does."""
+        server = self.server
+        ms, lengths = [], []
+        for number in range(5):
+            taken = []
+            for output in (16, 112):
+                server.seed(f"decodes {count} {number} {output}")
+                replies = server.generate(server.prompts(count, length), output)
+                taken.append((replies.seconds, replies.steps / count or output))
+            (early, few), (late, many) = taken
+            ms.append(1e3 * (late - early) / (many - few))
+            lengths.append(96 / (many - few))
+        folder = Path(tempfile.mkdtemp(dir=server.folder))
+        prompts = server.prompts(count, length)
+        server.profile_decodes(
+            prompts,
+            400,
+            folder,
+            after_s=0.3 + count / 100,
+            activities=ACTIVITIES,
+            num_steps=STEPS,
+            with_stack=False,
+            record_shapes=False,
+        )
+        return {
+            "step ms": quartiles(ms[1:]),
+            "tokens a step": round(sum(lengths) / len(lengths), 2),
+            **traces.of_ranks(traces.written(folder, self._ranks), STEPS),
+        }
+
+    def host(self, count: int, length: int) -> list[tuple[str, float, float]]:
+        """Where the host's time of a prefill goes in the first rank."""
+        # New prompts each time; the first prefills of such a profile may not use their graph.
+        for first in (800, 900):
+            profile = self._profiled(
+                lambda: [self.time(count, length, 1, first + n) for n in range(4)],  # noqa: B023
+                with_stack=True,
+            )
+        return traces.host_functions(profile[0], 4)
+
+    def _profiled(self, work: Callable[[], Any], **options: Any) -> list[list[traces.Event]]:
+        folder = Path(tempfile.mkdtemp(dir=self.server.folder))
+        self.server.profile(folder, True, **options)
+        work()
+        self.server.profile(folder, False)
+        return traces.written(folder, self._ranks)
 
 
 def seat(replies: str, plan: Mapping[str, Any]) -> None:
@@ -359,7 +460,8 @@ def seat(replies: str, plan: Mapping[str, Any]) -> None:
 
     def boot() -> tuple[Server, dict[str, Any], Does]:
         mine = Seat(plan)
-        does = {name: getattr(mine, name) for name in ("time", "states", "busy", "calls")}
+        names = ("time", "states", "bits", "prefills", "decodes", "host")
+        does = {name: getattr(mine, name) for name in names}
         return mine.server, {}, does
 
     answer_until_end(replies, boot)

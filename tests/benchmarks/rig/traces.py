@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import gzip
 import json
+import re
 import tempfile
 import time
 from collections import Counter
@@ -20,6 +21,11 @@ _WORK = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _RUNTIME = frozenset({"cuda_runtime", "cuda_driver"})
 _LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
 _CALLS = ("cudaGraphLaunch", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpyAsync")
+_BETWEEN_RANKS = re.compile(
+    r"nccl|all_?reduce|cross_device_reduce|all_?gather|reduce_?scatter|(one|two)_?shot|multimem",
+    re.IGNORECASE,
+)
+"""Names of kernels that wait for those of other ranks."""
 
 
 def events(server: Server, work: Callable[[], object], **options: Any) -> list[Event]:
@@ -36,16 +42,23 @@ def events(server: Server, work: Callable[[], object], **options: Any) -> list[E
     server.profile(folder, True, **options)
     work()
     server.profile(folder, False)
-    for _ in range(120):
-        time.sleep(0.25)
-        if any(folder.rglob("*.gz")):
+    return next(iter(written(folder, 1)), [])
+
+
+def written(folder: Path, ranks: int) -> list[list[Event]]:
+    """The events of each rank of a profile, once all of them are there and whole."""
+    size, until = 0, time.monotonic() + 30
+    while time.monotonic() < until:
+        time.sleep(1)
+        paths = sorted(folder.rglob("*.gz"))
+        before, size = size, sum(path.stat().st_size for path in paths)
+        if len(paths) >= ranks and size == before:
             break
-    time.sleep(2)  # until it is whole
-    collected: list[Event] = []
-    for path in sorted(folder.rglob("*.gz"))[:1]:
+    collected: list[list[Event]] = []
+    for path in sorted(folder.rglob("*.gz"))[:ranks]:
         try:
             with gzip.open(path) as file:
-                collected += json.load(file)["traceEvents"]
+                collected.append(json.load(file)["traceEvents"])
         except (EOFError, OSError, ValueError) as error:
             print("PROFILE", path.name, repr(error), flush=True)
     return collected
@@ -60,6 +73,75 @@ def busy_ms(found: Iterable[Event]) -> float:
         total += max(0.0, stop - max(start, end))
         end = max(end, stop)
     return total / 1e3
+
+
+def of_ranks(by_rank: list[list[Event]], times: int) -> dict[str, Any]:
+    """Of each of so many forwards: how long each rank's GPU works, and waits for other ranks.
+
+    All ranks run the same collectives in the same order. The rank that comes to one last waits for
+    nobody, so the shortest of a collective's kernels is how long it takes. "work ms" is a GPU's
+    other kernels and that: what is left if no rank waits for another.
+    """
+    moved = [
+        [e for e in found if e.get("cat") == "kernel" and _BETWEEN_RANKS.search(e["name"])]
+        for found in by_rank
+    ]
+    shared = min(map(len, moved), default=0)
+    last = [sorted(each, key=lambda e: float(e["ts"]))[len(each) - shared :] for each in moved]
+    least = sum(min(e["dur"] for e in same) for same in zip(*last, strict=True)) / 1e3
+    ranks = []
+    for found, collectives in zip(by_rank, moved, strict=True):
+        skipped = {id(e) for e in collectives}
+        own = busy_ms(e for e in found if id(e) not in skipped)
+        ranks.append(
+            {
+                "busy ms": round(busy_ms(found) / times, 3),
+                "work ms": round((own + least) / times, 3),
+                "collectives": round(len(collectives) / times, 2),
+                "collectives ms": round(sum(e["dur"] for e in collectives) / 1e3 / times, 3),
+                "idle before": _idle_before(found, times),
+            }
+        )
+    return {
+        "collectives at best ms": round(least / times, 3),
+        "ranks": ranks,
+        "of rank 0": calls(by_rank[0], times) if by_rank else {},
+    }
+
+
+def _idle_before(found: Iterable[Event], times: int) -> dict[str, list[float]]:
+    """Before which kernels the GPU idles: milliseconds and times, within a forward of so many."""
+    idle: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    end = float("inf")
+    for event in sorted((e for e in found if e.get("cat") in _WORK), key=lambda e: float(e["ts"])):
+        if 5 < event["ts"] - end < 20_000:  # longer: between two forwards
+            idle[event["name"][:60]] += event["ts"] - end
+            count[event["name"][:60]] += 1
+        stop = event["ts"] + event.get("dur", 0)
+        end = stop if end == float("inf") else max(end, stop)
+    return {
+        name: [round(us / 1e3 / times, 3), round(count[name] / times, 2)]
+        for name, us in idle.most_common(10)
+    }
+
+
+def host_functions(found: Iterable[Event], times: int) -> list[tuple[str, float, float]]:
+    """Functions of Python and of the runtime: milliseconds and calls of each of so many forwards.
+
+    A function's time includes what it calls, and the profile slows Python down.
+    """
+    spent: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    for event in found:
+        if event.get("ph") == "X" and event.get("cat") in {"python_function", *_RUNTIME}:
+            name = event["name"].split("site-packages/")[-1][-90:]
+            spent[name] += event["dur"]
+            count[name] += 1
+    return [
+        (name, round(us / 1e3 / times, 3), round(count[name] / times, 2))
+        for name, us in spent.most_common(200)
+    ]
 
 
 def calls(found: list[Event], times: int) -> dict[str, Any]:

@@ -257,6 +257,9 @@ def test_amounts_are_for_people() -> None:
     assert amount(100.0, 100.0) == "the same"
     assert amount(100.2, 99.4, 100.1) == "0 % (-1 to 0)"
     assert amount(80.0) == "20 % less"
+    # The median boot takes less, and the median turn more.
+    apart = noise.change([61.0, 60.0, 70.0], [61.6, 60.5, 60.0])
+    assert outcome.amount(apart) == "unclear (-14 to +1 %)"
     assert spread([12.34, 1234.5, 0.5]) == "12.3 (0.500 to 1234)"
 
 

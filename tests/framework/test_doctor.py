@@ -409,6 +409,29 @@ def test_it_sees_what_is_live_and_has_run(throwaway: Throwaway) -> None:
         process.stdin.close()
 
 
+GATES = "declare('one.step', install='gates', targets=(f'{A}:Worker.step',))"
+
+
+def test_a_server_of_another_environment_is_named_apart(throwaway: Throwaway) -> None:
+    """A patch is gated in it; that is no problem of this environment."""
+    failing = SERVE.replace("use(STEP, POLICY)", f"use({GATES})")
+    with subprocess.Popen(
+        [sys.executable, "-c", failing],
+        env=throwaway.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == "up\n"
+        assert checks(throwaway)["live"][0] == "bad"
+        throwaway.put("sitecustomize.py", "import sys\nsys.prefix = '/elsewhere'\n")
+        where = f"it runs in another environment, {sys.prefix}; run doctor there"
+        assert checks(throwaway)["live"] == ("-", f"process {process.pid}: {where}")
+        process.stdin.close()
+
+
 def test_without_sglang_it_is_exit_2(throwaway: Throwaway) -> None:
     (throwaway.site / "sglang").rename(throwaway.site / "not_sglang")
     done = throwaway.command("doctor")

@@ -79,13 +79,14 @@ def test_the_prose_of_a_page_is_plain_text() -> None:
     assert patch_page.parse(TEXT) == patch_page.Page(
         condition="you run --a b or that.",
         short=patch_page.Short("--a b", "2 ms → 1 ms first token", "none known"),
-        gain="Much, on one machine. It varies.",
+        gain="Much, on one machine.",
+        conditions="It varies.",
         figures=(
             ("measured", "stock", "patched"),
             ("first token", "2 ms", "1 ms"),
             ("memory", "", "none"),
         ),
-        cost="Little. Boot: stock 1 s, patched 2 s.",
+        cost="Little. Boot: stock 1 s → patched 2 s.",
         why="Stock waits.",
         how="The patch does not.",
         goes="Upstream has it.",

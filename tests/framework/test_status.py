@@ -277,7 +277,7 @@ def test_damaged_records_are_passed_over(throwaway: Throwaway) -> None:
     folder.mkdir(mode=0o700)
     path = folder / f"{records.name_of(os.getpid())}.json"
     whole = {"pid": os.getpid(), "server": f"x-{os.getpid()}-1", "started": 0.0, "role": "python"}
-    whole |= {"sglang": "1.0", "selection": "all", "image": "", "patches": []}
+    whole |= {"sglang": "1.0", "selection": "all", "image": "", "prefix": "", "patches": []}
     damaged = [
         {**whole, "pid": os.getpid() + 1},
         {**whole, "server": "x"},
@@ -304,7 +304,7 @@ def test_what_a_record_says_does_not_steer_the_terminal(throwaway: Throwaway) ->
     evil = "a\x1b]0;title\x07\x9b2J\u202e\nserver 1: live 9"
     patch = {"id": evil, "state": "failed", "reason": evil, "ran": False}
     data = {"pid": os.getpid(), "server": f"x-{os.getpid()}-1", "started": 1.0, "role": evil}
-    data |= {"sglang": evil, "selection": evil, "image": "", "patches": [patch]}
+    data |= {"sglang": evil, "selection": evil, "image": "", "prefix": "", "patches": [patch]}
     (folder / f"{records.name_of(os.getpid())}.json").write_text(json.dumps(data))
     for number in ("\u00b2", "\x1b[2J", "1\n2", "9" * 40, ""):
         (folder / f"{procfs.namespace()}-{number}-1.json").write_text("{}")
@@ -688,9 +688,10 @@ def test_identical_ranks_are_one_line(throwaway: Throwaway, tmp_path: Path) -> N
         named = {"pid": server.pid, "is_server": True, "model": "me/tiny", "port": 31234}
         assert json.loads(status(throwaway, "--json")[1])["servers"] == [named]
         assert status(throwaway, str(server.pid))[1] == text
-        assert status(throwaway, "1") == (
-            *(0, "no running sglang process of this user below 1 has these patches\n", ""),
-        )
+        no_server = "sglang-perf-patches: process 1 started no server with these patches\n"
+        assert status(throwaway, "1") == (1, "", no_server)
+        gone = "sglang-perf-patches: no process 99999999\n"
+        assert status(throwaway, str(server.pid), "99999999") == (1, text, gone)
         assert lines[2].split() == ["PROCESS", "PID", "LIVE", "HAVE", "RUN", "WHICH"]
         (ranks,) = [line for line in lines if "scheduler" in line]
         assert ranks.startswith("  scheduler_TP0 ... scheduler_TP3 (4)  ")

@@ -57,7 +57,7 @@ def on_terminal(throwaway: Throwaway, *words: str, columns: int, **variables: st
 def test_the_list_fits_the_terminal(prepared: Throwaway, columns: int) -> None:
     shown = on_terminal(prepared, "list", "--all", columns=columns, NO_COLOR="1")
     assert "\033" not in shown
-    lines = shown.partition("\nPATCH")[2].partition("This release")[0].splitlines()
+    lines = shown.partition("\n\n")[2].partition("This release")[0].splitlines()
     assert max(map(len, lines)) <= columns
     assert shown.count("word") == 40
 
@@ -72,7 +72,6 @@ def test_colour_is_for_terminals_that_have_some(prepared: Throwaway) -> None:
         [*COMMAND, "list"], env=prepared.environment(), capture_output=True, text=True
     )
     assert "\033" not in piped.stdout
-    assert piped.stdout.count("\n") == 12  # no line is broken where a program reads
 
 
 @pytest.mark.parametrize("words", [("list",), ("explain", "two.helper"), ("status", "--json")])

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 from throwaway import Throwaway
 
-from sglang_perf_patches.verify import Check, child
+from sglang_perf_patches.verify import Check, child, runner
 
 SETS = """
 import functools
@@ -196,6 +196,12 @@ def test_a_patch_named_in_full_must_be_compared(prepared: Throwaway) -> None:
     assert verify(prepared, "lacks", "one.ten").returncode == 1
     assert verify(prepared, "lacks", "two.gone").returncode == 1
     assert verify(prepared, "lacks", "one").returncode == 0
+
+
+def test_what_upstream_has_needs_no_comparison(prepared: Throwaway) -> None:
+    known = [runner.Outcome("two.built", "skipped", "built-in: upstream has it")]
+    assert runner.exit_code(known, ["two.built"]) == 0
+    assert runner.exit_code([*known, runner.Outcome("two.gone", "skipped", "absent: no")], []) == 1
 
 
 def test_each_set_has_its_own_process(prepared: Throwaway) -> None:

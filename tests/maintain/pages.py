@@ -191,11 +191,13 @@ def _releases(patch: Patch, words: Mapping[str, str]) -> str:
             "built-in": "Upstream has it.",
         }.get(word, _sentence(variant.note) if variant and variant.note else "")
         rows.append((word, note, release))
-    lines = ["| releases | verdict | |", "| --- | --- | --- |"]
+    lines = ["| releases | verdict | | supported until |", "| --- | --- | --- | --- |"]
     for (word, note), together in groupby(rows, lambda row: row[:2]):
         names = [release for _, _, release in together]
-        span = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-        lines.append(f"| {span} | {word} | {note} |")
+        ends = (names[:1], names[-1:]) if len(names) > 1 else (names,)
+        span = releases.TO.join(name for (name,) in ends)
+        until = releases.TO.join(releases.supported_until(name) for (name,) in ends)
+        lines.append(f"| {span} | {word} | {note} | {until if word == 'applies' else ''} |")
     text = "\n".join(lines)
     links = patch.upstream_links()
     where = ", ".join(f"[#{link.rpartition('/')[2]}]({link})" for link in links)

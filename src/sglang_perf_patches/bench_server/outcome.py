@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -211,16 +212,19 @@ def amount(change: Change) -> str:
     percent = [round(abs(1 - value) * 100) for value in (change.ratio, change.low, change.high)]
     if change.word == "same" or not any(percent):
         return "the same"
+    ends = [f"{round(100 * (value - 1)):+d}" for value in (change.low, change.high)]
     if percent[0] == 0:
-        ends = [f"{round(100 * (value - 1)):+d}" for value in (change.low, change.high)]
         return f"0 % ({ends[0]} to {ends[1]})".replace("+0", "0")
+    medians = statistics.median(change.patched) - statistics.median(change.stock)
+    if change.word == "within" and medians * (change.ratio - 1) <= 0:
+        # The median turn says less and the median boots say more, or the other way round.
+        return f"unclear ({ends[0]} to {ends[1]} %)"
     word = "less" if change.ratio < 1 else "more"
     if change.low == change.high:
         return f"{change.ratio:.1f} times" if change.ratio > 2 else f"{percent[0]} % {word}"
     if change.ratio > 2:
         return f"{change.ratio:.1f} times ({change.low:.1f} to {change.high:.1f})"
     if (change.low < 1) != (change.high < 1):
-        ends = [f"{100 * (value - 1):+.0f}" for value in (change.low, change.high)]
         return f"{percent[0]} % {word} ({ends[0]} to {ends[1]})"
     low, high = sorted(percent[1:])
     return f"{percent[0]} % {word} ({low} to {high})"

@@ -7,6 +7,7 @@ Every page has the same sections (see `SECTIONS`). Blocks between ``<!-- NAME --
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,6 +63,7 @@ class Page(NamedTuple):
         short: the same in a few words, for ``list``.
         gain: how much.
         figures: the measurements, as rows of cells; the first row is the heading.
+        conditions: what the page says below the figures.
         cost: memory, start time, host time, and where the patch is slower.
         why: what stock does, and what that costs.
         how: what the patch does instead, and when it uses stock's code.
@@ -72,6 +74,7 @@ class Page(NamedTuple):
     short: Short | None = None
     gain: str = ""
     figures: tuple[tuple[str, ...], ...] = ()
+    conditions: str = ""
     cost: str = ""
     why: str = ""
     how: str = ""
@@ -103,11 +106,13 @@ def parse(text: str) -> Page:
     sections = dict(zip(parts[::2], parts[1::2], strict=True))
     _, _, condition = head.partition(USE_IT_IF)
     gain = sections.get(GAIN, "")
+    above, _, below = gain.partition("\n|")
     return Page(
         condition=_prose(condition),
         short=_short(condition),
-        gain=_prose(gain),
+        gain=_prose(above),
         figures=rows(gain),
+        conditions=_prose(f"|{below}"),
         cost=_with_rows(sections.get(COST, "")),
         why=_prose(sections.get(WHY, "")),
         how=_prose(sections.get(HOW, "")),
@@ -129,8 +134,21 @@ def _prose(markdown: str) -> str:
 def _with_rows(markdown: str) -> str:
     """The paragraphs, with each table row as a sentence."""
     (_, *columns), *lines = rows(markdown) or (("",),)
-    sentences = []
-    for what, *cells in lines:
-        cells_by_name = ", ".join(" ".join(pair) for pair in zip(columns, cells, strict=False))
-        sentences.append(f"{what[:1].upper()}{what[1:]}: {cells_by_name}.")
+    sentences = [f"{sentence(columns, line)}." for line in lines]
     return " ".join(filter(None, [_prose(markdown), *sentences]))
+
+
+def sentence(columns: Sequence[str], row: Sequence[str]) -> str:
+    """A row of a table in words: ``A step: stock 2 ms → patched 1 ms``, or a phrase a cell.
+
+    Args:
+        columns: the headings of all columns but the first.
+        row: all cells.
+    """
+    what, *cells = row
+    named = [(name, cell) for name, cell in zip(columns, cells, strict=False) if cell]
+    if all(cell[0].isdigit() for _, cell in named):
+        told = " → ".join(" ".join(pair) for pair in named)
+    else:
+        told = "; ".join(": ".join(pair) for pair in named)
+    return f"{what[:1].upper()}{what[1:]}: {told}"

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 
 _CODES = {"green": "32", "yellow": "33", "red": "31"}
 _LEAST = 24  # minimum width in columns for a readable wrapped last cell
-PAGE = 96
+PAGE = 80
 """The most columns of prose."""
-_LABEL = 12  # a longer heading is not repeated in front of a cell that stands below its row
 
 
 def be_tolerant() -> None:
@@ -68,23 +67,21 @@ def table(
     *,
     column: int = -1,
     colours: Mapping[str, str] | None = None,
-    below: int = 1,
 ) -> str:
     """Rows in columns as wide as their widest cell; the last column is wrapped to the terminal.
 
-    On a terminal that is too narrow, the last columns stand below their row.
+    On a terminal that is too narrow, the last column stands below its row.
 
     Args:
         rows: the first one is the heading.
         column: the index of the column that is coloured; -1 for none.
         colours: text of a cell in that column → its colour.
-        below: how many of the last columns may stand below; several are labelled there.
     """
     widths = [max(map(len, cells)) for cells in zip(*(row[:-1] for row in rows), strict=True)]
     indent = sum(widths) + 2 * len(widths)
     room = width()
     if room is not None and room - indent < _LEAST:
-        return _stacked(rows, below, column, colours or {}, room)
+        return _stacked(rows, column, colours or {}, room)
     lines = []
     for row in rows:
         last = [row[-1]] if room is None else _wrapped(row[-1], room - indent)
@@ -109,22 +106,16 @@ def _wrapped(text: str, columns: int) -> list[str]:
 
 
 def _stacked(
-    rows: Sequence[Sequence[str]], below: int, column: int, colours: Mapping[str, str], room: int
+    rows: Sequence[Sequence[str]], column: int, colours: Mapping[str, str], room: int
 ) -> str:
-    """`table` with the last cells of each row below it."""
-    heads = [head.lower() for head in rows[0][-below:]]
-    widths = [max(map(len, cells)) for cells in zip(*(row[:-below] for row in rows), strict=True)]
+    """`table` with the last cell of each row below it."""
+    widths = [max(map(len, cells)) for cells in zip(*(row[:-1] for row in rows), strict=True)]
     lines = ["  ".join(_cells(rows[0], widths, column, colours)).rstrip()]
     for row in rows[1:]:
         lines.append("  ".join(_cells(row, widths, column, colours)).rstrip())
-        pairs = [pair for pair in zip(heads, row[-below:], strict=True) if pair[1] not in "-"]
-        named = [pair for pair in pairs if below > 1 and len(pair[0]) <= _LABEL]
-        for each in [
-            "; ".join(map(": ".join, named)),
-            *(c for h, c in pairs if (h, c) not in named),
-        ]:
+        if row[-1] != "-":
             lines += textwrap.wrap(
-                each, max(_LEAST, room), initial_indent=" " * 4, subsequent_indent=" " * 4
+                row[-1], max(_LEAST, room), initial_indent=" " * 4, subsequent_indent=" " * 4
             )
     return "\n".join(lines)
 

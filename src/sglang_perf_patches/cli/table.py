@@ -1,47 +1,91 @@
-"""The table of patches that `list`, `explain` and `doctor` print: the state of each, best first."""
+"""The patches as `list`, `explain` and `doctor` print them: by set, the largest gain first."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
+from .. import sets
+from ..model.patch import Patch, by_id
 from ..model.selection import TROUBLE
 from . import patch_page, render
 
 READY, LIVE, OFF, OPT_IN = "ready", "live", "off (not chosen)", "off (opt-in)"
-_FIRST = (LIVE, READY, "gated", "refused", "off", OFF, OPT_IN)
 COLOURS = {
     **dict.fromkeys((LIVE, READY), "green"),
     **dict.fromkeys(TROUBLE, "red"),
     **dict.fromkeys((OFF, OPT_IN, "gated"), "yellow"),
 }
+_FEATURES = {
+    "tensor-parallel": "TP",
+    "eagle": "EAGLE/MTP",
+    "expert-parallel": "EP",
+    "dp-attention": "DP attention",
+    "hierarchical-cache": "hierarchical cache",
+}
+"""Feature → its short name, of those that operators ask about first."""
+_MEASURED = re.compile(r"\(([\d.]+(?:post\d+)?), [^()]*\)$")
+
+Row = tuple[str, str, Sequence[str]]
+"""A patch's id, its state, and what else there is to say."""
 
 
-def of_patches(
-    rows: Iterable[tuple[str, str, Sequence[str]]],
-    *headings: str,
-    where: str = "HERE",
-    with_cost: bool = True,
-) -> str:
-    """A table of patches, sorted by state and then by gain.
+def of_patches(rows: Iterable[Row], release: str, *, with_cost: bool = True) -> str:
+    """The patches below a heading for each set.
 
     Args:
-        rows: for each patch its id, its state, and a cell for each of `headings`.
-        headings: the columns after gain and cost.
-        where: the heading of the column of states.
-        with_cost: whether to show the costs.
+        rows: the patches.
+        release: the sglang they are for; a gain that was measured on another one says so.
+        with_cost: whether to show the costs, and what each patch works with.
     """
-    lines = [["PATCH", where, "GAIN", *["COST"] * with_cost, *headings]]
-    colours = {}
-    for patch, state, more in sorted(rows, key=lambda row: _place(*row[:2])):
-        short = patch_page.read(patch).short
-        word = f"{state}, if you use {short.uses}" if short and state == READY else state
-        colours[word] = COLOURS.get(state, "")
-        gain, cost = (short.gain, short.cost) if short else ("-", "-")
-        lines.append([patch, word, gain, *[cost] * with_cost, *more])
-    return render.table(lines, column=1, colours=colours, below=len(lines[0]) - 2)
+    summaries = {one.name: one.summary for one in sets.load()}
+    patches = by_id(sets.load())
+    order = list(summaries)
+    placed = sorted(rows, key=lambda row: (order.index(patches[row[0]].set), _ratio(row[0])))
+    parts = []
+    for name, members in groupby(placed, key=lambda row: patches[row[0]].set):
+        entries = (_entry(patches[row[0]], row, release, with_cost=with_cost) for row in members)
+        parts.append("\n".join([render.filled(f"{name}: {summaries[name]}", "", "  "), *entries]))
+    return "\n\n".join(parts)
 
 
-def _place(patch: str, state: str) -> tuple[int, float]:
+def works_with(patch: Patch) -> str:
+    """``works with TP; off with EP, …``; "" if it runs on MLX, which has none of them."""
+    if "mlx" in patch.only_with:
+        return ""
+    tested = patch.proven_with
+    if tested is None:
+        return "works with every feature"
+    words = {
+        "works": [short for name, short in _FEATURES.items() if name in tested],
+        "off": [short for name, short in _FEATURES.items() if name not in tested],
+    }
+    return "; ".join(f"{word} with {', '.join(each)}" for word, each in words.items() if each)
+
+
+def _entry(patch: Patch, row: Row, release: str, *, with_cost: bool) -> str:
+    name, state, more = row
+    short = patch_page.read(name).short
+    lines = [f"{name}: {state}"]
+    if short:
+        if state == READY:
+            lines[0] += f", if you use {short.uses}"
+        measured = _MEASURED.search(short.gain)
+        elsewhere = f"; not on {release})" if measured and measured[1] != release else ""
+        lines.append(short.gain.removesuffix(")") + elsewhere if elsewhere else short.gain)
+        if with_cost:
+            lines += [f"costs: {short.cost}", works_with(patch)]
+    heading, *others = [*lines, *more]
+    painted = f": {render.paint(state, COLOURS.get(state, ''))}"
+    return "\n".join(
+        [
+            render.filled(heading, "  ", " " * 6).replace(f": {state}", painted, 1),
+            *(render.filled(each, " " * 6) for each in others if each),
+        ]
+    )
+
+
+def _ratio(patch: str) -> float:
     short = patch_page.read(patch).short
-    at = _FIRST.index(state) if state in _FIRST else len(_FIRST)
-    return at, short.ratio if short else 1.0
+    return short.ratio if short else 1.0

@@ -61,6 +61,14 @@ class Feature:
         """The arguments that can switch it on, each once."""
         return tuple(dict.fromkeys([*self.off, *self.on, *self.changed]))
 
+    def flags(self) -> list[str]:
+        """The flags that switch it on, with the values that do: ``--tp-size``."""
+        return [
+            " ".join([flag(name), "|".join(map(str, self.on.get(name, ())))]).rstrip()
+            for name in self.arguments()
+            if name.isidentifier() and name != f"is_{self.name}"
+        ]
+
     def is_on(self, server: Server) -> bool:
         """Whether a server uses it.
 

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-KNOWN = (
-    "0.5.9",
-    "0.5.10",
-    "0.5.10.post1",
-    "0.5.11",
-    "0.5.12",
-    "0.5.12.post1",
-    "0.5.13",
-    "0.5.13.post1",
-    "0.5.14",
-    "0.5.15",
-    "0.5.15.post1",
-    "0.5.16",
-    "0.5.17",
-    "0.5.18",
-    "0.5.19",
-    "0.5.20",
-    "0.5.21",
-    "0.5.22",
-    "0.5.23",
-)
+RELEASED = {
+    "0.5.9": "2026-02-23",
+    "0.5.10": "2026-04-05",
+    "0.5.10.post1": "2026-04-08",
+    "0.5.11": "2026-05-07",
+    "0.5.12": "2026-05-16",
+    "0.5.12.post1": "2026-05-23",
+    "0.5.13": "2026-06-11",
+    "0.5.13.post1": "2026-06-15",
+    "0.5.14": "2026-06-26",
+    "0.5.15": "2026-07-10",
+    "0.5.15.post1": "2026-07-14",
+    "0.5.16": "2026-07-25",
+    "0.5.17": "2026-08-08",
+    "0.5.18": "2026-08-21",
+    "0.5.19": "2026-09-04",
+    "0.5.20": "2026-09-18",
+    "0.5.21": "2026-10-01",
+    "0.5.22": "2026-10-16",
+    "0.5.23": "2026-10-30",
+}
+"""Release → the day on which the package index got it."""
+
+KNOWN = tuple(RELEASED)
 """Every release that a verdict is tested on, oldest first."""
 
 SOURCE_BUILD = "git-"
@@ -30,6 +33,16 @@ SOURCE_BUILD = "git-"
 
 TO = " … "
 """Between the first release of a span and its last."""
+
+
+def supported_until(release: str) -> str:
+    """The day until which we support a release, a year after it; "" for an unknown one.
+
+    >>> supported_until("0.5.9")
+    '2027-02-23'
+    """
+    day = RELEASED.get(release, "")
+    return day and f"{int(day[:4]) + 1}{day[4:]}"
 
 
 def between(first: str, last: str) -> tuple[str, ...]:

@@ -256,6 +256,7 @@ class _Recorder:
             "sglang": report.sglang,
             "selection": report.selection,
             "image": self.image,
+            "prefix": sys.prefix,
             "patches": [asdict(state) for state in report.patches],
         }
         with self.writing:

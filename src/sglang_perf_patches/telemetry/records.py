@@ -324,6 +324,7 @@ _OF_PROCESS: dict[str, Callable[[Any], Any]] = {
     "sglang": _text,
     "selection": _text,
     "image": _text,
+    "prefix": _text,
 }
 _OF_STATE: dict[str, Callable[[Any], Any]] = {
     "id": _text,

@@ -101,15 +101,25 @@ def verify(cases: Sequence[Case], *, limit_s: float) -> Iterator[Outcome]:
 
 
 def exit_code(outcomes: Iterable[Outcome], in_full: Iterable[str]) -> int:
-    """1 where something differs or failed, nothing applies, or a patch named was not compared."""
+    """1 if something differs or failed, nothing applies, or a patch named was not compared.
+
+    A patch that upstream has needs no comparison.
+    """
     words: dict[str, set[str]] = {}
     applies = False
     for outcome in outcomes:
-        words.setdefault(outcome.patch, set()).add(outcome.word)
+        word = "proven" if is_built_in(outcome) else outcome.word
+        words.setdefault(outcome.patch, set()).add(word)
         applies |= not outcome.reason.startswith(tuple(f"{word}: " for word in get_args(Verdicts)))
+    applies |= all(words_of == {"proven"} for words_of in words.values())
     if not applies or any(words_of & {"different", "failed"} for words_of in words.values()):
         return 1
     return int(any(not words.get(each, set()) & {"equal", "proven"} for each in in_full))
+
+
+def is_built_in(outcome: Outcome) -> bool:
+    """Whether upstream has the patch, so that there is nothing to compare."""
+    return outcome.reason.startswith("built-in: ")
 
 
 def _set_of(case: Case) -> str:

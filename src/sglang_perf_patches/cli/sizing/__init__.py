@@ -76,7 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "what another --swa-full-tokens-ratio would bring, or for a hybrid model another "
         "--max-mamba-cache-size; give the options of its server:",
     )
-    group.add_argument("--model", type=Path, metavar="DIR", help="its folder, or its config.json")
+    group.add_argument("--model", type=Path, metavar="DIR", help="a folder with config.json")
     one = group.add_mutually_exclusive_group()
     for option, (_, kind, letter, text) in _OPTIONS.items():
         to = one if option.startswith("hicache") else group
@@ -124,6 +124,8 @@ class Hints:
             ModelError: the model's file is missing, is not JSON or lacks a field; an option or a
                 release is missing; or no request fits.
         """
+        if not args.model.exists():
+            raise ModelError(f"no folder {args.model}: --model needs a folder with config.json")
         for option, (default, *_) in _OPTIONS.items():
             if getattr(args, option) is None:
                 setattr(args, option, default)

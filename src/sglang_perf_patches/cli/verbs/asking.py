@@ -95,7 +95,7 @@ def _text(
         + f"\non {gpu.text if gpu else 'no GPU'}"
     ]
     if shown:
-        parts.append(_table(shown, in_short=in_short))
+        parts.append(_table(shown, tree.version, in_short=in_short))
     if len(shown) < len(found):
         parts.append(f"{len(found) - len(shown)} more: add --all")
     obstacle = entry_point.obstacle(tree, asked.environment)
@@ -110,13 +110,13 @@ def _text(
     return parts
 
 
-def _table(shown: Sequence[Fate], *, in_short: bool) -> str:
+def _table(shown: Sequence[Fate], release: str, *, in_short: bool) -> str:
     rows = []
     for one in shown:
         short = patch_page.read(one.patch).short
         why = one.reason or (f"if you use {short.uses}" if short else "")
         rows.append((one.patch, one.state, (why,)))
-    return of_patches(rows, "WHY", with_cost=not in_short)
+    return of_patches(rows, release, with_cost=not in_short)
 
 
 def _data(

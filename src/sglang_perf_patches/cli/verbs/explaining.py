@@ -14,8 +14,10 @@ from ... import sets
 from ...compat import source
 from ...compat.source import TreeError
 from ...compat.verdict import Verdict
+from ...model import setups
 from ...model.errors import OperatorError
 from ...model.patch import Patch, by_id
+from ...model.releases import supported_until
 from ...model.selection import Selection, SelectionError
 from ...model.switch import is_off
 from .. import patch_page, render
@@ -32,6 +34,7 @@ from . import (
 from .listing import verdict_data
 
 PARSER: dict[str, Any] = {}
+_FLAGS = 3
 _NEEDS = "needs"
 """The role of a definition that a patch relies on and does not change."""
 
@@ -66,10 +69,8 @@ def run(args: argparse.Namespace) -> int:
         print(_text(tree, selection, verdicts[0], words))
     else:
         prospects = listing.prospects(selection, everything, is_here=is_here)
-        where = "HERE" if is_here else f"ON {tree.version}"
-        heading = f"{args.patch}: {_summary_of_set(args.patch)}, on sglang {tree.version}"
-        print(f"{render.filled(heading)}\n")
-        print(listing.table(verdicts, prospects, where=where, with_all=True))
+        print(f"on sglang {tree.version}{_until(tree)}\n")
+        print(listing.table(verdicts, prospects, tree.version, with_all=True))
         print("\nFor more about a patch: sglang-perf-patches explain PATCH")
     return 1 if any_is_lost(selection, verdicts) else 0
 
@@ -107,8 +108,9 @@ def _members(name: str) -> list[str]:
     return members
 
 
-def _summary_of_set(name: str) -> str:
-    return next(patch_set.summary for patch_set in sets.load() if patch_set.name == name)
+def _until(tree: source.Tree) -> str:
+    day = supported_until(tree.version)
+    return day and f" (supported until {day})"
 
 
 def _choice(selection: Selection, patch: Patch) -> str:
@@ -132,6 +134,7 @@ def _data(tree: source.Tree, selection: Selection, judged: Verdict) -> dict[str,
         "why": written.why,
         "how": written.how,
         "gain": written.gain,
+        "conditions": written.conditions,
         "figures": [list(row) for row in written.figures],
         "condition": written.condition,
         "cost": written.cost,
@@ -153,7 +156,8 @@ def _text(tree: source.Tree, selection: Selection, judged: Verdict, word: Mappin
     patch = judged.patch
     parts = [
         render.filled(f"{patch.id} ({patch.kind}): {patch.summary}"),
-        f"On sglang {tree.version}: {judged.word}: {judged.reason}.\n{_choice(selection, patch)}",
+        render.filled(f"On sglang {tree.version}{_until(tree)}: {judged.word}: {judged.reason}.")
+        + f"\n{_choice(selection, patch)}",
         *_said(patch, judged.variant.note if judged.variant else ""),
     ]
     if patch.requires:
@@ -192,13 +196,29 @@ def _said(patch: Patch, here: str = "") -> list[str]:
         if title == "Gain" and written.figures:
             parts += [] if text else ["Gain:"]
             parts[-1] += "\n" + "\n".join(_figures(written.figures))
+            if written.conditions:
+                parts[-1] += "\n" + render.filled(written.conditions, "  ")
     links = patch.upstream_links()
     if links:
         parts.append("Upstream:\n" + "\n".join(f"  {link}" for link in links))
-    if patch.proven_with:
-        text = f"a plain server; with these on: {', '.join(patch.proven_with)}"
-        parts.append(render.paragraph("Proven with", text))
+    if patch.proven_with is not None:
+        parts.append("\n".join(_tested_with(patch.proven_with)))
     return parts
+
+
+def _tested_with(proven_with: Mapping[str, str]) -> Iterator[str]:
+    """The features that leave a patch on, each with its clause and its first flags."""
+    yield "Tested with:"
+    yield render.filled(
+        "A plain server, and each feature of this list. The patch turns itself off with "
+        "everything that is not in this list.",
+        "  ",
+    )
+    for feature in setups.FEATURES.all:
+        if feature.name in proven_with:
+            flags = feature.flags()[:_FLAGS]
+            more = f" ({' or '.join(flags)})" if flags else ""
+            yield render.item(f"{feature.name}: {feature.clause}{more}")
 
 
 def _figures(table: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -209,8 +229,7 @@ def _figures(table: Sequence[Sequence[str]]) -> Iterator[str]:
         if not any(row[1:]):  # a sub-heading
             yield f"  {row[0]}:"
             continue
-        named = [f"{name} {cell}" for name, cell in zip(columns, row[1:], strict=False) if cell]
-        yield render.item(f"{row[0]}: {', '.join(named)}")
+        yield render.item(patch_page.sentence(columns, row))
 
 
 def _shortened(file: Path | None, line: int, tree: source.Tree) -> str:

@@ -113,6 +113,10 @@ def _servers() -> Iterator[Check]:
         yield Check("live", "-", "no process of this user has patches; start a server to see")
         yield Check("has run", "-", "likewise")
     for one in running:
+        if not one.is_of_this_environment:
+            where = f"it runs in another environment, {one.members[0]['prefix']}"
+            yield Check("live", "-", f"{one.name}: {where}; run doctor there")
+            continue
         states = summary.over_processes(one.members)
         live = summary.in_state(states, "live")
         line = f"{one.name}: {summary.counts(states)}"

@@ -13,14 +13,20 @@ from ... import sets
 from ...compat import source
 from ...compat.source import TreeError
 from ...compat.verdict import Verdict
+from ...model.releases import supported_until
 from ...model.selection import Selection
 from .. import entry_point, machine, patch_page, render
 from ..table import OFF, OPT_IN, READY, of_patches
 from . import add_json, add_tree, any_is_lost, asking, judged, selected, tree_at
 
+READY_MEANS = (
+    "`ready`: the patch knows this code. It goes live in a server that uses what the patch is for, "
+    "and no feature that the patch was not tested with."
+)
+
 PARSER: dict[str, Any] = {
-    "epilog": "Without --all it hides what does not concern this machine and this release. "
-    "`ready` means that a server which uses what the patch is for has it. " + asking.HELP
+    "epilog": f"{READY_MEANS} Without --all it only names the patches that have nothing to do on "
+    "this machine and release. " + asking.HELP
 }
 
 REFUSED, BUILT_IN, ABSENT, NEEDS = "refused", "built-in", "absent", "needs"
@@ -71,6 +77,7 @@ def verdict_data(selection: Selection, judged: Verdict) -> dict[str, Any]:
         "upstream": list(patch.upstream),
         "built_in_since": patch.built_in_since,
         "targets": list(variant.targets + variant.adds) if variant else [],
+        "proven_with": None if patch.proven_with is None else dict(patch.proven_with),
         "short": short._asdict() if (short := patch_page.read(patch.id).short) else None,
     }
 
@@ -94,25 +101,25 @@ def prospects(
 def table(
     verdicts: Iterable[Verdict],
     by_patch: Mapping[str, tuple[str, str]],
+    release: str,
     *,
-    where: str,
     with_all: bool,
 ) -> str:
-    """A table of patches.
+    """The patches by set.
 
     Args:
         verdicts: of the patches to show.
         by_patch: as `prospects` gives it.
-        where: the heading of the column of states.
+        release: the sglang that was judged.
         with_all: whether to show links, and what each patch does or why it is off.
     """
     rows = []
     for one in verdicts:
         word, why = by_patch[one.patch.id]
-        links = " ".join("#" + name.rpartition("#")[2] for name in one.patch.upstream) or "-"
-        rows.append((one.patch.id, word, (links, why) if with_all else ()))
-    more = ("UPSTREAM", "WHAT IT DOES, OR WHY NOT") if with_all else ()
-    return of_patches(rows, *more, where=where)
+        links = ", ".join("#" + name.rpartition("#")[2] for name in one.patch.upstream)
+        more = (why, f"upstream: {links}" if links else "") if with_all else ()
+        rows.append((one.patch.id, word, more))
+    return of_patches(rows, release)
 
 
 def _prospect(judged: Verdict, selection: Selection, *, is_here: bool) -> tuple[str, str]:
@@ -142,26 +149,39 @@ def _text(
     is_here: bool,
 ) -> str:
     by_patch = prospects(selection, verdicts, is_here=is_here)
-    shown = [one for one in verdicts if show_all or by_patch[one.patch.id][0] in _CONCERN]
+    shown = [
+        one
+        for one in verdicts
+        if show_all or by_patch[one.patch.id][0] in _CONCERN or one.patch.id in selection.by_name
+    ]
+    until = supported_until(tree.version)
     parts = [
         f"{counts(word for word, _ in by_patch.values())}\n"
-        f"on sglang {tree.version}, with SGLANG_PERF_PATCHES={selection.text or '(empty)'}\n"
+        f"on sglang {tree.version}, {until and f'supported until {until}, '}"
+        f"with SGLANG_PERF_PATCHES={selection.text or '(empty)'}\n"
         f"at {tree.root}"
     ]
     if shown:
-        where = "HERE" if is_here else f"ON {tree.version}"
-        parts.append(table(shown, by_patch, where=where, with_all=show_all))
+        parts.append(table(shown, by_patch, tree.version, with_all=show_all))
     if not show_all:
         parts += [
-            f"{patch_id} is {word}: {why}"
+            render.filled(f"{patch_id} is {word}: {why}")
             for patch_id, (word, why) in by_patch.items()
             if word == REFUSED
         ]
-    more = len(verdicts) - len(shown)
-    parts.append(
-        (f"{more} more: sglang-perf-patches list --all\n" if more else "")
-        + render.filled("Why, and how to switch one on or off: sglang-perf-patches explain PATCH")
-    )
+    hidden: dict[str, list[str]] = {}
+    for one in verdicts:
+        if one not in shown:
+            hidden.setdefault(by_patch[one.patch.id][0], []).append(one.patch.id)
+    lines = [render.filled(f"{word}: {', '.join(ids)}", "", "  ") for word, ids in hidden.items()]
+    if lines:
+        why = "Why these have nothing to do here: sglang-perf-patches list --all"
+        parts.append("\n".join([*lines, render.filled(why)]))
+    for line in (
+        f"{READY_MEANS} What happens in yours: sglang-perf-patches list -- COMMAND",
+        "Why, and how to switch one on or off: sglang-perf-patches explain PATCH",
+    ):
+        parts.append(render.filled(line))
     return "\n\n".join(filter(None, [*parts, entry_point.obstacle(tree) if is_here else ""]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -34,6 +35,11 @@ class Running:
     is_server: bool
     model: str
     port: str
+
+    @property
+    def is_of_this_environment(self) -> bool:
+        """Whether it runs in the Python environment of this process."""
+        return all(data["prefix"] == sys.prefix for data in self.members)
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from ...model.selection import TROUBLE
-from ...telemetry import records, summary
+from ...telemetry import procfs, records, summary
 from .. import render
 from ..table import COLOURS
 from . import add_json, servers
@@ -20,6 +20,7 @@ PARSER: dict[str, Any] = {
     "epilog": "Exit code 1: a chosen patch, also one that only `all` chose, is gated, refused, in "
     "conflict or failed in a process. One that is `not needed` there is fine."
 }
+_HIDDEN = ("selection", "prefix")
 _EVERY_S = 2.0
 _BAD_SHOWN = 10
 
@@ -33,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=int,
         metavar="PID",
-        help="show these servers alone: the PID of the process that started the others",
+        help="show only these servers: the PID of the process that started the others",
     )
     parser.add_argument("--all", action="store_true", help="every patch of every process")
     parser.add_argument(
@@ -80,15 +81,19 @@ def _once(args: argparse.Namespace) -> int:
     if len(bad) > _BAD_SHOWN:
         print(f"sglang-perf-patches: and {len(bad) - _BAD_SHOWN} more", file=sys.stderr)
     if args.json:
-        shown = [{k: v for k, v in data.items() if k != "selection"} for data in processes]
+        shown = [{k: v for k, v in data.items() if k not in _HIDDEN} for data in processes]
         running = [one.data for one in servers.of(processes)]
         print(json.dumps({"processes": shown, "servers": running}, indent=2))
-    elif not processes:
-        named = f" below {', '.join(map(str, args.pids))}" if args.pids else ""
-        print(f"no running sglang process of this user{named} has these patches")
-    else:
+    elif processes:
         print("\n\n".join(_servers(processes, show_all=args.all)))
-    return 1 if servers.lacks_something(processes) else 0
+    elif not args.pids:
+        print("no running sglang process of this user has these patches")
+    missing = sorted({*args.pids} - {data["server"] for data in processes})
+    for pid in missing:
+        why = f"process {pid} started no server with these patches"
+        line = why if procfs.start_token(pid) else f"no process {pid}"
+        print(f"sglang-perf-patches: {line}", file=sys.stderr)
+    return 1 if missing or servers.lacks_something(processes) else 0
 
 
 def _servers(processes: Sequence[Record], *, show_all: bool) -> Iterator[str]:

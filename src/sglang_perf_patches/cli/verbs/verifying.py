@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
     tree = tree_at()
     plan = verify.plan([verdict for verdict in judged(tree) if verdict.patch.id in named.ids])
     show = not args.json
-    if show:
+    is_short = not plan.cases and all(map(verify.is_built_in, plan.known))
+    if show and not is_short:
         print(f"sglang {tree.version}\nat {tree.root}\n", flush=True)
     width = max(map(len, named.ids))
     outcomes = []
@@ -75,9 +76,9 @@ def run(args: argparse.Namespace) -> int:
             take(outcome)
             if waiting:
                 shown.step(waiting.pop(0))
-    if show:
+    if show and not is_short:
         print(f"\n{_closing(outcomes)}")
-    else:
+    elif not show:
         data = {
             "sglang": {"version": tree.version, "path": str(tree.root)},
             "outcomes": [asdict(outcome) for outcome in outcomes],

@@ -8,7 +8,7 @@ from .mamba2_chunk_indices import PATCH as CHUNK_INDICES
 from .slot_exhaustion import PATCH as SLOT_EXHAUSTION
 from .zero_sync import PATCH as ZERO_SYNC
 
-SUMMARY = "device-to-host syncs when mamba states are tracked"
+SUMMARY = "hybrid models: Qwen3-Next, Qwen3.5, Nemotron-H, Kimi Linear, Falcon-H1, MiniMax"
 
 PATCHES: tuple[Patch, ...] = (
     GDN_PREFILL_GRAPH,

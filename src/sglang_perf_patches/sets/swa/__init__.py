@@ -9,7 +9,7 @@ from .tail_prealloc import PATCH as TAIL_PREALLOC
 from .window_metadata import PATCH as WINDOW_METADATA
 from .window_pool import PATCH as WINDOW_POOL
 
-SUMMARY = "sliding-window KV: reserved at full length, and in a pool of a fixed ratio"
+SUMMARY = "models with sliding windows: gpt-oss, Gemma, EXAONE, Olmo; prefix caches"
 
 PATCHES: tuple[Patch, ...] = (
     TAIL_PREALLOC,

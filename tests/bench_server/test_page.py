@@ -17,7 +17,7 @@ def test_a_bar_that_leaves_the_axis_says_so() -> None:
     long = html.Bar("b", 6.11, 6.11, 6.11, "better", "611 % more")
     plot = html.plot([*bars, long], "axis")
     assert plot.count("class=over") == 1
-    assert "axis; what ends in → goes on" in plot
+    assert "axis; a bar that ends in → goes beyond the axis" in plot
     assert html.plot([], "axis") == ""
 
 

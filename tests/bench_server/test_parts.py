@@ -57,7 +57,7 @@ def test_a_script_must_say_where_its_server_answers() -> None:
     [
         (["--port", "http"], "--port takes a number"),
         (["--ssl-certfile", "c"], "plain HTTP"),
-        (["--disaggregation-mode", "decode"], "a decode server can't be measured alone"),
+        (["--disaggregation-mode", "decode"], "a decode server can't be measured by itself"),
     ],
 )
 def test_what_cannot_be_driven_is_refused(more: list[str], said: str) -> None:

@@ -65,12 +65,12 @@ def test_an_empty_environment_is_empty() -> None:
         ("A=1", "a command is missing after --"),
         (
             "docker run --gpus all image python -m sglang.launch_server",
-            "can't look behind `docker`",
+            "can't see which command `docker` starts",
         ),
         ("python serve.py --tp 4", "`python serve.py --tp 4` starts no sglang server"),
         ("python -m vllm.entrypoints.openai.api_server", "starts no sglang server"),
         ("sglang serve M --model-type diffusion", "the patches are for language models"),
-        ("env --split-string=x sglang serve M", "is not understood here"),
+        ("env --split-string=x sglang serve M", "is not supported here"),
     ],
 )
 def test_what_is_no_server_is_one_sentence(line: str, said: str) -> None:
@@ -112,8 +112,8 @@ def test_an_option_of_a_server_alone_names_the_right_call(
         (("doctor", "--model", "M", "--", *LAUNCH), "exclude each other"),
         (("doctor", "--tp-size", "4", "--", *LAUNCH), "--tp-size needs --model DIR"),
         (("doctor", "--"), "a command is missing after --"),
-        (("list", "--", "true"), "can't look behind `true`"),
-        (("--", "true"), "can't look behind `true`"),
+        (("list", "--", "true"), "can't see which command `true` starts"),
+        (("--", "true"), "can't see which command `true` starts"),
     ],
 )
 def test_bad_questions_are_exit_2(throwaway: Throwaway, words: tuple[str, ...], said: str) -> None:
@@ -178,7 +178,7 @@ def test_the_table_says_what_gates_and_what_is_not_needed(publishing: Throwaway)
     assert "chatter" not in plain.stdout
     gated = publishing.command(*ask, "--tp", "4").stdout
     assert gated.startswith("1 gated, 1 off (opt-in), 1 not needed\n")
-    assert "tensor parallelism is on (--tp-size), and it was not proven with that" in gated
+    assert "tensor parallelism is on (--tp-size): this patch was not tested with that" in gated
     assert "MLX is off (SGLANG_USE_MLX)" in gated
 
 

@@ -269,7 +269,7 @@ def test_explain_says_what_leaves_a_patch_on_and_its_flags(
         "- tracked-states: states are tracked in extra buffers "
         "(--mamba-scheduler-strategy extra_buffer or --mamba-radix-cache-strategy extra_buffer)"
     ) in text
-    assert "- cpu: this server runs on a CPU with kernels of its own Needs" not in text
+    assert "- cpu: this server runs on a CPU with sglang's CPU kernels Needs" not in text
     assert "tensor-parallel" not in text
 
 

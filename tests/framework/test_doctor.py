@@ -340,7 +340,7 @@ def test_alone_it_says_whether_all_is_well(throwaway: Throwaway) -> None:
         "live": "-",
         "has run": "-",
     }
-    assert "beside sglang 1.0" in by_check["installed"][1]
+    assert "next to sglang 1.0" in by_check["installed"][1]
     assert by_check["chosen"][1] == "1 ready, 0 refused, 1 off; of all"
 
 
@@ -553,15 +553,15 @@ def test_the_split_is_of_the_release_to_upgrade_to(
         ("[]", OF_SERVER, "does not describe a model's attention"),
         (json.dumps({**MODEL, "num_key_value_heads": None}), OF_SERVER, "does not describe"),
         (json.dumps(MODEL), (), "--model needs --kv-gib"),
-        (json.dumps(MODEL), OF_SERVER[:2], "give --max-running-requests"),
+        (json.dumps(MODEL), OF_SERVER[:2], "--max-running-requests is missing"),
         (json.dumps(MODEL), ("--kv-gib", "0"), "above 0"),
         (json.dumps(MODEL), (*OF_SERVER, "--page-size", "0"), "1 or more"),
-        (json.dumps(HYBRID), OF_SERVER, "give --context"),
+        (json.dumps(HYBRID), OF_SERVER, "--context is missing"),
         (json.dumps(HYBRID), ("--kv-gib", "0.1", *OF_HYBRID[2:]), "hold no request of 4096 tokens"),
-        (json.dumps(HYBRID), (*OF_HYBRID[:2], *OF_HYBRID[4:]), "give --max-running-requests"),
+        (json.dumps(HYBRID), (*OF_HYBRID[:2], *OF_HYBRID[4:]), "--max-running-requests is missing"),
         (json.dumps(HYBRID), (*OF_HYBRID, "--hicache-size", "0"), "above 0"),
-        (json.dumps(HYBRID), (*OF_HYBRID, "--hicache-ratio", "2"), "is not known here"),
-        (json.dumps(MODEL), (*OF_SERVER, "--hicache-ratio", "2"), "that of a hybrid model"),
+        (json.dumps(HYBRID), (*OF_HYBRID, "--hicache-ratio", "2"), "it is unknown how"),
+        (json.dumps(MODEL), (*OF_SERVER, "--hicache-ratio", "2"), "need a hybrid model"),
         (json.dumps({**HYBRID, "architectures": None}), OF_HYBRID, "does not describe"),
         (json.dumps({**HYBRID, "mamba_ssm_dtype": "int3"}), OF_HYBRID, "of type int3"),
     ],
@@ -616,7 +616,7 @@ sys.stdin.read()
     [
         (
             "all",
-            "tensor parallelism is on (--tp-size), and it was not proven with that",
+            "tensor parallelism is on (--tp-size): this patch was not tested with that",
             ("bad", "gated by tensor parallelism (--tp-size): one.a, one.b", 1),
         ),
         ("one.b", "cuDNN attends", ("bad", "gated because cuDNN attends: one.b", 1)),

@@ -103,7 +103,7 @@ def test_of_a_reason_the_names_stay() -> None:
             *(reference, "0.5.22")
         ],
         "it needs mlx.kv-arena, which is failed": ["mlx.kv-arena"],
-        "tensor parallelism is on (--tp-size), and it was not proven with that": ["--tp-size"],
+        "tensor parallelism is on (--tp-size): this patch was not tested with that": ["--tp-size"],
         "secret7b is on (--secret7b)": [],
         "ImportError: no secret7b here; ImportError": ["ImportError"],
     }

@@ -141,7 +141,7 @@ arguments.publish(arguments.ServerArgs(page_size=64, enable_lora=True))
 # At once: the reply below asks for no look.
 assert engine.report().of("one.step").state == "gated"
 assert a.Worker().step(1) == 20
-assert state() == ("gated", "LoRA is on (--enable-lora), and it was not proven with that")
+assert state() == ("gated", "LoRA is on (--enable-lora): this patch was not tested with that")
 assert state("one.ten") == state("two.helper") == ("live", "")
 arguments.publish(arguments.ServerArgs())
 assert state()[0] == "gated", "for good: what it has done so far is stock's"
@@ -164,7 +164,7 @@ def step(patching):
 throwaway_installs.step = step
 ours.activate("all")
 import sglang.srt.a as a
-assert state() == ("gated", "LoRA is on (--enable-lora), and it was not proven with that"), state()
+assert state() == ("gated", "LoRA is on (--enable-lora): this patch was not tested with that")
 assert a.Worker().step(1) == 2
 """
     )
@@ -196,7 +196,7 @@ assert state() == ("live", "") and a.Worker().step(1) == 102
 import sglang.srt.utils as utils
 utils.is_hip = lambda: True
 assert state() == (
-    "gated", "this server runs on AMD GPUs (HIP), and it was not proven with that"
+    "gated", "this server runs on AMD GPUs (HIP): this patch was not tested with that"
 )
 assert a.Worker().step(1) == 2
 """
@@ -218,7 +218,7 @@ if "sglang.srt.runtime_context" in sys.modules:
     context = sys.modules["sglang.srt.runtime_context"].get_context()
     assert state() == ("live", ""), "what was given does not count where a group has it"
     context.groups["all"].inner.kv_cache_dtype = "fp8_e4m3"
-reason = "the KV cache is quantised (--kv-cache-dtype), and it was not proven with that"
+reason = "the KV cache is quantised (--kv-cache-dtype): this patch was not tested with that"
 assert state() == ("gated", reason), state()
 assert a.Worker().step(1) == 2
 """
@@ -256,7 +256,7 @@ arguments.publish(arguments.ServerArgs(enable_dp_attention=False))
 assert state() == ("live", "")
 context.Parallel.held = True
 arguments.publish(arguments.ServerArgs(enable_dp_attention=False))
-assert state() == ("gated", "data-parallel attention is on, and it was not proven with that")
+assert state() == ("gated", "data-parallel attention is on: this patch was not tested with that")
 """
     )
 
@@ -275,8 +275,8 @@ context.Parallel.attn_dp_enabled = property(broken)
 arguments.publish(arguments.ServerArgs())
 assert state() == (
     "gated",
-    "whether data-parallel attention is on can't be read (RuntimeError: not written), "
-    "and it was not proven with that",
+    "whether data-parallel attention is on can't be read (RuntimeError: not written): "
+    "this patch was not tested with that",
 ), state()
 assert a.Worker().step(1) == 2
 """
@@ -297,7 +297,7 @@ context.get_context, kept = broken, context.get_context
 kept().set_server_args(arguments.ServerArgs(), {})
 word, reason = state()
 assert word == "gated", (word, reason)
-assert "can't be read (RuntimeError: not ready), and it was not proven with that" in reason, reason
+assert "can't be read (RuntimeError: not ready): this patch was not tested with" in reason, reason
 assert a.Worker().step(1) == 2
 assert state("two.helper") == ("live", ""), "what asks for no set-up stays"
 """
@@ -324,7 +324,7 @@ assert seen == [("live", "")] * 2, seen
 assert state() == ("live", ""), state()
 arguments.publish(arguments.ServerArgs(enable_lora=True))
 assert seen == [("live", "")] * 3, seen
-assert state() == ("gated", "LoRA is on (--enable-lora), and it was not proven with that")
+assert state() == ("gated", "LoRA is on (--enable-lora): this patch was not tested with that")
 """
     )
 
@@ -339,7 +339,7 @@ import sglang.srt.a as a, sglang.srt.server_args as arguments
 arguments.publish(arguments.ServerArgs(port=1))
 assert state() == ("live", "")
 arguments.publish(arguments.ServerArgs(brand_new=7))
-reason = "the server has brand_new, which is unknown, and it was not proven with that"
+reason = "the server has brand_new, which is unknown: this patch was not tested with that"
 assert state() == ("gated", reason), state()
 assert a.Worker().step(1) == 2
 """

@@ -782,7 +782,7 @@ def gates(patching):
     raise Gated(REASONS.pop(0))
 throwaway_installs.gates = gates
 tensors, lora = "tensor parallelism is on (--tp-size)", "requests have priorities"
-unproven = ", and it was not proven with that"
+unproven = ": this patch was not tested with that"
 REASONS = [tensors + unproven, lora + unproven, "it needs one.a: " + tensors + unproven]
 target = (f"{A}:Worker.step",)
 use(STEP, HELPER, *(declare(name, install="gates", targets=target) for name in NAMES))

@@ -127,7 +127,7 @@ def test_gates_name_the_flag_and_the_gpu(models: Path) -> None:
     state, why = asked("0.5.23", "L40", command)["states"][graph]
     assert (state, why) == (
         "gated",
-        "the GPU is not a Hopper (H100, H200), and it was not proven with that",
+        "the GPU is not a Hopper (H100, H200): this patch was not tested with that",
     )
     data = asked("0.5.23", "H200", command, "--enable-mixed-chunk")
     assert data["states"][graph][1].startswith(

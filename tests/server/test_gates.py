@@ -69,7 +69,7 @@ def test_status_and_doctor_call_it_a_problem_and_doctor_names_the_flag(server: S
     assert f"mlx.pool-write is gated: requests have priorities ({FLAG})" in text
     code, text = command(server, "doctor")
     assert code == 1
-    assert text.startswith("to look at: live")
+    assert text.startswith("to check: live")
     assert f"gated because requests have priorities ({FLAG}): mlx.pool-write" in text
 
 
@@ -114,8 +114,8 @@ def test_strict_ends_the_server_with_one_line(release: str, tmp_path: Path) -> N
     ours = [line for line in log.read_text().splitlines() if "sglang-perf-patches: " in line]
     # Another process may see it too before the launcher ends all of them.
     assert {*ours} == {
-        f"sglang-perf-patches: mlx.pool-write is gated: requests have priorities ({FLAG}), "
-        "and it was not proven with that"
+        f"sglang-perf-patches: mlx.pool-write is gated: requests have priorities ({FLAG}): "
+        "this patch was not tested with that"
     }
 
 

@@ -87,7 +87,9 @@ def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boo
         try:
             model = client.told(plan.served, "/model_info", "/get_model_info")
             if model.get("is_generation") is False:
-                raise BenchError("it serves embeddings; bench server compares generation only")
+                raise BenchError(
+                    "the server computes embeddings; bench server compares generation only"
+                )
             greedy = tokens.of(plan.served)
             patches.require_side(tree.pids(), side)
         except BenchError as error:

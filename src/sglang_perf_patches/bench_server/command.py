@@ -66,8 +66,8 @@ def read(command: Sequence[str], url: str | None = None) -> ServerCommand:
     mode = option(words, "--disaggregation-mode")
     if mode not in (None, "null") and url is None:
         raise UsageError(
-            f"a {mode} server can't be measured alone: put a script that starts prefill, decode "
-            "and router after --, and give the router's address by --url"
+            f"a {mode} server can't be measured by itself: put a script that starts prefill, "
+            "decode and router after --, and give the router's address by --url"
         )
     api_key = option(words, "--api-key")
     if url is not None:

@@ -117,7 +117,7 @@ def plot(bars: Sequence[Bar], axis: str) -> str:
         return f"{100 * (min(max(value, low), high) - low) / (high - low):.2f}%"
 
     if any(_reach(bar) > high for bar in bars):
-        axis += "; what ends in → goes on"
+        axis += "; a bar that ends in → goes beyond the axis"
     grid = "".join(
         f"<line class={'grid' if tick else 'zero'} x1={at(tick)} x2={at(tick)} y1=0 y2=100% />"
         for tick in ticks

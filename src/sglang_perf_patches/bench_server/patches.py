@@ -114,7 +114,7 @@ def _why_none(records: Sequence[dict[str, Any]]) -> str:
     if not records:
         return (
             "no process of the server has a record of patches: is sglang-perf-patches installed "
-            "beside the sglang that the command starts, and does the command leave "
+            "next to the sglang that the command starts, and does the command leave "
             "SGLANG_PERF_PATCHES unchanged?"
         )
     text = "; ".join(f"{id} is {why}" for id, why in failed([records]).items())

@@ -21,17 +21,20 @@ from ..model.errors import OperatorError
 from . import render
 
 _VERBS = {
-    "list": ("listing", "what will happen here, or what each patch would do to another sglang"),
+    "list": ("listing", "what each patch will do here, or with another sglang"),
     "explain": ("explaining", "a patch or a set: why, how, its gain, what it changes"),
     "status": ("status", "what is live in your running sglang servers"),
-    "doctor": ("doctoring", "whether all is well here, or what an upgrade would change"),
+    "doctor": (
+        "doctoring",
+        "whether all is well here; what an upgrade or a server's command would change",
+    ),
     "verify": (
         "verifying",
-        "compare with stock, bit by bit, what depends on the device of this machine",
+        "compare with stock, bit by bit, on this machine's device",
     ),
     "bench": (
         "benching_server",
-        "bench server: your own server in turns, with and without patches, or any two settings",
+        "bench server: A/B of your own server, with and without patches, or any settings",
     ),
     "help": ("helping", "a page about the patches, the commands, the states …"),
     "report": ("reporting", "write one redacted file for an issue; nothing is sent"),

@@ -18,7 +18,7 @@ NOTHING: tuple[Any, ...] = (None, False, 0, "", "none", "null", "off")
 """Values of an argument that switch nothing on."""
 
 
-_UNPROVEN = ", and it was not proven with that"
+_UNPROVEN = ": this patch was not tested with that"
 
 
 class Server(Protocol):
@@ -231,7 +231,7 @@ def unproven(proven_with: Mapping[str, str], on: Mapping[str, str]) -> str | Non
 def cause(reason: str) -> str:
     """The reason of a gated patch, shortened for a log line about several patches.
 
-    >>> cause("tensor parallelism is on (--tp-size), and it was not proven with that")
+    >>> cause("tensor parallelism is on (--tp-size): this patch was not tested with that")
     'by tensor parallelism'
     >>> cause("requests have priorities (--enable-priority-scheduling)")
     'because requests have priorities'

@@ -48,7 +48,7 @@ FEATURES = Features(
                 ("xpu", "Intel GPUs"),
                 ("musa", "Moore Threads GPUs (MUSA)"),
                 ("hpu", "Gaudi (HPU)"),
-                ("cpu", "a CPU with kernels of its own"),
+                ("cpu", "a CPU with sglang's CPU kernels"),
             )
         ),
         Feature(
@@ -76,7 +76,7 @@ FEATURES = Features(
         ),
         Feature(
             name="expert-parallel",
-            clause="experts are spread over processes",
+            clause="expert parallelism is on",
             off={
                 "ep_size": (None, 0, 1),
                 "moe_a2a_backend": NOTHING,
@@ -118,7 +118,7 @@ FEATURES = Features(
             clause="prefills are not chunked",
             on={"chunked_prefill_size": (0, -1)},
         ),
-        _switched("dynamic-chunks", "chunks change their size", "enable_dynamic_chunking"),
+        _switched("dynamic-chunks", "dynamic chunk sizes are on", "enable_dynamic_chunking"),
         Feature(
             name="several-steps",
             clause="the scheduler decodes several steps at once",
@@ -127,14 +127,14 @@ FEATURES = Features(
         _switched("priorities", "requests have priorities", "enable_priority_scheduling"),
         Feature(
             name="other-retraction",
-            clause="another rule chooses what is retracted",
+            clause="another retraction policy is on",
             off={"retraction_policy": (None, "length")},
         ),
         _switched(
-            "items", "a request is scored in items", "enable_mis", "multi_item_scoring_delimiter"
+            "items", "multi-item scoring is on", "enable_mis", "multi_item_scoring_delimiter"
         ),
-        _switched("embeddings", "the model is served for embeddings", "is_embedding"),
-        _switched("diffusion", "the model decodes blocks by diffusion", "dllm_algorithm"),
+        _switched("embeddings", "the server computes embeddings", "is_embedding"),
+        _switched("diffusion", "the model decodes by diffusion", "dllm_algorithm"),
         _switched(
             "multimodal",
             "the model takes images or sound",
@@ -142,7 +142,7 @@ FEATURES = Features(
         ),
         _switched(
             "split-encoder",
-            "images are encoded elsewhere, or are left out",
+            "images are encoded in another server, or left out",
             *("encoder_only", "language_only", "language_model_only"),
         ),
         # -- speculation
@@ -164,22 +164,24 @@ FEATURES = Features(
                 )
             },
         ),
-        _sized("draft-trees", "several drafts branch from a token", "speculative_eagle_topk"),
-        _switched("adaptive-drafts", "drafts change their length", "speculative_adaptive"),
+        _sized("draft-trees", "drafts branch into trees", "speculative_eagle_topk"),
+        _switched("adaptive-drafts", "adaptive draft lengths are on", "speculative_adaptive"),
         _switched(
             "layered-drafts",
-            "each step of a draft has a layer of its own",
+            "multi-layer EAGLE is on",
             "enable_multi_layer_eagle",
         ),
-        _switched("other-drafter", "another server drafts", "decoupled_spec_role"),
+        _switched("other-drafter", "drafts come from another server", "decoupled_spec_role"),
         _switched(
             "draft-windows",
-            "a draft sees a window",
+            "the draft model has a sliding window",
             "speculative_draft_window_size",
             "speculative_dflash_draft_window_size",
             "speculative_draft_sink_size",
         ),
-        _switched("draft-vocabulary", "drafts have a smaller vocabulary", "speculative_token_map"),
+        _switched(
+            "draft-vocabulary", "the draft model has a smaller vocabulary", "speculative_token_map"
+        ),
         # -- disaggregation
         *(
             Feature(
@@ -210,13 +212,13 @@ FEATURES = Features(
         ),
         Feature(
             name="late-slots",
-            clause="KV is received in the host's memory, or gets its slots late",
+            clause="KV is received in host memory, or its slots are allocated late",
             off={"disaggregation_decode_allocation_policy": (None, "early")},
             changed=("disaggregation_decode_host_receive_threshold",),
         ),
         _switched(
             "optimistic-prefill",
-            "a prefill begins before the decode server has slots",
+            "optimistic prefill is on",
             *("optimistic_prefill_attempts", "optimistic_prefill_retries"),
         ),
         Feature(
@@ -245,7 +247,7 @@ FEATURES = Features(
         ),
         _switched(
             "sessions",
-            "the cache keeps what belongs to sessions, or less than a reply",
+            "the prefix cache is by session, or leaves out the thinking part",
             *("enable_streaming_session", "enable_session_radix_cache", "strip_thinking_cache"),
         ),
         _switched("no-radix-cache", "the radix cache is off", "disable_radix_cache"),
@@ -260,15 +262,15 @@ FEATURES = Features(
         _switched("page-major", "KV is laid out page by page", "enable_page_major_kv_layout"),
         _switched(
             "sparse-kv",
-            "sparse attention keeps KV in the host",
+            "sparse attention keeps KV on the host",
             "enable_hisparse",
             "enable_double_sparsity",
             "hierarchical_sparse_attention_extra_config",
         ),
-        _switched("no-window-pool", "there is no pool for windows", "disable_hybrid_swa_memory"),
+        _switched("no-window-pool", "the sliding-window pool is off", "disable_hybrid_swa_memory"),
         _switched(
             "window-replay",
-            "KV of windows is made again from the prompt",
+            "window KV is recomputed from the prompt",
             *("enable_encoder_swa_bounded_replay", "enable_decoder_swa_bounded_replay"),
         ),
         Feature(
@@ -288,7 +290,7 @@ FEATURES = Features(
         ),
         _switched(
             "packed-states",
-            "states are kept as int8, rounded at random or replayed",
+            "states are quantised, rounded stochastically or replayed",
             "enable_int8_mamba_checkpoint",
             "enable_mamba_cache_stochastic_rounding",
             "enable_linear_replayssm",
@@ -341,14 +343,14 @@ FEATURES = Features(
         ),
         _switched(
             "forced-graphs",
-            "graphs are breakable, or piecewise where stock would not",
+            "breakable or piecewise graphs are forced",
             *("enable_breakable_cuda_graph", "enforce_piecewise_cuda_graph"),
         ),
-        _switched("forward-metrics", "each forward is measured", "enable_forward_pass_metrics"),
+        _switched("forward-metrics", "forward-pass metrics are on", "enable_forward_pass_metrics"),
         _switched("compiled", "the model is compiled by torch", "enable_torch_compile"),
         _switched(
             "megakernel",
-            "one kernel runs many layers",
+            "a megakernel runs many layers",
             "enable_nvidia_megakernel",
             "enable_amd_monokernel",
         ),
@@ -361,7 +363,7 @@ FEATURES = Features(
             "enable_return_routed_experts",
             "enable_return_indexer_topk",
         ),
-        _switched("mlx-sampling", "MLX samples by itself", "mlx_enable_sampling"),
+        _switched("mlx-sampling", "MLX samples the tokens", "mlx_enable_sampling"),
         _switched(
             "debugging",
             "the server checks or dumps what it computes",

@@ -37,7 +37,7 @@ USES = (
     ),
     Use(
         name="prefills",
-        lacking="a decode server gets its prompts computed",
+        lacking="a decode server computes no prompts",
         off={"disaggregation_mode": ("decode",), "enable_pd_role_switch": NOTHING},
     ),
     Use(

@@ -56,7 +56,7 @@ def read(command: Sequence[str], environment: Mapping[str, str]) -> Asked:
     if name == "sglang" and rest[:1] == ["serve"]:
         return Asked(_of_serve(rest[1:]), variables, under_run)
     if not _PYTHON.fullmatch(name):
-        raise CommandError(f"can't look behind `{word}`: give {_FORMS} after --")
+        raise CommandError(f"can't see which command `{word}` starts: give {_FORMS} after --")
     module, rest = _python(rest)
     if module not in _LAUNCHERS:
         raise CommandError(f"`{' '.join(command)}` starts no sglang server: give {_FORMS}")
@@ -117,7 +117,7 @@ def _read_env(words: list[str], variables: dict[str, str]) -> None:
         elif option == "--":
             return
         else:
-            raise CommandError(f"`env {option}` is not understood here: leave it out")
+            raise CommandError(f"`env {option}` is not supported here: leave it out")
 
 
 def _python(words: Sequence[str]) -> tuple[str, list[str]]:

@@ -54,9 +54,9 @@ _OPTIONS: dict[str, tuple[Any, Any, str, str | None]] = {
     ),
     "hicache_size": (
         *(None, _above_zero, "GB"),
-        "of a hybrid model's hierarchical cache: what the host's pools take on one GPU",
+        "hierarchical cache of a hybrid model: memory of the host's pools for one GPU",
     ),
-    "hicache_ratio": (None, _above_zero, "R", "... over the device's"),
+    "hicache_ratio": (None, _above_zero, "R", "... as a multiple of the device's"),
     "page_size": (1, _positive, "N", None),
     "tp_size": (1, _positive, "N", None),
     "chunked_prefill_size": (8192, _positive, "N", None),
@@ -73,8 +73,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options: the model, and the server's arguments that size its pools."""
     group = parser.add_argument_group(
         "a model",
-        "what another --swa-full-tokens-ratio would bring, or for a hybrid model another "
-        "--max-mamba-cache-size; give the options of its server:",
+        "size the window pool (--swa-full-tokens-ratio) or the state pool "
+        "(--max-mamba-cache-size) for a model; give the options of its server:",
     )
     group.add_argument("--model", type=Path, metavar="DIR", help="a folder with config.json")
     one = group.add_mutually_exclusive_group()
@@ -199,7 +199,7 @@ def _states(
     for option in ("max_running_requests", "context"):
         if getattr(args, option) is None:
             raise ModelError(
-                f"the model is a hybrid one: give {_flag(option)}, the split follows from it"
+                f"this is a hybrid model: {_flag(option)} is missing, the split depends on it"
             )
     load = split.Load(args.max_running_requests, args.context)
     try:
@@ -220,14 +220,16 @@ def _host(args: argparse.Namespace, states: of_states.StateHint | None) -> of_ho
     if not (host.ratio or host.gigabytes):
         return None
     if states is None or args.disable_radix_cache:
-        raise ModelError("the host's split is that of a hybrid model with a prefix cache")
+        raise ModelError(
+            "--hicache-size and --hicache-ratio need a hybrid model and a prefix cache"
+        )
     hint = of_host.hint(
         *(states.release, states.cells, states.lines[0].split, host),
         context=args.context,
         chunk=args.chunked_prefill_size,
     )
     if hint is None:
-        raise ModelError(f"how {states.release} divides the host's memory is not known here")
+        raise ModelError(f"it is unknown how {states.release} divides the host's memory")
     return hint
 
 

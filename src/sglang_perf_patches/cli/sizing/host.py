@@ -70,17 +70,19 @@ class HostHint:
     @property
     def text(self) -> str:
         """The hint in words."""
-        rows = [["HOST STATES", "HOST KV TOKENS", "PREFIXES", "WITH LONG REPLIES", "GIVE"]]
+        rows = [
+            ["HOST STATES", "HOST KV TOKENS", "PREFIXES", "WITH LONG REPLIES", "ADD TO THE COMMAND"]
+        ]
         for line in self.lines:
             numbers = (line.pools.states, line.pools.tokens, line.short, line.long)
             rows.append([*(f"{number:,}" for number in numbers), line.give or "(stock)"])
         heading = (
-            f"the host with {self.host.given}, beside stock's defaults on the device: prefixes of "
-            f"{self.context:,} tokens that fit"
+            f"the host with {self.host.given}, and stock's defaults on the device: prefixes of "
+            f"{self.context:,} tokens each"
         )
         note = (
-            "A reply is long that reaches --mamba-track-interval (256): it leaves one more state. "
-            "So does a prompt that is cut by others in its prefill. Give "
+            "A long reply reaches --mamba-track-interval (256) tokens and leaves one more state. "
+            "So does a prompt whose prefill is interrupted by others. Set "
             f"SGLANG_PERF_PATCHES=all,{PATCH.id} as well as the variable."
         )
         return "\n\n".join([render.filled(heading), render.table(rows), render.filled(note)])

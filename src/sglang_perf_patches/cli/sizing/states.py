@@ -32,18 +32,18 @@ _TRACKED = re.compile(
 
 COSTS = {
     "skip": (
-        f"{_SKIPS}: the state that a running request was cached with may be evicted, so that a "
-        "later turn may find a shorter prefix"
+        f"{_SKIPS}: the cached state of a running request may be evicted; then a later turn "
+        "finds a shorter prefix"
     ),
     "lazy": (
-        "extra_buffer_lazy: not for disaggregated servers; mamba.slot-exhaustion is gated, so that "
-        "a server without a slot can die"
+        "extra_buffer_lazy: not for disaggregated servers; mamba.slot-exhaustion is gated, so a "
+        "server without a free slot can die"
     ),
     "no_buffer": (
         "no_buffer: no overlap of scheduling and forward passes, page size 1, and states are "
-        "cached only where a prefill ends"
+        "cached only at the end of a prefill"
     ),
-    "no_cache": "--disable-radix-cache: no request finds a prefix of another one",
+    "no_cache": "--disable-radix-cache: no prefix is reused",
 }
 """Short name → what an option costs."""
 
@@ -94,7 +94,7 @@ class StateHint:
     def text(self) -> str:
         """The hint in words."""
         load, cells = self.load, self.cells
-        rows = [["SLOTS A REQUEST", "STATE SLOTS", "KV TOKENS", "IN FLIGHT", "GIVE"]]
+        rows = [["SLOTS A REQUEST", "STATE SLOTS", "KV TOKENS", "IN FLIGHT", "ADD TO THE COMMAND"]]
         for line in self.lines:
             split = line.split
             numbers = (line.slots_each, split.slots, split.tokens, split.in_flight)
@@ -105,7 +105,7 @@ class StateHint:
             "bytes a token"
         )
         note = (
-            f"Give --max-running-requests {load.requests} as well. Not for speculative decoding, "
+            f"Add --max-running-requests {load.requests} as well. Not for speculative decoding, "
             "which keeps more states."
         )
         costs = [render.filled(f"costs: {cost}", "", "  ") for cost in self.costs]

@@ -9,7 +9,7 @@ from typing import Any
 from ...sets.swa.pool_ratio.sizes import STOCK_RATIO, Needs, fit
 
 NEEDS_REQUESTS = (
-    "the model has a sliding window: give --max-running-requests, its pool follows from it"
+    "the model has a sliding window: --max-running-requests is missing, its pool depends on it"
 )
 """The reason if the number of requests is missing."""
 

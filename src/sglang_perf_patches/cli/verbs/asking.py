@@ -103,8 +103,8 @@ def _text(
         parts.append(render.filled(obstacle))
     parts.append(
         render.filled(
-            "`live`: the release lets the patch go live in this server. "
-            "Whether that helps: sglang-perf-patches bench server -- COMMAND"
+            "`live`: the patch goes live in this server. "
+            "Whether it helps: sglang-perf-patches bench server -- COMMAND"
         )
     )
     return parts

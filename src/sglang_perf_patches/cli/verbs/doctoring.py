@@ -23,9 +23,9 @@ from . import (
 )
 
 PARSER: dict[str, Any] = {
-    "epilog": "Alone, it says whether the patches are installed, loaded, live and have run, and "
-    "what to change. With another sglang, what that would change; if no sglang is installed here, "
-    "what the patches would do to the other one. " + asking.HELP
+    "epilog": "Without arguments it says whether the patches are installed, loaded, live and have "
+    "run, and what to change. With another sglang it says what an upgrade to it would change. "
+    + asking.HELP
 }
 _COLOURS = {"lost": "red", "gained": "green", "ours again": "green"}
 
@@ -33,7 +33,9 @@ _COLOURS = {"lost": "red", "gained": "green", "ours again": "green"}
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options: the tree to upgrade to, a server's GPU, or a model."""
     add_tree(parser)
-    parser.add_argument("--all", action="store_true", help="patches that do not change too")
+    parser.add_argument(
+        "--all", action="store_true", help="show the patches that do not change too"
+    )
     asking.add_options(parser)
     sizing.add_options(parser)
     add_json(parser)

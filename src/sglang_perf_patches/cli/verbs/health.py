@@ -27,7 +27,7 @@ class Check:
 
     Attributes:
         check: its name.
-        word: ``ok``; ``look``: worth a look; ``bad``: something chosen is missing; ``-``: does not
+        word: ``ok``; ``look``: worth a check; ``bad``: something chosen is missing; ``-``: does not
             apply here.
         said: what was found.
         change: what to do about it; "" for nothing.
@@ -64,7 +64,7 @@ def run(*, as_json: bool) -> int:
 def _text(checks: list[Check]) -> Iterator[str]:
     """The conclusion, the checks, and what to change."""
     bad = [check for check in checks if check.word in {"bad", "look"}]
-    yield f"to look at: {', '.join(check.check for check in bad)}" if bad else "all is well"
+    yield f"to check: {', '.join(check.check for check in bad)}" if bad else "all is well"
     rows = [["CHECK", "", "WHAT WAS FOUND"]]
     rows += [[check.check, check.word, check.said] for check in checks]
     yield render.table(rows, column=1, colours=_COLOURS)
@@ -74,7 +74,7 @@ def _text(checks: list[Check]) -> Iterator[str]:
 
 
 def _installed(tree: Tree) -> Check:
-    line = f"sglang-perf-patches {__version__} beside sglang {tree.version}"
+    line = f"sglang-perf-patches {__version__} next to sglang {tree.version}"
     return Check("installed", "ok", f"{line}, Python {platform.python_version()}")
 
 
@@ -110,8 +110,8 @@ def _servers() -> Iterator[Check]:
     """For each server, which patches are live and have run."""
     running = servers.of(records.read_all())
     if not running:
-        yield Check("live", "-", "no process of this user has patches; start a server to see")
-        yield Check("has run", "-", "likewise")
+        yield Check("live", "-", "no process of this user has patches; start a server first")
+        yield Check("has run", "-", "no process of this user has patches")
     for one in running:
         if not one.is_of_this_environment:
             where = f"it runs in another environment, {one.members[0]['prefix']}"
@@ -165,4 +165,9 @@ def _has_run(one: servers.Running, live: Any, *, is_all: bool) -> Check:
     line = f"{one.name}: {len(done)} of {len(live)} live patches: {', '.join(done) or 'none yet'}"
     if done or not one.is_server or not is_all:
         return Check("has run", "ok" if done else "-", line)
-    return Check("has run", "look", line, "send it a request, or see `explain` for who gains")
+    return Check(
+        "has run",
+        "look",
+        line,
+        "send it a request, or see who gains: sglang-perf-patches explain PATCH",
+    )

@@ -63,34 +63,34 @@ SWITCHES = (
     _off(
         "SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR",
         "a FlashInfer draft is planned from the host's lengths, without a blocking copy a step",
-        "it has no effect where the draft has a window or a batch has no lengths on the host",
+        "no effect if the draft has a window, or a batch has no lengths on the host",
     ),
     _off(
         "SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN",
         "a FlashInfer verify is planned from the host's lengths, without waiting for the GPU",
-        "EAGLE's verify with topk = 1 in a CUDA graph alone, with the fa2 kernels",
+        "only for EAGLE's verify with topk = 1 in a CUDA graph, with the fa2 kernels",
     ),
     _off(
         "SGLANG_ENABLE_METADATA_GLUE_GRAPH",
-        "preparing a replayed decode's attention metadata is one graph launch, not many small ones",
+        "a replayed decode prepares its attention metadata in one graph launch",
         "experimental; only unpadded batches, and neither two-batch overlap nor LoRA nor DFlash",
     ),
     _off(
         "SGLANG_OPT_CUDA_GRAPH_FILL_FAST_PATH",
-        "filling a graph's inputs skips the reset of padding for an unpadded batch",
+        "an unpadded batch skips the reset of padding when a graph's inputs are filled",
         "it has no effect on padded batches",
     ),
     _off(
         "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK",
-        "a hybrid model's running request holds one state slot less, so that more may run",
+        "each running request of a hybrid model holds one state slot less, so more can run",
         "the state of a matched prefix may be evicted while its request decodes; unified tree only",
         of_gpu=False,
     ),
     Switch(
         "--mamba-max-states-per-path 1",
-        "a hybrid model's cached prefix keeps its last state alone, so that few slots hold "
+        "each cached prefix of a hybrid model keeps only its last state, so the same slots hold "
         "more prefixes",
-        "the first request that forks from the middle of a prefix computes it again",
+        "the first request that branches off inside a prefix computes the prefix again",
         _CACHE_ACTIONS,
         "class MambaEvictExcessPathStates",
         of_gpu=False,
@@ -98,17 +98,17 @@ SWITCHES = (
     Switch(
         "--cuda-graph-backend-prefill full",
         "a prefill is one graph of a fixed number of requests, not segments between eager layers",
-        "experimental: sglang itself advises the breakable backend for production; on one H200 a "
-        "first token of DeepSeek-V2-Lite's shape took 0.87 to 0.95 of the time, of gpt-oss-20b's "
-        "and Gemma 3 12B's as long, and a model with gated delta nets did not start",
+        "experimental: sglang itself advises the breakable backend for production. On one H200 the "
+        "first token took 0.87 to 0.95 of the time with DeepSeek-V2-Lite's shape, the same time "
+        "with gpt-oss-20b's and Gemma 3 12B's; a model with gated delta nets did not start",
         _PREFILL,
         "Backend.FULL",
     ),
     Switch(
         "MLX_USE_CUDA_GRAPHS=0",
-        "MLX for CUDA makes no graph of each new shape of batch: 16 clients had 1.2 times the "
-        "tokens a second on an H100",
-        "a single client mostly has fewer, 0.59 to 1.12 times; Metal knows no such graphs",
+        "MLX for CUDA captures no graph for each new batch shape: 16 clients got 1.2 times the "
+        "tokens per second on an H100",
+        "a single client got 0.59 to 1.12 times the tokens per second; Metal has no such graphs",
         _MLX,
         "class MlxModelRunner",
         of_mlx=True,
@@ -141,7 +141,9 @@ def text(switches: Sequence[Switch], where: str = "there") -> str:
     """The lines that ``doctor`` prints about switches; "" for none."""
     if not switches:
         return ""
-    lines = [f"Stock's own switches {where}, off by default; what measures each, and what it is:"]
+    lines = [
+        f"Stock's own switches {where} that are off, each with its benchmark command and trade-off:"
+    ]
     for switch in switches:
         about = f"gains: {switch.gains}; costs: {switch.costs}"
         lines += [f"  {switch.command}", render.filled(about, " " * 6)]

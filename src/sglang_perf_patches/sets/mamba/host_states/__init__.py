@@ -51,10 +51,10 @@ PATCH = Patch(
     only_with=("states", "host-cache"),
     proven_with=dict.fromkeys((*STATES, "tensor-parallel", "hierarchical-cache"), "verify"),
     kind="policy",
-    summary="the host holds as many states as the KV there needs to be found again",
+    summary="sizes the host's pool of states to its KV, so that cached prefixes are found again",
     # Where it is elsewhere, a copy of a state does not wait until that has come from the host.
     anchors=(f"{_COMPONENT}.commit_hicache_transfer",),
-    absent_because="it was played on newer releases alone",
+    absent_because="tested only on 0.5.20 and later",
     variants=(
         _variant("0.5.20", "0.5.20", "install_between_dense_layers"),
         _variant("0.5.21", "0.5.23", "install"),

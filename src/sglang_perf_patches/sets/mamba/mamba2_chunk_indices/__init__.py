@@ -24,10 +24,10 @@ PATCH = Patch(
     id="mamba.mamba2-chunk-indices",
     only_with=("states", "prefills"),
     proven_with=dict.fromkeys(ALL, "verify"),
-    summary="compute Mamba2's logical chunks on the host, without a sync",
+    summary="computes Mamba2's logical chunks on the host, without a sync",
     worth=Worth(
         "a",
-        "64 prompts with cached prefixes, Nemotron Nano: until all first tokens takes 0.934",
+        "all first tokens of 64 prompts come in 0.934 of stock's time (Nemotron Nano)",
         "tests/benchmarks/results/mamba.md",
         "engine-chunks-64",
     ),

@@ -82,10 +82,10 @@ PATCH = Patch(
     only_with=("states", "prefix-cache"),
     # Not tested: priorities, and prefills mixed with decodes.
     proven_with={**dict.fromkeys((*STATES, "tensor-parallel"), "verify"), **TEXT},
-    summary="a request that finds no slot for its state waits, where stock's scheduler dies",
+    summary="a request waits if there is no slot for its state; stock's scheduler dies",
     worth=Worth(
         "b",
-        "stock's scheduler dies where no slot for a state is left",
+        "stock's scheduler dies if no slot for a state is left",
     ),
     variants=(
         _variant(

@@ -21,10 +21,10 @@ PATCH = Patch(
     id="mamba.zero-sync",
     only_with=("states", "prefills"),
     proven_with=dict.fromkeys((*ALL, "mixed-chunks", "no-radix-cache"), "verify"),
-    summary="build a prefill's mamba metadata from the host's lists, without a sync",
+    summary="builds a prefill's mamba metadata from the host's lists, without a sync",
     worth=Worth("c", "sgl-project/sglang#20522"),
     upstream=("sgl-project/sglang#20522",),
-    upstream_note="it queries the device once a forward; this patch, not at all",
+    upstream_note="which queries the device once per forward; this patch never does",
     built_in_since="0.5.11",
     markers=(Marker(definition=f"{METADATA}:ForwardMetadata", contains="has_mamba_track_mask"),),
     variants=(

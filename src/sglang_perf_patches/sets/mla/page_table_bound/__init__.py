@@ -41,8 +41,8 @@ PATCH = Patch(
     id="mla.page-table-bound",
     only_with=("speculation",),
     proven_with=dict.fromkeys((*METADATA, "forward-metrics"), "verify"),
-    summary="FlashAttention's page tables have room for a speculative step at the context limit",
-    worth=Worth("b", "a server near its context limit dies of an illegal memory access in stock"),
+    summary="FlashAttention's page tables hold a speculative step at the context limit",
+    worth=Worth("b", "near the context limit, stock's server dies of an illegal memory access"),
     upstream=("sgl-project/sglang#34239", "sgl-project/sglang#35985"),
     variants=(
         _variant(

@@ -82,7 +82,7 @@ PATCH = Patch(
     id="mla.sync-opt-out",
     only_with=("speculation",),
     proven_with=dict.fromkeys(METADATA, "verify"),
-    summary="no wait for sequence lengths that no backend of a speculative step reads",
+    summary="a speculative step does not wait for sequence lengths that no backend reads",
     worth=Worth("c", "sgl-project/sglang#26824"),
     upstream=(
         "sgl-project/sglang#26824",
@@ -98,10 +98,9 @@ PATCH = Patch(
     ),
     anchors=(DECIDE,),
     absent_because=(
-        "before 0.5.13 the step waits in other code (#26128 replaced it). That wait also keeps the "
-        "preparation of the next batch from rewriting req_to_token while the running step still "
-        "reads it. Without it, and without the barrier that upstream built, the KV of a shared "
-        "prefix could be overwritten, so it is not backported"
+        "before 0.5.13 stock needs the wait, which is in other code (#26128 replaced it): it keeps "
+        "the next batch from rewriting req_to_token while the running step reads it. Without the "
+        "wait, and without upstream's later barrier, the KV of a shared prefix could be overwritten"
     ),
     variants=(
         _variant("0.5.13", "0.5.13.post1", "install_piecewise", *_DRAFTS, *_PIECEWISE_GRAPHS),

@@ -16,9 +16,9 @@ PATCH = Patch(
     only_with=("mlx",),
     proven_with=PREFILL_AND_DECODE,
     kind="policy",
-    summary="prompts of like length that wait together are computed together",
+    summary="computes waiting prompts of similar length in one pass",
     anchors=(FORWARD,),
-    absent_because="MLX's runner has no one place here that calls the model for a prompt",
+    absent_because="this release calls the model from several places",
     variants=(
         Variant(
             releases=between("0.5.18", "0.5.23"),

@@ -9,8 +9,8 @@ PATCH = Patch(
     only_with=("mlx",),
     proven_with=ANY | WITHOUT_CACHE,
     summary=(
-        "for one unreleased commit only, and without gain: arrays of the sequence lengths are "
-        "made once per decode step"
+        "makes the arrays of sequence lengths once per decode step; for one unreleased commit, "
+        "without gain"
     ),
     worth=Worth("c", "sgl-project/sglang#23470"),
     upstream=("sgl-project/sglang#23470",),
@@ -22,7 +22,7 @@ PATCH = Patch(
         ),
         Marker(definition=BATCHED_DECODE, contains="ctx.offsets"),
     ),
-    absent_because="MLX has no batched decode context here: it came with #22416, in 0.5.11",
+    absent_because="MLX has no batched decode context before 0.5.11 (#22416)",
     variants=(
         Variant(
             releases=("git-5b9fbc51dcff",),

@@ -9,10 +9,10 @@ PATCH = Patch(
     id="mlx.first-buffer",
     only_with=("mlx",),
     proven_with=PREFILL_AND_DECODE,
-    summary="a request's buffers start with room for its prompt, not for 4096 tokens",
+    summary="a request's first KV buffers fit its prompt; stock's hold 4096 tokens",
     worth=Worth(
         "a",
-        "4 prompts at once leave a server on a CPU with 3173 MB, not 5755 MB",
+        "after 4 prompts at once, a server on a CPU holds 3173 MB, not 5755 MB",
         "tests/benchmarks/results/mlx.md",
         "server-at-once",
     ),

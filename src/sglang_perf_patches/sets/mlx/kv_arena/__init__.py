@@ -51,18 +51,18 @@ PATCH = Patch(
         "warm-unique-16",
     ),
     anchors=(BATCHED_DECODE,),
-    absent_because="MLX has no batched decode context here: it came with #22416, in 0.5.11",
+    absent_because="MLX has no batched decode context before 0.5.11 (#22416)",
     requires=("mlx.pool-write",),
     variants=(
         _variant(
             *("0.5.11", "0.5.12.post1", "install_contiguous", CONTIGUOUS),
             f"{CONTIGUOUS}.write_token",
-            note="for every layer; a batched decode also goes on past a buffer's end",
+            note="for every layer; a batched decode also continues past a buffer's end",
         ),
         _variant(
             *("0.5.13", "0.5.14", "install_attention_without_growth", ATTENTION),
             f"{ATTENTION}.write_token",
-            note="as on 0.5.15; a batched decode also goes on past a buffer's end, as stock "
+            note="as on 0.5.15; a batched decode also continues past a buffer's end, as stock "
             "does itself from 0.5.15 on",
         ),
         _variant(

@@ -10,9 +10,9 @@ PATCH = Patch(
     only_with=("mlx",),
     proven_with=PREFILL_AND_DECODE,
     kind="policy",
-    summary="short requests are not padded to the length of a long one beside them",
+    summary="short requests are not padded to the length of a long one in their batch",
     anchors=(BATCHED_DECODE,),
-    absent_because="MLX has no batched decode context here: it came with #22416, in 0.5.11",
+    absent_because="MLX has no batched decode context before 0.5.11 (#22416)",
     requires=("mlx.kv-arena",),
     variants=(
         Variant(

@@ -38,9 +38,9 @@ PATCH = Patch(
     only_with=("mlx",),
     proven_with=ANY | SAMPLING,
     kind="policy",
-    summary="a finished request's caches wait for the next turn of its conversation",
+    summary="keeps a finished request's caches for the next turn of its conversation",
     anchors=(_WINDOWED,),
-    absent_because="MLX serves no sliding window here, and full attention gains nothing",
+    absent_because="MLX supports no sliding window here; full attention gains nothing",
     variants=(
         _variant("0.5.18", "0.5.21", "install"),
         _variant(

@@ -75,7 +75,7 @@ PATCH = Patch(
     id="swa.page-size-1",
     only_with=("windows", "decode-server", "one-token-pages"),
     proven_with=DECODING | RANKS | TREES,
-    summary="at page size 1, a request in transfer holds sliding-window KV for its window alone",
+    summary="at page size 1, a request in transfer reserves window KV for its window only",
     worth=Worth(
         "a",
         "the median first token of 10 prompts on 0.5.23 comes after 0.144 s, not 0.289 s",

@@ -14,7 +14,7 @@ PATCH = Patch(
     only_with=("windows",),
     proven_with=BESIDE | dict.fromkeys(("pages", "no-radix-cache", "no-window-pool"), "verify"),
     kind="policy",
-    summary="the sliding-window pool is sized by running requests and window",
+    summary="sizes the sliding-window pool by the running requests and the window",
     variants=(
         Variant(
             releases=between("0.5.11", "0.5.23"),

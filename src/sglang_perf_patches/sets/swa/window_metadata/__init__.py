@@ -45,22 +45,22 @@ PATCH = Patch(
     id="swa.window-metadata",
     only_with=("windows",),
     proven_with=WINDOWS,
-    summary="Triton attention's windows are translated without the host's waiting for their length",
+    summary="Triton attention translates its window slots without a wait for the GPU",
     worth=Worth(
         "a",
-        "16 requests to gpt-oss on Triton, 0.5.21, take 0.904 of the time per token",
+        "16 requests to gpt-oss on Triton take 0.904 of stock's time per token on 0.5.21",
         "tests/benchmarks/results/swa.md",
         "windows-21-16",
     ),
     upstream=("sgl-project/sglang#38137",),
-    upstream_note="closed; 0.5.22 translates while it gathers",
+    upstream_note="closed; 0.5.22 translates in the kernel that gathers the slots",
     built_in_since="0.5.22",
     markers=(Marker(definition=FILLS, contains="token_mapping"),),
     # It came with the barrier.
     anchors=(f"{SCHEDULE}:NextBatchPlan",),
     absent_because=(
-        "before 0.5.16 that wait is also what keeps the results of the last step from freeing "
-        "slots whose windows the running step still looks up"
+        "before 0.5.16 stock needs that wait: it keeps the last step from freeing slots that the "
+        "running step still reads"
     ),
     variants=(
         _variant("0.5.16", "0.5.18", "install"),

@@ -40,10 +40,10 @@ PATCH = Patch(
     only_with=("windows",),
     proven_with=POOLED,
     kind="policy",
-    summary="Gemma 2 and 3, EXAONE 4 and Olmo 3 get a window pool, for text",
+    summary="Gemma 2 and 3, EXAONE 4 and Olmo 3 get a sliding-window pool, for text only",
     # Older schedulers are told their ranks one by one.
     anchors=(f"{CONTEXT}:SpawnRanks",),
-    absent_because="it was played on newer releases alone",
+    absent_because="tested only on 0.5.21 and later",
     variants=(
         Variant(
             releases=between("0.5.21", "0.5.23"),

@@ -1,8 +1,9 @@
-"""Resolve servers' arguments as ``doctor -- COMMAND`` does: ``python resolve.py HOW GPU``.
+"""Resolve servers' arguments as ``doctor -- COMMAND`` does: ``python resolve.py HOW``.
 
-The release is on PYTHONPATH, HOW and GPU are those of `resolver`. Stdin has a JSON list of
-arguments a server; each is resolved in a fork of its own. Prints one JSON line a server: its
-``setup`` and ``arguments`` as resolved, or why it is ``refused`` or ``failed``.
+The release is on PYTHONPATH, and HOW is that of `resolver`. Stdin has a JSON list of servers, each
+with its GPU (that of `resolver`; the first server's tells whether there are any) and its arguments.
+Each is resolved in a fork of its own. Prints one JSON line a server: its ``setup`` and
+``arguments`` as resolved, or why it is ``refused`` or ``failed``.
 """
 
 from __future__ import annotations
@@ -19,24 +20,31 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sglang_perf_patches.cli.ask import QUICKLY, resolver
+from sglang_perf_patches.cli.ask import QUICKLY, resolver, stand_ins
 from sglang_perf_patches.live import published
 from sglang_perf_patches.model.setups import FEATURES
 
 
-def main(how: str, gpu: dict[str, Any]) -> None:
+def main(how: str) -> None:
     """Import once, and answer each."""
-    servers: list[list[str]] = json.load(sys.stdin)
+    servers: list[tuple[dict[str, Any] | None, list[str]]] = json.load(sys.stdin)
     if how == QUICKLY:
         resolver.leave_out()
     with tempfile.TemporaryDirectory() as folder:
-        resolver.pretend(gpu, Path(folder))
+        first, _ = servers[0]
+        if first is not None:
+            stand_ins.lend()
+            resolver.pretend(first, Path(folder))
         with contextlib.redirect_stdout(io.StringIO()):
             importlib.import_module("sglang.srt.server_args")
-        for words in servers:
+            with contextlib.suppress(ImportError):  # each child would: it reads a configuration
+                importlib.import_module("compressed_tensors.quantization")
+        for gpu, words in servers:
             child = os.fork()
             if not child:
                 try:
+                    if gpu is not None:
+                        resolver.pretend(gpu, Path(folder))
                     print(json.dumps(resolved(words)), flush=True)
                 finally:
                     os._exit(0)
@@ -64,4 +72,4 @@ def resolved(words: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    main(sys.argv[1])

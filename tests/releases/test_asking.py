@@ -142,11 +142,12 @@ def test_gates_name_the_flag_and_the_gpu(models: Path) -> None:
     "release", [pytest.param("0.5.9", marks=pytest.mark.whole_matrix), "0.5.23"]
 )
 def test_what_is_left_out_changes_no_argument(models: Path, release: str) -> None:
-    servers = [["--model-path", str(models / name), *words] for name, *words in COMMANDS]
+    gpu = asdict(gpus.KINDS["H200"])
+    servers = [(gpu, ["--model-path", str(models / name), *words]) for name, *words in COMMANDS]
     quickly, wholly = (
         released.run(
             released.tree(release),
-            *(str(RESOLVE), how, json.dumps(asdict(gpus.KINDS["H200"]))),
+            *(str(RESOLVE), how),
             given=json.dumps(servers),
             HF_HUB_OFFLINE="1",
         ).splitlines()

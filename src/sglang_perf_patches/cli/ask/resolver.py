@@ -26,7 +26,7 @@ from typing import Any
 from ... import worker
 from ...live import published
 from ...model.setups import FEATURES
-from . import QUICKLY
+from . import QUICKLY, stand_ins
 
 _ARGUMENTS = "sglang.srt.server_args"
 
@@ -42,6 +42,7 @@ def main(how: str, gpu: dict[str, Any] | None, words: list[str]) -> None:
         if how == QUICKLY:
             leave_out()
         if gpu is not None:
+            stand_ins.lend()
             pretend(gpu, Path(folder))
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             line = _resolved(words, said)
@@ -111,9 +112,7 @@ def _unchanged(function: Any = None, *_: Any, **__: Any) -> Any:
 def pretend(gpu: dict[str, Any], folder: Path) -> None:
     """Make torch and ``nvidia-smi`` answer as on a machine with these GPUs."""
     from ...live import gpu as ours
-    from . import stand_ins
 
-    stand_ins.lend()
     count, capability, memory = gpu["count"], tuple(gpu["capability"]), gpu["memory"]
     program = folder / "nvidia-smi"
     program.write_text("#!/bin/sh\n" + f"echo {memory}\n" * count)

@@ -1,0 +1,39 @@
+"""The words of the "works with" columns: README's, `gains.md`'s and those of ``doctor -- COMMAND``.
+
+They follow from what a patch, and each patch that it requires, was proven with
+(`Patch.proven_with`), so no column is written by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..model.patch import Patch
+
+ONE = "1 GPU"
+WORDS: Mapping[str, str] = {
+    "TP": "tensor-parallel",
+    "MTP": "eagle",
+    "EP": "expert-parallel",
+    "DP attention": "dp-attention",
+    "hierarchical cache": "hierarchical-cache",
+}
+"""Word → feature (see `model.setups`)."""
+
+
+def works_with(patch: Patch, patches: Mapping[str, Patch]) -> tuple[str, ...]:
+    """The words for a patch; `ONE` comes first.
+
+    Args:
+        patch: its declaration.
+        patches: every patch, by id.
+    """
+    each = [patch, *(patches[name] for name in patch.requires)]
+    return (
+        ONE,
+        *(
+            word
+            for word, feature in WORDS.items()
+            if all(one.proven_with is None or feature in one.proven_with for one in each)
+        ),
+    )

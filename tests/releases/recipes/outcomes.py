@@ -1,0 +1,193 @@
+"""What becomes of each patch in each recipe: the release resolves the command, as in ``doctor``.
+
+A patch counts in a recipe only if the code that it changes would run there: see `acts`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import released
+from sglang_perf_patches import sets
+from sglang_perf_patches.cli import verbs
+from sglang_perf_patches.cli.ask import QUICKLY, answer, gpus
+from sglang_perf_patches.cli.works_with import WORDS
+from sglang_perf_patches.compat import downloads, source
+from sglang_perf_patches.model import releases
+from sglang_perf_patches.model.feature import Setup
+from sglang_perf_patches.model.patch import by_id
+from sglang_perf_patches.model.selection import Selection
+
+from .commands import DRAFT, RECIPES, Recipe
+from .models import MODELS
+
+RELEASE = releases.KNOWN[-1]
+PATCHES = by_id(sets.load())
+GAINS = frozenset(
+    patch.id for patch in PATCHES.values() if patch.worth is not None and patch.worth.rule == "a"
+) - {"swa.eviction-heap"}
+"""Patches on by default with a measured gain. The eviction heap is left out: it would act in nearly
+every recipe, and only a full cache of many leaves gains."""
+COUNTED = ("mamba.gdn-prefill-graph", "mamba.slot-exhaustion")
+"""Patches with a line of their own in the summary."""
+TABLE = Path(__file__).with_name("table.md")
+
+_RESOLVE = Path(__file__).parents[1] / "resolve.py"
+_MODEL_KINDS = {
+    "mamba.gdn-prefill-graph": ("qwen3_next", "qwen3_5", "qwen3_5_moe"),
+    "mamba.mamba2-chunk-indices": ("nemotron_h", "falcon_h1"),
+    "mamba.lightning-rows": ("bailing_hybrid",),
+}
+_ROW = re.compile(r"\| `(?P<name>[\w.-]+)` \|(?P<cells>.*)\|")
+_HEAD = """# Which patches act in the commands that people run
+
+`python3 -m tests.maintain.recipes` writes this page from `commands.py`, as sglang {release}
+resolves each command; `tests/releases/test_recipes.py` fails if a recipe loses a patch. A patch is
+listed if the code that it changes would run there. "Gated" names the features that it was not
+tested with. Opt-in patches are left out.
+
+{summary}
+
+| recipe | where it is from | runs on | live | gated |
+| --- | --- | --- | --- | --- |
+"""
+
+
+class Outcome(NamedTuple):
+    """What becomes of the patches in a recipe.
+
+    Attributes:
+        live: patches that act there.
+        gated: patches that would act → the features that keep them off.
+        uses: the words of `works_with` for what the server has on.
+    """
+
+    live: frozenset[str]
+    gated: Mapping[str, tuple[str, ...]]
+    uses: tuple[str, ...] = ()
+
+
+def ask(folder: Path) -> dict[str, Outcome]:
+    """The outcome of every recipe, by name.
+
+    Args:
+        folder: where the models' configurations are written.
+
+    Raises:
+        AssertionError: the release refuses a command.
+    """
+    for name, config in MODELS.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+    verdicts = verbs.judged(source.at(downloads.tree(RELEASE)))
+    everything = Selection("all", tuple(PATCHES), frozenset(), frozenset())
+    found = {}
+    for recipe, line in _resolved(folder):
+        assert "setup" in line, (recipe.name, line)
+        on, lacking, having = line["setup"]
+        states = {
+            fate.patch: fate.state
+            for fate in answer.fates(everything, verdicts, Setup(on, lacking, frozenset(having)))
+            if PATCHES[fate.patch].is_default and acts(fate.patch, recipe, on, line["arguments"])
+        }
+        found[recipe.name] = Outcome(
+            frozenset(patch for patch, state in states.items() if state == answer.LIVE),
+            {patch: _missing(patch, on) for patch, state in states.items() if state == "gated"},
+            tuple(word for word, feature in WORDS.items() if feature in on),
+        )
+    return {recipe.name: found[recipe.name] for recipe in RECIPES}
+
+
+def acts(patch: str, recipe: Recipe, on: Mapping[str, str], arguments: Mapping[str, str]) -> bool:
+    """Whether the code that a patch changes runs, of what `Patch.only_with` does not say.
+
+    Args:
+        patch: its id.
+        recipe: the command.
+        on: the features that the server has on.
+        arguments: as resolved, each as its ``repr``.
+    """
+    attention = [arguments[f"{phase}attention_backend"] for phase in ("", "prefill_", "decode_")]
+    if patch == "mamba.gdn-prefill-graph" and "backend='breakable'" not in re.sub(
+        r"decode=PhaseConfig\(.*?\)", "", arguments["cuda_graph_config"]
+    ):
+        return False
+    if patch == "mla.page-table-bound":
+        return "'fa3'" in attention and arguments["speculative_eagle_topk"] == "1"
+    if patch == "mla.draft-metadata":
+        return "'trtllm_mla'" in attention
+    if patch.startswith("mamba.slot"):
+        return "no-radix-cache" not in on
+    kinds = _MODEL_KINDS.get(patch)
+    return kinds is None or MODELS[recipe.model]["model_type"] in kinds
+
+
+def page(outcomes: Mapping[str, Outcome]) -> str:
+    """The text of `TABLE`."""
+    lines = []
+    for recipe in RECIPES:
+        outcome = outcomes[recipe.name]
+        gated = "; ".join(
+            f"`{patch}` by {', '.join(features)}" for patch, features in outcome.gated.items()
+        )
+        live = " ".join(f"`{patch}`" for patch in PATCHES if patch in outcome.live)
+        cells = [f"`{recipe.name}`", recipe.source, ", ".join(outcome.uses) or "1 GPU", live, gated]
+        lines.append(f"| {' | '.join(cells)} |\n")
+    head = _HEAD.format(release=RELEASE, summary="\n".join(summary(outcomes)))
+    return head + "".join(lines)
+
+
+def summary(outcomes: Mapping[str, Outcome]) -> list[str]:
+    """The counts, one line each."""
+
+    def line(what: str, patches: frozenset[str]) -> str:
+        live = sum(bool(outcome.live & patches) for outcome in outcomes.values())
+        would = sum(
+            bool((outcome.live | set(outcome.gated)) & patches) for outcome in outcomes.values()
+        )
+        return f"- {what}: live in {live} of the {would} recipes where it would act"
+
+    return [
+        line(
+            f"A patch with a measured gain ({', '.join(f'`{id}`' for id in sorted(GAINS))})", GAINS
+        ),
+        *(line(f"`{patch}`", frozenset({patch})) for patch in COUNTED),
+    ]
+
+
+def expected() -> dict[str, frozenset[str]]:
+    """Recipe → patches that are live, as `TABLE` says."""
+    rows = [found for line in TABLE.read_text("utf-8").splitlines() if (found := _ROW.match(line))]
+    return {
+        row["name"]: frozenset(re.findall(r"`([\w.-]+)`", row["cells"].split(" | ")[2]))
+        for row in rows
+    }
+
+
+def _missing(patch: str, on: Mapping[str, str]) -> tuple[str, ...]:
+    needed = [PATCHES[each] for each in (patch, *PATCHES[patch].requires)]
+    return tuple(
+        feature for feature in on if any(feature not in (each.proven_with or {}) for each in needed)
+    )
+
+
+def _resolved(folder: Path) -> Iterator[tuple[Recipe, dict[str, Any]]]:
+    """What the release makes of each command: of those on CUDA first, then of those on MLX."""
+    for on_cuda, place in ((True, released.tree(RELEASE)), (False, released.slim(RELEASE))):
+        recipes = [recipe for recipe in RECIPES if (recipe.gpu in gpus.KINDS) == on_cuda]
+        servers = []
+        for recipe in recipes:
+            words = shlex.split(recipe.flags.replace(DRAFT, str(folder / "draft")))
+            if not on_cuda:  # no Mac is here
+                words += ["--device", "cpu"]
+            gpu = asdict(gpus.KINDS[recipe.gpu]) if on_cuda else None
+            servers.append((gpu, ["--model-path", str(folder / recipe.model), *words]))
+        given = json.dumps(servers)
+        out = released.run(place, str(_RESOLVE), QUICKLY, given=given, HF_HUB_OFFLINE="1")
+        yield from zip(recipes, map(json.loads, out.splitlines()), strict=True)

@@ -191,6 +191,7 @@ def test_a_ranks_work_leaves_out_its_waits_for_other_ranks() -> None:
     assert [each["work ms"] for each in split["ranks"]] == [1.15, 1.55]
     assert [each["collectives"] for each in split["ranks"]] == [2, 2]
     assert split["ranks"][0]["idle before"] == {"ncclDevKernel_AllGather": [0.25, 1]}
+    assert split["ranks"][0]["idle ms"] == 0.25
     assert split["ranks"][1]["idle before"] == {}
 
 

@@ -402,7 +402,10 @@ class Seat:
     def prefills(self, count: int, length: int) -> dict[str, Any]:
         """The GPUs' time of a prefill, of each rank, from a profile of three."""
         profile = self._profiled(
-            lambda: [self.time(count, length, 1, 700 + n) for n in range(3)], activities=ACTIVITIES
+            lambda: [self.time(count, length, 1, 700 + n) for n in range(3)],
+            activities=ACTIVITIES,
+            with_stack=False,
+            record_shapes=False,
         )
         return traces.of_ranks(profile, 3)
 

@@ -99,7 +99,7 @@ def of_ranks(by_rank: list[list[Event]], times: int) -> dict[str, Any]:
                 "work ms": round((own + least) / times, 3),
                 "collectives": round(len(collectives) / times, 2),
                 "collectives ms": round(sum(e["dur"] for e in collectives) / 1e3 / times, 3),
-                "idle before": _idle_before(found, times),
+                **_idle(found, times),
             }
         )
     return {
@@ -109,21 +109,22 @@ def of_ranks(by_rank: list[list[Event]], times: int) -> dict[str, Any]:
     }
 
 
-def _idle_before(found: Iterable[Event], times: int) -> dict[str, list[float]]:
-    """Before which kernels the GPU idles: milliseconds and times, within a forward of so many."""
+def _idle(found: Iterable[Event], times: int) -> dict[str, Any]:
+    """How long the GPU idles, and before which kernels: milliseconds and times."""
     idle: Counter[str] = Counter()
     count: Counter[str] = Counter()
     end = float("inf")
     for event in sorted((e for e in found if e.get("cat") in _WORK), key=lambda e: float(e["ts"])):
-        if 5 < event["ts"] - end < 20_000:  # longer: between two forwards
+        if 5 < event["ts"] - end < 20_000:  # longer: before the forwards
             idle[event["name"][:60]] += event["ts"] - end
             count[event["name"][:60]] += 1
         stop = event["ts"] + event.get("dur", 0)
         end = stop if end == float("inf") else max(end, stop)
-    return {
+    before = {
         name: [round(us / 1e3 / times, 3), round(count[name] / times, 2)]
         for name, us in idle.most_common(10)
     }
+    return {"idle ms": round(idle.total() / 1e3 / times, 3), "idle before": before}
 
 
 def host_functions(found: Iterable[Event], times: int) -> list[tuple[str, float, float]]:

@@ -122,7 +122,9 @@ def all_sections(root: Path, set_name: str) -> list[Section]:
 
 
 def _switch(patch: Patch) -> str:
-    return "On by default" if patch.is_default else "A policy: opt-in, by its full name."
+    return (
+        "On by default" if patch.is_default else "Opt-in: it is on only if you give its full name."
+    )
 
 
 def _worth(patch: Patch) -> str:
@@ -149,16 +151,16 @@ def _up(patch: Patch) -> str:
 def _proven(patch: Patch) -> str:
     """Of the features that a server can have on, those that a check plays, and those that gate."""
     tested = f"[What was tested]({_up(patch)}{RESULTS}/tested.md#{patch.set})"
-    measured = f"{tested} has the releases and machines on which it was measured."
+    measured = f"{tested} lists the releases and machines of its measurements."
     if patch.proven_with is None:
         return f"No feature of a server gates it. {measured}"
     names = [feature.name for feature in setups.FEATURES.all]
     played = [name for name in names if name in patch.proven_with]
     gated = [name for name in names if name not in patch.proven_with]
-    told = [f"A plain server{', and one with ' if played else ''}{_listed(played)}."]
+    told = [f"Tested on a plain server{', and on one with ' if played else ''}{_listed(played)}."]
     if gated:
         few = len(gated) <= len(names) // 2
-        told.append(f"Gated with {_listed(gated) if few else 'every other feature'}.")
+        told.append(f"Off with {_listed(gated) if few else 'every other feature'}.")
     return " ".join([*told, measured])
 
 
@@ -175,7 +177,8 @@ def _commands(patch: Patch) -> str:
     case = verify.case(patch.id)
     if case is None:
         return (
-            f"{text}\n\nNothing of it depends on the machine: the proof for your release is yours."
+            f"{text}\n\nIts results do not depend on your machine: the project's tests compared "
+            "them with stock's on the code of each release."
         )
     what = case.what[:1].lower() + case.what[1:]
     return f"{text}\n\n`verify` compares on {ON[case.device]}: {what}"

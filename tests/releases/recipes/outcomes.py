@@ -18,7 +18,6 @@ from sglang_perf_patches import sets
 from sglang_perf_patches.cli import verbs
 from sglang_perf_patches.cli.ask import QUICKLY, answer, gpus
 from sglang_perf_patches.cli.works_with import WORDS
-from sglang_perf_patches.compat import downloads, source
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.feature import Setup
 from sglang_perf_patches.model.patch import by_id
@@ -85,7 +84,7 @@ def ask(folder: Path) -> dict[str, Outcome]:
     for name, config in MODELS.items():
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config))
-    verdicts = verbs.judged(source.at(downloads.tree(RELEASE)))
+    verdicts = verbs.judged(verbs.tree_at(version=RELEASE))
     everything = Selection("all", tuple(PATCHES), frozenset(), frozenset())
     found = {}
     for recipe, line in _resolved(folder):

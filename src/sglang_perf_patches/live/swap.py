@@ -26,10 +26,9 @@ from .trampoline import (
     copy_of,
     exchangeable,
     forwarder,
-    functions_in,
+    function_in,
     is_of_kind,
     of_kind,
-    refuses,
     require_plain,
 )
 from .wrappers import chain, is_function, look_like, raw, wrappers_around
@@ -76,7 +75,7 @@ class Slot:
         original: the argument of the lowest layer: what the owner held before the first change
             (`MISSING` if nothing), or a copy of the stock function whose code is exchanged.
         inside: the function whose code is exchanged; None if the attribute is assigned.
-        keys: its keys in the dispatch table; none for a value that is not a function.
+        key: its key in the dispatch table; "" for a value that is not a function.
 
     Raises:
         TypeError: `inside` is a coroutine or a generator, whose code can't be exchanged.
@@ -89,7 +88,7 @@ class Slot:
         self.name = name
         self.original = original
         self.inside = inside
-        self.keys: tuple[str, ...] = ()
+        self.key = ""
         self._dispatch = dispatch
         self._forwarder: Any = MISSING  # for a class's function
         # Values of ours that were assigned. Each is noted before the assignment, so that after an
@@ -97,7 +96,6 @@ class Slot:
         self._assigned: list[Any] = []
         self._made: dict[tuple[Layer, ...], Any] = {}
         self._stem = f"{PREFIX}{name}_{next(_numbers)}"
-        self._parts: tuple[str, ...] = ()
         self._trampoline: CodeType | None = None
         if inside is not None:
             require_plain(inside)
@@ -105,7 +103,7 @@ class Slot:
             self.original = copy_of(inside)
             # The table in use may be extended, because no forwarder has this key yet.
             setattr(dispatch.now, self._stem, self.original)
-            self.keys = (self._stem,)
+            self.key = self._stem
             self._trampoline = exchangeable(inside, self._stem, self._stem)
 
     def is_for(self, held: Any, inside: Any) -> bool:
@@ -156,58 +154,46 @@ class Slot:
         }
 
     def functions(self, change: Change) -> dict[str, Callable[..., Any]]:
-        """Key → function, as the dispatch table is to hold them for a change."""
-        if not self.keys:
+        """Key → function, as the dispatch table is to hold it for a change; empty for a value."""
+        if not self.key:
             return {}
-        if self.inside is not None:
-            return {self._stem: change.value}
-        functions = functions_in(self._inherited() if change.value is MISSING else change.value)
-        return {
-            f"{self._stem}{part}": functions.get(part, refuses(self.name)) for part in self._parts
-        }
+        value = self._inherited() if change.value is MISSING else change.value
+        return {self.key: value if self.inside is not None else function_in(value)}
 
     def codes(self) -> list[CodeType]:
         """The code of the forwarders here and of stock's functions."""
         if self._trampoline is not None:
             return [self._trampoline, self._code]
-        stock = functions_in(self.original).values()
-        return self.forwarder_codes() + [each.__code__ for each in stock if is_function(each)]
+        stock = function_in(self.original)
+        return self.forwarder_codes() + ([stock.__code__] if is_function(stock) else [])
 
     def forwarder_codes(self) -> list[CodeType]:
         """The code of the forwarders here."""
         if self._trampoline is not None:
             return [self._trampoline]
-        return [each.__code__ for each in self._forwarders() if is_function(each)]
+        return [] if self._forwarder is MISSING else [function_in(self._forwarder).__code__]
 
     def _fit(self, value: Any) -> None:
         """Make the forwarder when a slot gets its first value.
 
-        Without one (`keys` is empty) the values themselves are assigned.
+        Without one (`key` is "") the values themselves are assigned.
 
         Raises:
-            TypeError: a later value would need the other way.
+            TypeError: a later value would need the other way, or a forwarder can't stand for it.
         """
         like = value if self.original is MISSING else self.original
+        is_function_of_kind = is_of_kind(value, like)
         if self._forwarder is not MISSING or self._assigned:
-            if bool(self.keys) != is_of_kind(value, like):
+            if bool(self.key) != is_function_of_kind:
                 raise TypeError(f"{self.name} was {type(like).__name__}, not a {type(value)}")
             return
-        if not is_of_kind(value, like):
+        if not is_function_of_kind:
             return
-        parts = functions_in(value) | functions_in(like)
-        try:
-            forwarders = {
-                part: forwarder(function, self._dispatch, f"{self._stem}{part}")
-                for part, function in parts.items()
-            }
-        except TypeError:
-            return
-        self._parts = tuple(parts)
-        whole = of_kind(like, forwarders)
+        function = forwarder(function_in(like), self._dispatch, self._stem)
+        whole = of_kind(like, function)
         look_like(whole, like)
-        for part, function in forwarders.items():
-            look_like(function, parts[part])
-        self.keys = tuple(f"{self._stem}{part}" for part in parts)
+        look_like(function, function_in(like))
+        self.key = self._stem
         for key, stock in self.functions(self.made_of(())).items():
             setattr(self._dispatch.now, key, stock)
         self._forwarder = whole
@@ -260,8 +246,10 @@ class Slot:
         if self._trampoline is not None:
             return self.inside.__code__ is self._trampoline
         held = raw(self.owner, self.name)
-        ours = self._forwarders()
-        return self._is_ours(held) or any(link is each for link in chain(held) for each in ours)
+        if self._forwarder is MISSING:
+            return self._is_ours(held)
+        ours = function_in(self._forwarder)
+        return self._is_ours(held) or any(link is ours for link in chain(held))
 
     def is_left(self) -> bool:
         """Whether `settle` has nothing left to remove."""
@@ -288,9 +276,6 @@ class Slot:
             clear = getattr(link, "cache_clear", None)
             if clear is not None:
                 clear()
-
-    def _forwarders(self) -> list[Any]:
-        return [] if self._forwarder is MISSING else [*functions_in(self._forwarder).values()]
 
     def _is_ours(self, held: Any) -> bool:
         ours = (self._forwarder, *self._assigned)

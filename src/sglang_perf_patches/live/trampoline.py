@@ -12,15 +12,14 @@ import ast
 import functools
 import inspect
 import sys
-from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
 PREFIX = "_sglang_perf_patches_"
 """Prefix of the private globals and keys."""
 
-_GENERATOR = inspect.CO_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_METHODS = (staticmethod, classmethod)
 
 
 def exchangeable(function: FunctionType, dispatch: str, key: str) -> CodeType:
@@ -43,8 +42,9 @@ def forwarder(function: FunctionType, dispatch: Any, key: str) -> FunctionType:
     """A function like `function`, with its defaults, that calls ``dispatch.now.key``.
 
     Raises:
-        TypeError: `function` is an asynchronous generator.
+        TypeError: see `require_plain`.
     """
+    require_plain(function)
     code = _inner(function.__code__, PREFIX, "", f"{PREFIX}.now.{key}", (PREFIX,))
     calling = FunctionType(
         code,
@@ -82,16 +82,9 @@ def callee_of(function: FunctionType) -> Any:
 
 
 def _inner(code: CodeType, outer: str, keep: str, callee: str, free: tuple[str, ...]) -> CodeType:
-    if code.co_flags & inspect.CO_ASYNC_GENERATOR:
-        raise TypeError(f"{code.co_name} is an asynchronous generator: not exchangeable")
     parameters, arguments = _parameters(code)
-    kind, result = "def", f"{callee}({arguments})"
-    if code.co_flags & inspect.CO_COROUTINE:
-        kind, result = "async def", f"await {result}"
-    elif code.co_flags & _GENERATOR:
-        result = f"(yield from {result})"
     syntax = ast.parse(
-        f"def outer({outer}):\n {kind} inner({parameters}):\n{keep}  return {result}\n"
+        f"def outer({outer}):\n def inner({parameters}):\n{keep}  return {callee}({arguments})\n"
     )
     for node in ast.walk(syntax):
         if hasattr(node, "lineno"):
@@ -134,51 +127,35 @@ def _parameters(code: CodeType) -> tuple[str, str]:
     return ", ".join(parameters), ", ".join(arguments)
 
 
-# -- attributes that hold functions: functions themselves, properties and other descriptors --------
+# -- attributes that hold functions: functions themselves, static methods and class methods --------
 
 
-def functions_in(value: Any) -> dict[str, Any]:
-    """Part → function of an attribute: ``_get``, ``_set``, ``_delete`` of a property, else ""."""
-    if type(value) is property:
-        parts = {"_get": value.fget, "_set": value.fset, "_delete": value.fdel}
-        return {part: function for part, function in parts.items() if function is not None}
-    if type(value) in (staticmethod, classmethod):
-        return {"": value.__func__}
-    if type(value) is functools.cached_property:
-        return {"": value.func}
-    return {"": value}
+def function_in(value: Any) -> Any:
+    """The function in a static or class method; else the value itself."""
+    return value.__func__ if type(value) in _METHODS else value
 
 
 def is_of_kind(value: Any, like: Any) -> bool:
-    """Whether a forwarder made for `like` can call `value`."""
-    if not all(type(function) is FunctionType for function in functions_in(like).values()):
+    """Whether a forwarder made for `like` can call `value`.
+
+    Raises:
+        TypeError: `like` computes in another way than by a call, such as a property.
+    """
+    if type(like) in (property, functools.cached_property):
+        raise TypeError(f"a {type(like).__name__} is not exchangeable")
+    if type(function_in(like)) is not FunctionType:
         return False
     if type(like) is FunctionType:
         # A function is called with the object as its first argument; so must the value be.
         return type(value) is FunctionType or (
-            callable(value) and hasattr(type(value), "__get__") and type(value) not in _DESCRIPTORS
+            callable(value) and hasattr(type(value), "__get__") and type(value) not in _METHODS
         )
-    return type(value) is type(like) and all(map(callable, functions_in(value).values()))
+    return type(value) is type(like) and callable(function_in(value))
 
 
-_DESCRIPTORS = (staticmethod, classmethod, property, functools.cached_property)
-
-
-def of_kind(like: Any, functions: dict[str, Any]) -> Any:
-    """An attribute of the kind of `like` that holds these functions (see `functions_in`)."""
-    if type(like) is property:
-        get, put, delete = (functions.get(part) for part in ("_get", "_set", "_delete"))
-        return property(get, put, delete, like.__doc__)
-    return functions[""] if type(like) is FunctionType else type(like)(functions[""])
-
-
-def refuses(name: str) -> Callable[..., Any]:
-    """A function for a part that a property lacks: raises AttributeError, as stock's does."""
-
-    def refuses(*_: Any) -> Any:
-        raise AttributeError(name)
-
-    return refuses
+def of_kind(like: Any, function: FunctionType) -> Any:
+    """An attribute of the kind of `like` that holds this function."""
+    return function if type(like) is FunctionType else type(like)(function)
 
 
 def copy_of(function: FunctionType) -> FunctionType:

@@ -120,18 +120,12 @@ def foreign(links: Iterable[Any]) -> tuple[str, ...]:
 
 
 def look_like(value: Any, inner: Any) -> None:
-    """Give a function of ours the name, signature and attributes of what it replaces.
-
-    Raises:
-        TypeError: one is a coroutine function and the other is not.
-    """
+    """Give a function of ours the name, signature and attributes of what it replaces."""
     function, stock = underlying(value), underlying(inner)
     if not is_function(function) or not is_function(stock):
         return
     if function is stock or _is_marked_by_this_copy(function):
         return
-    if _is_coroutine(function) != _is_coroutine(stock):
-        raise TypeError(f"only one of {stock.__qualname__} and its replacement is a coroutine")
     functools.update_wrapper(function, stock)
     function.__dict__[_MARK] = (_THIS_COPY, id(function))
     if value is not function:  # a descriptor, which copied these names at its creation
@@ -244,10 +238,6 @@ def _cells(function: FunctionType) -> dict[str, Any]:
         except ValueError:  # not filled yet
             continue
     return contents
-
-
-def _is_coroutine(function: FunctionType) -> bool:
-    return bool(function.__code__.co_flags & 0x80)  # inspect.CO_COROUTINE
 
 
 def _mark(link: Any) -> tuple[Any, int] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ hypothesis.settings.load_profile("same")
 _SCRIPT = Path(__file__).parent / "harness" / "prove.py"
 
 Proved = Callable[[str, tuple[str, ...]], dict[str, Any]]
-Shown = Callable[[str, str, tuple[str, ...], Iterable[str]], tuple[str, ...]]
+Shown = Callable[[str, str, tuple[str, ...], Collection[str]], tuple[str, ...]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "whole_matrix: left out of the default tier")
     config.addinivalue_line("markers", "sampled: three releases in the default tier")
-    config.addinivalue_line("markers", "ends: oldest and newest release in the default tier")
+    config.addinivalue_line("markers", "newest: only the newest release in the default tier")
     config.addinivalue_line("markers", "bodies_of(patch): in the default tier once for each body")
     config.addinivalue_line("markers", "shares_nothing: each case may run in a process of its own")
     if not tiers.is_whole(config):
@@ -66,7 +66,7 @@ def shown(pytestconfig: pytest.Config) -> Shown:
     """``shown(name, release, patches, matrix)``: those of a set's patches that this run proves."""
 
     def choose(
-        name: str, release: str, patches: tuple[str, ...], matrix: Iterable[str]
+        name: str, release: str, patches: tuple[str, ...], matrix: Collection[str]
     ) -> tuple[str, ...]:
         if tiers.is_whole(pytestconfig):
             return patches

@@ -3,11 +3,11 @@
 ``python3 -m tests`` plays the default tier, ``python3 -m tests --all`` everything. A test says
 which releases it is for by a parameter; what the default tier leaves out of that is decided here:
 
-- in the folder of a set, it plays the oldest and the newest release of each file, and so many more
-  that each body of ours, which is what a variant names as its ``install``, runs on a release that
-  it is declared for;
-- on those further releases it proves the patches alone whose bodies the oldest and the newest
-  don't show (`shown_there`), and leaves out a test marked ``ends``;
+- in the folder of a set, it plays the newest release of each file, and so many more that each body
+  of ours, which is what a variant names as its ``install``, runs on a release that it is declared
+  for;
+- on those further releases it proves only the patches whose bodies the newest doesn't show
+  (`shown_there`), and leaves out a test marked ``newest``;
 - a case draws fewer inputs beside its edges (`DEPTH`), and swa plays fewer episodes;
 - a test marked ``bodies_of(patch)`` it plays on as few releases as show that patch's bodies;
 - a test marked ``sampled`` it plays on the oldest, the newest and the one in the middle;
@@ -18,7 +18,7 @@ Who names a release, by ``-k`` or in a test's id, gets it in any tier.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -61,8 +61,8 @@ def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest
         or ((release := release_of(item)) and release not in of(item, release))
         or (
             release
-            and item.get_closest_marker("ends")
-            and release not in ends_of(matrices[item.path])
+            and item.get_closest_marker("newest")
+            and release not in newest_of(matrices[item.path])
         )
     ]
 
@@ -73,9 +73,11 @@ def is_whole(config: pytest.Config) -> bool:
 
 
 def shown_there(
-    patches: Iterable[Patch], release: str, ids: Sequence[str], matrix: Iterable[str]
+    patches: Iterable[Patch], release: str, ids: Sequence[str], matrix: Collection[str]
 ) -> tuple[str, ...]:
     """Of the patches that apply to a release, those that the default tier proves there.
+
+    On the newest release it proves all of them, on another one those whose body it shows there.
 
     Args:
         patches: of the set.
@@ -83,13 +85,10 @@ def shown_there(
         ids: the patches that apply.
         matrix: the releases that the set's tests know.
     """
-    ends = ends_of(matrix)
-    if release in ends:
+    if release in newest_of(matrix):
         return tuple(ids)
-    only_there = {
-        id for (id, _), where in bodies(patches).items() if release in where and not where & ends
-    }
-    return tuple(id for id in ids if id in only_there)
+    shown = {id for id, _ in shows(bodies(patches), matrix).get(release, ())}
+    return tuple(id for id in ids if id in shown)
 
 
 def bodies(patches: Iterable[Patch]) -> dict[tuple[str, str], set[str]]:
@@ -101,27 +100,29 @@ def bodies(patches: Iterable[Patch]) -> dict[tuple[str, str], set[str]]:
     return by_body
 
 
-def covering(bodies: Iterable[set[str]], matrix: Iterable[str]) -> set[str]:
-    """As few releases of a matrix as show every body that any of them shows.
+def shows(
+    bodies: Mapping[tuple[str, str], set[str]], matrix: Iterable[str]
+) -> dict[str, set[tuple[str, str]]]:
+    """As few releases of a matrix as show every body that any of them shows, and what each shows.
 
-    The oldest and the newest are among them. Of two that show as much, the newer one is.
+    The newest is among them. Of two that show as much, the newer one is. Each body is shown once.
     """
     by_age = sorted(set(matrix), key=releases.KNOWN.index)
-    chosen = ends_of(by_age)
-    missing = [
-        reachable for body in bodies if (reachable := body & set(by_age)) and not reachable & chosen
-    ]
-    while missing:
-        best = max(reversed(by_age), key=lambda name: sum(name in each for each in missing))
-        chosen.add(best)
-        missing = [reachable for reachable in missing if best not in reachable]
-    return chosen
+    missing = {body for body, where in bodies.items() if where & set(by_age)}
+    shown: dict[str, set[tuple[str, str]]] = {}
+    chosen = by_age[-1] if by_age else ""
+    while chosen and (missing or not shown):
+        shown[chosen] = {body for body in missing if chosen in bodies[body]}
+        missing -= shown[chosen]
+        chosen = max(
+            reversed(by_age), key=lambda name: sum(name in bodies[each] for each in missing)
+        )
+    return shown
 
 
-def ends_of(matrix: Iterable[str]) -> set[str]:
-    """The oldest and the newest release of a matrix; none of an empty one."""
-    by_age = sorted(matrix, key=releases.KNOWN.index)
-    return {*by_age[:1], *by_age[-1:]}
+def newest_of(matrix: Collection[str]) -> set[str]:
+    """The newest release of a matrix; none of an empty one."""
+    return {max(matrix, key=releases.KNOWN.index)} if matrix else set()
 
 
 def release_of(item: pytest.Item) -> str | None:
@@ -168,26 +169,26 @@ def _played(items: Iterable[pytest.Item], matrices: dict[Path, set[str]]) -> dic
     for path, matrix in matrices.items():
         by_age = sorted(matrix, key=releases.KNOWN.index)
         if path in sampled:
-            played[path] = ends_of(by_age) | {by_age[len(by_age) // 2]}
+            played[path] = {by_age[0], by_age[len(by_age) // 2], by_age[-1]}
         elif path.parent.name in sets.NAMES:
             of_set = {
                 one for other in matrices if other.parent == path.parent for one in matrices[other]
             }
-            needed = bodies(sets.declared(path.parent.name).patches).values()
-            played[path] = ends_of(matrix) | (covering(needed, of_set) & matrix)
+            needed = bodies(sets.declared(path.parent.name).patches)
+            played[path] = newest_of(matrix) | (set(shows(needed, of_set)) & matrix)
     return played
 
 
 @cache
-def _declared(patch: str) -> tuple[frozenset[str], ...]:
+def _declared(patch: str) -> Mapping[tuple[str, str], set[str]]:
     """The releases of each body of a patch."""
     of_set = sets.declared(patch.partition(".")[0]).patches
-    return tuple(map(frozenset, bodies(each for each in of_set if each.id == patch).values()))
+    return bodies(each for each in of_set if each.id == patch)
 
 
 def _showing(patch: str, matrix: set[str]) -> set[str]:
-    """The oldest and newest release of a file, and those that each body of one patch needs."""
-    return covering(map(set, _declared(patch)), matrix)
+    """The newest release of a file, and those that each body of one patch needs."""
+    return set(shows(_declared(patch), matrix))
 
 
 def _matrices(items: Iterable[pytest.Item]) -> dict[Path, set[str]]:

@@ -107,6 +107,7 @@ def test_an_idle_server_says_what_a_request_waits_for(found: Found, release: str
         assert each["served"], each
 
 
+@pytest.mark.newest
 @EACH
 def test_random_episodes(found: Found, slot_episodes: int, release: str) -> None:
     """Stock's outcome where stock lives, no death where it dies, and whole pools at the end."""
@@ -118,6 +119,7 @@ def test_random_episodes(found: Found, slot_episodes: int, release: str) -> None
     assert set(counts) <= ASSERTED
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize(
     "release",
     [

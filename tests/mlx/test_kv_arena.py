@@ -9,7 +9,7 @@ import pytest
 
 from sglang_perf_patches.sets.mlx.kv_arena.arena_self_check import PHASES, STEPS
 
-pytestmark = pytest.mark.bodies_of("mlx.kv-arena")
+pytestmark = pytest.mark.newest
 
 Found = Callable[..., Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.bodies_of("mlx.kv-arena")
+pytestmark = pytest.mark.newest
 
 Found = Callable[..., Any]
 

@@ -9,7 +9,7 @@ import pytest
 
 from matrix import before
 
-pytestmark = pytest.mark.ends
+pytestmark = pytest.mark.newest
 
 Found = Callable[..., Any]
 

@@ -82,10 +82,10 @@ Plan = list[tuple[str, str, dict[str, Any]]]
 """``(key, job, arguments)`` of everything that one process does for a release."""
 
 
-def plan_of_proof(release: str, patches: Sequence[str]) -> Plan:
-    """The cases of ``verify`` for these patches, and what is broken on purpose."""
+def plan_of_proof(release: str, patches: Sequence[str], whole: bool) -> Plan:
+    """The cases of ``verify`` for these patches; if `whole`, also what is broken on purpose."""
     jobs: Plan = [("prove", "prove", {"patches": patches})]
-    for names, job, arguments in BROKEN.get(release, ()):
+    for names, job, arguments in BROKEN.get(release, ()) if whole else ():
         key = f"broken: {', '.join(names)}: {job} {arguments}"
         live = EXACT if names else "none"
         given = {"names": names, "selection": live, "job": job, "arguments": arguments}
@@ -94,16 +94,16 @@ def plan_of_proof(release: str, patches: Sequence[str]) -> Plan:
 
 
 def plan_of_caches(release: str, episodes: int, whole: bool = True) -> Plan:
-    """The checks of prefix caches, and what is broken in their heap on purpose.
+    """The checks of prefix caches; if `whole`, also what is broken in their heap on purpose.
 
-    The default tier plays them once for each body of ``swa.eviction-heap``.
+    The default tier plays them on the newest release.
     """
-    if before(release, "0.5.17") or not (whole or release in HEAPS):
+    if before(release, "0.5.17") or not (whole or release == GROUPS[-1]):
         return []
     jobs: Plan = [("caches: select", "select", {"text": "none"})]
     jobs += [(f"caches: {name}", name, {}) for name in CACHES]
     jobs.append(("caches: play", "full_caches", {"episodes": 4 * episodes}))
-    for how in BROKEN_HEAPS if release in HEAPS else ():
+    for how in BROKEN_HEAPS if whole and release in HEAPS else ():
         given = {"how": how, "episodes": 40}
         jobs.append((f"broken: heap, {how}", "broken_heap", given))
     return jobs
@@ -127,15 +127,12 @@ def plan_of_leaving(release: str, whole: bool) -> Plan:
     return [*jobs, ("left: select", "select", {"text": "none"})]
 
 
-def plan_in_depth(
-    release: str, episodes: int, pages: Sequence[int] = (1, 64), whole: bool = True
-) -> Plan:
-    """Every check of a release, with so many random episodes; the slowest at these page sizes.
+def plan_in_depth(release: str, episodes: int, whole: bool) -> Plan:
+    """Every check of a release, with so many random episodes.
 
     Args:
         release: which one.
         episodes: how many of them.
-        pages: the page sizes of the slowest checks.
         whole: whether every check of leaving, and of the host's pool, is among them.
     """
     jobs: Plan = []
@@ -177,14 +174,13 @@ def plan_in_depth(
     if not before(release, "0.5.18"):
         for page in (1, 64):
             add(f"host backup {page}", "the_host_backs_the_window_up", page_size=page)
-    for page in pages:
+    for page in (1, 64):
         add(f"idle {page}", "idle_is_served", page_size=page)
     add("idle speculating", "idle_is_served", page_size=1, over_allocation=3)
     add("idle, no eviction", "idle_is_served_where_stock_never_evicts")
     for page, tokens, served in TRANSFERS:
         load = {"page_size": page, "swa_tokens": tokens, "served": served}
-        if page in pages:
-            add(f"idle, transfers {load}", "idle_is_served_beside_long_transfers", **load)
+        add(f"idle, transfers {load}", "idle_is_served_beside_long_transfers", **load)
     add("states idle", "states")
     if not before(release, "0.5.11"):
         for page in (1, 64):
@@ -204,7 +200,7 @@ def plan_in_depth(
     for page in (1, 64):
         add(f"exact: plenty {page}", "history", window=100, page_size=page)
         add(f"bound with drafts {page}", "the_bound_holds_with_drafts", page_size=page)
-    for page in pages:
+    for page in (1, 64):
         add(f"bound {page}", "the_bound_holds", page_size=page)
     for page in (1, 4):
         add(f"retracted {page}", "goes_on_after_a_retraction", page_size=page)
@@ -229,12 +225,10 @@ def answers(request: pytest.FixtureRequest, run_jobs: Jobs, shown: Shown) -> dic
     """Everything one release answers; a failed job is its traceback, as text."""
     whole = tiers.is_whole(request.config)
     episodes = request.config.getoption("--swa-episodes") or (30 if whole else 8)
-    in_depth = whole or request.param in tiers.ends_of(GROUPS)
-    # In the default tier the newest release shows the slowest checks at both page sizes.
-    pages = (1, 64) if whole or request.param == GROUPS[-1] else (1,)
-    jobs = plan_in_depth(request.param, episodes, pages, whole) if in_depth else []
+    in_depth = whole or request.param in tiers.newest_of(GROUPS)
+    jobs = plan_in_depth(request.param, episodes, whole) if in_depth else []
     jobs += plan_of_caches(request.param, episodes, whole)
-    jobs += plan_of_proof(request.param, _proved(shown, request.param))
+    jobs += plan_of_proof(request.param, _proved(shown, request.param), whole)
     given = run_jobs(request.param, [(job, arguments) for _, job, arguments in jobs])
     by_key = {key: answer for (key, _, _), answer in zip(jobs, given, strict=True)}
     return {"release": request.param, **by_key}
@@ -259,7 +253,7 @@ def test_every_check_passes(answers: dict[str, Any]) -> None:
     assert not failed, f"{answers['release']}\n" + "\n".join(failed)
 
 
-@pytest.mark.ends
+@pytest.mark.newest
 def test_patches_are_live_and_ran(answers: dict[str, Any]) -> None:
     states = value(answers, "states exact")
     assert states["swa.page-size-1"][1], f"swa.page-size-1 did not run: {states}"
@@ -271,7 +265,7 @@ def test_patches_are_live_and_ran(answers: dict[str, Any]) -> None:
         assert tail[0] == "built-in"
 
 
-@pytest.mark.ends
+@pytest.mark.newest
 def test_servers_are_gated_but_for_what_was_played(answers: dict[str, Any]) -> None:
     tails = {"swa.tail-prealloc", "swa.page-size-1"}
     old = before(answers["release"], "0.5.12")  # where stock's own code serves pipelines
@@ -289,7 +283,7 @@ def test_servers_are_gated_but_for_what_was_played(answers: dict[str, Any]) -> N
             assert value(answers, key)["swa.tail-prealloc"] == ["live", True]
 
 
-@pytest.mark.ends
+@pytest.mark.newest
 def test_nothing_changes_where_memory_does_not_bind(answers: dict[str, Any]) -> None:
     for page in (1, 64):
         stock = value(answers, f"stock: plenty {page}")
@@ -297,7 +291,7 @@ def test_nothing_changes_where_memory_does_not_bind(answers: dict[str, Any]) -> 
         assert value(answers, f"exact: plenty {page}") == stock
 
 
-@pytest.mark.ends
+@pytest.mark.newest
 def test_prompts_within_the_window_are_admitted_as_in_stock_or_more(
     answers: dict[str, Any],
 ) -> None:
@@ -312,7 +306,7 @@ def test_prompts_within_the_window_are_admitted_as_in_stock_or_more(
             assert exact >= value(answers, f"stock: short {page}")["admitted"] > 0
 
 
-@pytest.mark.ends
+@pytest.mark.newest
 def test_admission_at_page_64(answers: dict[str, Any]) -> None:
     if not before(answers["release"], "0.5.12"):
         return
@@ -324,7 +318,7 @@ def test_admission_at_page_64(answers: dict[str, Any]) -> None:
     assert [answer["held"] for answer in exact] == [[4096]] * 3
 
 
-@pytest.mark.ends
+@pytest.mark.newest
 def test_admission_at_page_1(answers: dict[str, Any]) -> None:
     if f"stock: unpaged {PROMPTS[0]}" not in answers:
         return
@@ -337,7 +331,7 @@ def test_admission_at_page_1(answers: dict[str, Any]) -> None:
     assert [answer["held"] for answer in exact] == [[128]] * 3
 
 
-@pytest.mark.ends
+@pytest.mark.newest
 def test_large_max_new_tokens_does_not_starve(answers: dict[str, Any]) -> None:
     greedy = value(answers, "stock: greedy")
     assert greedy["admitted"] == 0
@@ -354,6 +348,7 @@ def test_what_is_compared_with_stock_is_equal(answers: dict[str, Any], shown: Sh
         assert line.get("compared", 0) > 0, f"{answers['release']}, {patch}: {line}"
 
 
+@pytest.mark.whole_matrix
 def test_a_broken_patch_is_noticed(answers: dict[str, Any]) -> None:
     assert set(BROKEN) <= set(GROUPS), "each is to be played"
     for key in answers:

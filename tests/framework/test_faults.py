@@ -85,8 +85,8 @@ def struck(outcomes: list[dict[str, Any]], *modules: str) -> list[dict[str, Any]
 def test_a_fault_at_any_call_leaves_stock_or_patched(
     throwaway: Throwaway, folders: str, modules: tuple[str, ...], pytestconfig: pytest.Config
 ) -> None:
-    """The default tier strikes at a call of one in five functions."""
-    apart = 0 if tiers.is_whole(pytestconfig) else 5
+    """The default tier strikes at a call of one in ten functions."""
+    apart = 0 if tiers.is_whole(pytestconfig) else 10
     whole, *faulty = inject(throwaway, "raises", folders, str(apart))
     assert set(whole["states"].values()) == {"live"}
     assert set(whole["effects"].values()) == {True}
@@ -114,9 +114,9 @@ def test_an_interruption_at_any_line_leaves_everything_or_nothing(
 ) -> None:
     """Afterwards the interrupted caller can activate and take off patches as before.
 
-    The default tier strikes at a line of one in eight functions.
+    The default tier strikes at a line of one in sixteen functions.
     """
-    apart = 0 if tiers.is_whole(pytestconfig) else 8
+    apart = 0 if tiers.is_whole(pytestconfig) else 16
     whole, *outcomes = inject(throwaway, "interrupts", folders, str(apart), scenario)
     on = dict.fromkeys(("one.ten", "two.both", "two.helper"), True)
     off = dict.fromkeys(on, False)
@@ -135,9 +135,9 @@ def test_what_comes_in_between_at_any_line_leaves_everything_or_nothing(
 ) -> None:
     """A second interruption, want of memory, and a signal handler that calls us.
 
-    The default tier strikes at a line of one in eight functions.
+    The default tier strikes at a line of one in sixteen functions.
     """
-    apart = 0 if tiers.is_whole(pytestconfig) else 8
+    apart = 0 if tiers.is_whole(pytestconfig) else 16
     _, *outcomes = inject(throwaway, fault, "live/", str(apart), scenario)
     for outcome in struck(outcomes, "live/dispatch_table", "live/removal", "live/swap"):
         if fault == "fails" and scenario == "imported before":
@@ -151,8 +151,8 @@ def test_what_comes_in_between_at_any_line_leaves_everything_or_nothing(
 def test_what_comes_in_between_while_our_own_code_is_imported(
     throwaway: Throwaway, what: str, pytestconfig: pytest.Config
 ) -> None:
-    """The default tier strikes at one line of 500, the whole one at one of ten."""
-    apart = 10 if tiers.is_whole(pytestconfig) else 500
+    """The default tier strikes at one line of 1,000, the whole one at one of ten."""
+    apart = 10 if tiers.is_whole(pytestconfig) else 1000
     search = [str(downloads.tree("0.5.23")), str(REPOSITORY / "src")]
     outcomes = outcomes_of(
         throwaway, "first_call.py", what, str(apart), PYTHONPATH=os.pathsep.join(search)

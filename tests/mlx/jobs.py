@@ -332,13 +332,14 @@ def trunk_of_the_first_row() -> type:
 def verdict_of(proof: Any, change: tuple[Any, str, Any]) -> str:
     """What a patch's checks say with one attribute changed: equal, different, or an error."""
     from sglang_perf_patches.verify import Different
+    from tests.proof import checks
 
     def few(draw: Any, count: int | None = None) -> Any:
         return [draw(Random(0))]
 
     with replaced(*change):
         try:
-            compared = sum(check(few) for check in proof.CHECKS.values())
+            compared = sum(check(few) for check in checks(proof.PATCH).values())
             return "equal" if compared else "nothing was compared"
         except Different:
             return "different"

@@ -11,11 +11,11 @@ from .. import Inputs
 from ..comparing import require, some
 from . import models
 from .batches import Batch, Batches, play
-from .equivalence import FEW, can_sample, further_models, near
+from .equivalence import further_models, near
 
 PATCH = "mlx.batched-prefill"
 
-_PART = 1 / 20
+PART = 1 / 20
 """Of the largest logit, by which others may differ where the number of rows selects the kernel."""
 
 SCRIPTED: Batches = (
@@ -34,75 +34,31 @@ SCRIPTED: Batches = (
 
 def full_attention(inputs: Inputs) -> int:
     """Scripted and drawn batches, with prefixes from the pool, then decoded together."""
-    return _same("float32", [SCRIPTED, *inputs(random_batches)])
-
-
-def without_pool(inputs: Inputs) -> int:
-    """The same without the radix cache."""
-    return _same("float32", [SCRIPTED[:2], *inputs(random_prompts)[:FEW]], radix=False)
+    return same_prompts("float32", [SCRIPTED, *inputs(random_batches)])
 
 
 def other_weights(inputs: Inputs) -> int:
     """In bfloat16 and in 4 bits."""
     return sum(
-        _same("bfloat16", [SCRIPTED], quantized=quantized)
+        same_prompts("bfloat16", [SCRIPTED], quantized=quantized)
         for quantized in some(inputs, [False, True])
     )
-
-
-def rounded_shapes(inputs: Inputs) -> int:
-    """Where cuDNN attends, groups have fewer shapes: more rows, longer ones, shorter prefixes."""
-    from unittest import mock
-
-    from ...sets.mlx.batched_prefill import body
-
-    with mock.patch.object(body, "attends_by_cudnn", return_value=True):
-        return _same("float32", [SCRIPTED, *inputs(random_batches)])
 
 
 def windows(inputs: Inputs) -> int:
     """A model with sliding windows, which computes prefixes again."""
     if "gpt_oss" not in further_models():
         return 0
-    return _same("float32", [SCRIPTED, *inputs(random_batches)[:1]], name="gpt_oss")
-
-
-def recurrent(_: Inputs) -> int:
-    """A model with a recurrent state is stock's."""
-    with models.model("qwen3_next", "float32") as model:
-        COUNTS.clear()
-        near(PATCH, model, lambda: [play(model, SCRIPTED[:2])], _PART, ran=False)
-    require(not COUNTS["together"], f"{PATCH}: {dict(COUNTS)}")
-    return 1
-
-
-def sampled(_: Inputs) -> int:
-    """Sampled tokens, where the release samples."""
-    return _same("float32", [SCRIPTED], sampling=True) if can_sample() else 0
-
-
-def other_values(_: Inputs) -> int:
-    """Where a trial finds other values, the patch leaves the prompts to stock."""
-    from unittest import mock
-
-    from ...sets.mlx.batched_prefill import body
-
-    with models.model("qwen3", "float32") as model, mock.patch.object(body, "_NEAR", -1.0):
-        near(PATCH, model, lambda: [play(model, SCRIPTED)], _PART, ran=False)
-    return 1
+    return same_prompts("float32", [SCRIPTED, *inputs(random_batches)[:1]], name="gpt_oss")
 
 
 def random_batches(chance: Random) -> Batches:
     """Batches of unequal prompts, some with prefixes that earlier ones left."""
-    return _drawn(chance, lambda: chance.random() < 0.5)
+    return drawn_batches(chance, lambda: chance.random() < 0.5)
 
 
-def random_prompts(chance: Random) -> Batches:
-    """The same without prefixes."""
-    return _drawn(chance, lambda: False)
-
-
-def _drawn(chance: Random, hits: Callable[[], bool]) -> Batches:
+def drawn_batches(chance: Random, hits: Callable[[], bool]) -> Batches:
+    """Batches of unequal prompts; `hits`: whether a prompt has a prefix from the pool."""
     batches: list[Batch] = []
     held: list[tuple[str, int]] = []
     for number in range(4):
@@ -122,7 +78,7 @@ def _drawn(chance: Random, hits: Callable[[], bool]) -> Batches:
     return tuple(batches)
 
 
-def _same(
+def same_prompts(
     dtype: str,
     drawn: Sequence[Batches],
     *,
@@ -135,7 +91,7 @@ def _same(
     COUNTS.clear()
     options: dict[str, Any] = {"radix": radix, "sampling": sampling}
     with models.model(name, dtype, quantized=quantized) as model:
-        near(PATCH, model, lambda: [play(model, batches, **options) for batches in drawn], _PART)
+        near(PATCH, model, lambda: [play(model, batches, **options) for batches in drawn], PART)
     require(COUNTS["together"], f"{PATCH}: {dict(COUNTS)}")
     require(not COUNTS["unused"], f"{PATCH}: {dict(COUNTS)}")
     return len(drawn)
@@ -143,11 +99,6 @@ def _same(
 
 CHECKS = {
     "full attention": full_attention,
-    "without a pool": without_pool,
     "other weights": other_weights,
-    "rounded shapes": rounded_shapes,
     "windows": windows,
-    "recurrent": recurrent,
-    "sampled": sampled,
-    "other values": other_values,
 }

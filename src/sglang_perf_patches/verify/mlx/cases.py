@@ -121,14 +121,6 @@ SETTLING = (
 )
 """A batch of three or four that changes at every step, stays the same, and changes again."""
 
-FAILING = schedule(
-    """
-    join a 9, join b 12, decode ab, decode ab, fail ab 1, decode ab, fail ab 2, leave a, join c
-    5, decode bc
-    """
-)
-"""Steps of a stable batch that fail in the middle of the model and must have no effect."""
-
 HITTING = schedule(
     """
     join a 12, join b 9, chain ab 6, leave a, hit c a 16 3, decode bc, chain cb 4, leave b, hit

@@ -186,17 +186,6 @@ def _leave_in_memory(value: float) -> None:
     mx.eval([mx.full((1 << bits,), value) for bits in range(8, 23) for _ in range(4)])
 
 
-def after_failures(patch: str, dtype: str, schedule: Sequence[Step] = cases.FAILING) -> int:
-    """A patched run with failing steps, against stock without those steps."""
-    without = [step for step in schedule if step[0] != "fail"]
-    with models.model("qwen3", dtype) as model:
-        expected = asdict(_of_stock(model, without))
-        with live(patch):
-            actual = asdict(Player(model).play(schedule))
-    require_same(f"{patch}, after a step that failed", expected, actual)
-    return 1
-
-
 def can_sample() -> bool:
     """Whether the release can sample tokens; it does so by position."""
     return find_spec(rig.SAMPLING) is not None

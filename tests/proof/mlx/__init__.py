@@ -1,0 +1,1 @@
+"""What a host without a Mac can tell of the mlx patches."""

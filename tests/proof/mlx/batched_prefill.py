@@ -1,0 +1,68 @@
+"""Groups without a pool, of rounded shapes and with other samplers; and what is left to stock."""
+
+from __future__ import annotations
+
+from random import Random
+from unittest import mock
+
+from sglang_perf_patches.sets.mlx.batched_prefill import body
+from sglang_perf_patches.sets.mlx.batched_prefill.body import COUNTS
+from sglang_perf_patches.verify import Inputs
+from sglang_perf_patches.verify.comparing import require
+from sglang_perf_patches.verify.mlx import models
+from sglang_perf_patches.verify.mlx.batched_prefill import (
+    PART,
+    PATCH,
+    SCRIPTED,
+    drawn_batches,
+    random_batches,
+    same_prompts,
+)
+from sglang_perf_patches.verify.mlx.batches import Batches, play
+from sglang_perf_patches.verify.mlx.equivalence import FEW, can_sample, near
+
+
+def without_pool(inputs: Inputs) -> int:
+    """The same without the radix cache."""
+    return same_prompts("float32", [SCRIPTED[:2], *inputs(random_prompts)[:FEW]], radix=False)
+
+
+def rounded_shapes(inputs: Inputs) -> int:
+    """Where cuDNN attends, groups have fewer shapes: more rows, longer ones, shorter prefixes."""
+    with mock.patch.object(body, "attends_by_cudnn", return_value=True):
+        return same_prompts("float32", [SCRIPTED, *inputs(random_batches)])
+
+
+def recurrent(_: Inputs) -> int:
+    """A model with a recurrent state is stock's."""
+    with models.model("qwen3_next", "float32") as model:
+        COUNTS.clear()
+        near(PATCH, model, lambda: [play(model, SCRIPTED[:2])], PART, ran=False)
+    require(not COUNTS["together"], f"{PATCH}: {dict(COUNTS)}")
+    return 1
+
+
+def sampled(_: Inputs) -> int:
+    """Sampled tokens, where the release samples."""
+    return same_prompts("float32", [SCRIPTED], sampling=True) if can_sample() else 0
+
+
+def other_values(_: Inputs) -> int:
+    """Where a trial finds other values, the patch leaves the prompts to stock."""
+    with models.model("qwen3", "float32") as model, mock.patch.object(body, "_NEAR", -1.0):
+        near(PATCH, model, lambda: [play(model, SCRIPTED)], PART, ran=False)
+    return 1
+
+
+def random_prompts(chance: Random) -> Batches:
+    """The same without prefixes."""
+    return drawn_batches(chance, lambda: False)
+
+
+CHECKS = {
+    "without a pool": without_pool,
+    "rounded shapes": rounded_shapes,
+    "recurrent": recurrent,
+    "sampled": sampled,
+    "other values": other_values,
+}

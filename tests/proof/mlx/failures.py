@@ -1,0 +1,30 @@
+"""Steps that fail in the middle of the model have no effect, as in stock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from sglang_perf_patches.verify.comparing import live, require_same
+from sglang_perf_patches.verify.mlx import models
+from sglang_perf_patches.verify.mlx.cases import Step, schedule
+from sglang_perf_patches.verify.mlx.rig import Player
+
+FAILING = schedule(
+    """
+    join a 9, join b 12, decode ab, decode ab, fail ab 1, decode ab, fail ab 2, leave a, join c
+    5, decode bc
+    """
+)
+"""Steps of a stable batch that fail in the middle of the model and must have no effect."""
+
+
+def after_failures(patch: str, dtype: str, schedule: Sequence[Step] = FAILING) -> int:
+    """A patched run with failing steps, against stock without those steps."""
+    without = [step for step in schedule if step[0] != "fail"]
+    with models.model("qwen3", dtype) as model:
+        expected = asdict(Player(model).play(without))
+        with live(patch):
+            actual = asdict(Player(model).play(schedule))
+    require_same(f"{patch}, after a step that failed", expected, actual)
+    return 1

@@ -47,11 +47,14 @@ def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest
     if is_whole(config):
         return []
     matrices = _matrices(items)
-    played = _played(items, matrices)
+    played = _played(matrices)
 
     def of(item: pytest.Item, release: str) -> set[str]:
         if marker := item.get_closest_marker("bodies_of"):
             return _showing(marker.args[0], matrices[item.path])
+        if item.get_closest_marker("sampled"):
+            by_age = sorted(matrices[item.path], key=releases.KNOWN.index)
+            return {by_age[0], by_age[len(by_age) // 2], by_age[-1]}
         return played.get(item.path, {release})
 
     return [
@@ -162,15 +165,11 @@ def _weight(item: pytest.Item) -> int:
     return FIRST.index(folder) if folder in FIRST else len(FIRST)
 
 
-def _played(items: Iterable[pytest.Item], matrices: dict[Path, set[str]]) -> dict[Path, set[str]]:
-    """What the default tier plays of each file that it does not play on every release."""
-    sampled = {item.path for item in items if item.get_closest_marker("sampled")}
+def _played(matrices: dict[Path, set[str]]) -> dict[Path, set[str]]:
+    """What the default tier plays of each file of a set."""
     played: dict[Path, set[str]] = {}
     for path, matrix in matrices.items():
-        by_age = sorted(matrix, key=releases.KNOWN.index)
-        if path in sampled:
-            played[path] = {by_age[0], by_age[len(by_age) // 2], by_age[-1]}
-        elif path.parent.name in sets.NAMES:
+        if path.parent.name in sets.NAMES:
             of_set = {
                 one for other in matrices if other.parent == path.parent for one in matrices[other]
             }

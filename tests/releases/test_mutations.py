@@ -25,7 +25,10 @@ from sglang_perf_patches.compat.definition import Definition
 from sglang_perf_patches.compat.verdict import judge, judge_each
 from sglang_perf_patches.model.patch import Patch, Variant, module_of, qualname_of, room_of
 
-RELEASES = ("0.5.9", "0.5.17", "0.5.23")
+RELEASES = (
+    *(pytest.param(release, marks=pytest.mark.whole_matrix) for release in ("0.5.9", "0.5.17")),
+    "0.5.23",
+)
 BUILD = "git-5b9fbc51dcff"
 APART = 12
 """The default tier plays one change of so many."""

@@ -83,6 +83,7 @@ def test_no_argument_is_classed_that_no_release_has_or_twice() -> None:
         assert not any(name.startswith(part) for name in classed)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("release", releases.KNOWN)
 def test_what_a_release_resolves_is_read(release: str) -> None:
     answers = released.answers(released.tree(release), SCRIPT)

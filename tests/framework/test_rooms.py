@@ -21,7 +21,8 @@ ROOMS: dict[str, set[str]] = {
     "sets": {"model"},
     "compat": {"model"},
     "live": {"model", "compat", "sets"},
-    "telemetry": {"model", "compat", "live"},
+    "faults": {"model"},
+    "telemetry": {"model", "compat", "live", "faults"},
     "the package": {"model", "compat", "live", "telemetry", "sets"},
     "plugin": {"model", "live", "the package"},
     "bootstrap": {"plugin"},
@@ -34,6 +35,7 @@ ROOMS: dict[str, set[str]] = {
         "compat",
         "live",
         "telemetry",
+        "faults",
         "sets",
         "verify",
         "bench_server",
@@ -45,7 +47,10 @@ ROOMS: dict[str, set[str]] = {
 """What each room may import, besides itself."""
 
 
-OF_SERVERS = {"model", "sets", "compat", "live", "telemetry", "the package", "plugin", "bootstrap"}
+OF_SERVERS = {
+    *("model", "sets", "compat", "live", "telemetry", "faults"),
+    *("the package", "plugin", "bootstrap"),
+}
 """The rooms that a server imports: the whole of each, and nothing of another one."""
 
 PATCHES = {room_of(id): patch for id, patch in by_id(sets.load()).items()}

@@ -23,7 +23,7 @@ from sglang_perf_patches.model.patch import PatchSet, by_id
 from tests.benchmarks import gains
 from tests.benchmarks.gains import Gain
 
-from . import ROOT, fingerprints, pages, tested, upstream
+from . import ROOT, fingerprints, pages, symptoms, tested, upstream
 
 PATCHES = "src/sglang_perf_patches/pages/patches.md"
 """The page that ``sglang-perf-patches help patches`` prints."""
@@ -116,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "tests/releases/verdicts.md": lambda _: verdict_page(patch_sets, words),
         tested.PAGE: lambda _: tested.page(ROOT, patch_sets, words),
         upstream.PAGE: lambda _: upstream.page(ROOT),
+        symptoms.PAGE: symptoms.page,
     }
     for patch in by_id(patch_sets).values():
         makers[pages.file(patch.id)] = partial(pages.page, patch=patch, words=words[patch.id])

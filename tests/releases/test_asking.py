@@ -14,54 +14,11 @@ from typing import Any
 import pytest
 
 import released
+from configurations import write
 from sglang_perf_patches.cli.ask import QUICKLY, WHOLLY, gpus
 
 RESOLVE = Path(__file__).with_name("resolve.py")
 
-TEXT = {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_attention_heads": 8,
-    "num_hidden_layers": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 512,
-    "max_position_embeddings": 32768,
-}
-STATES = {
-    "full_attention_interval": 4,
-    "layer_types": [*["linear_attention"] * 3, "full_attention"],
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 32,
-    "linear_num_key_heads": 4,
-    "linear_num_value_heads": 8,
-    "linear_value_head_dim": 32,
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "plain": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **TEXT},
-    "next": {
-        "architectures": ["Qwen3NextForCausalLM"],
-        "model_type": "qwen3_next",
-        **TEXT,
-        **STATES,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 64,
-        "shared_expert_intermediate_size": 64,
-        "decoder_sparse_step": 1,
-        "norm_topk_prob": True,
-    },
-    "windows": {
-        "architectures": ["GptOssForCausalLM"],
-        "model_type": "gpt_oss",
-        **TEXT,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "sliding_window": 128,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "quantization_config": {"quant_method": "mxfp4"},
-    },
-}
 COMMANDS = (
     ("plain",),
     ("next", "--tp", "4", "--chunked-prefill-size", "4096"),
@@ -74,10 +31,8 @@ COMMANDS = (
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    for name, config in MODELS.items():
-        (folder / name).mkdir()
-        config = {"torch_dtype": "bfloat16", **config}
-        (folder / name / "config.json").write_text(json.dumps(config))
+    for name in ("plain", "next", "windows"):
+        write(folder, name)
     return folder
 
 

@@ -264,7 +264,8 @@ def of_model(arguments: Any, name: str) -> Any:
 
     Args:
         arguments: ``ServerArgs``.
-        name: ``has_mla``, ``has_states``, ``has_windows``, or an attribute of ``ModelConfig``.
+        name: ``has_mla``, ``has_states``, ``has_windows``, ``architecture``, or an attribute of
+            ``ModelConfig``.
 
     Returns:
         its value; `MISSING` if there is no ``ModelConfig``, or it has no such attribute.
@@ -304,7 +305,13 @@ def _parts(config: Any) -> Iterator[Any]:
     yield from (part for part in vars(config.hf_config).values() if hasattr(part, "model_type"))
 
 
-_ANSWERS: dict[str, Callable[[Any], bool]] = {
+def _architecture(config: Any) -> str:
+    """The name of the model's class."""
+    return str(config.hf_config.architectures[0])
+
+
+_ANSWERS: dict[str, Callable[[Any], Any]] = {
+    "architecture": _architecture,
     "has_mla": _has_mla,
     "has_states": _has_states,
     "has_windows": _has_windows,

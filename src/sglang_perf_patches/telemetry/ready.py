@@ -1,4 +1,4 @@
-"""Lines in a server's log: which patches are gated, and, once it is ready, which are live.
+"""Lines in a server's log: gated patches, and once it is ready, live ones and known faults.
 
 The server's topmost process logs them, about all processes.
 """
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..model.feature import MISSING
 from . import summary
 
 logger = logging.getLogger("sglang_perf_patches")
@@ -62,6 +63,7 @@ class Announcement:
         if is_ready:
             self.is_made = True
             logger.info(line(processes, states))
+            _tell_faults(processes[0]["sglang"], summary.in_state(states, "live"))
 
     def _tell_gated(self, processes: Sequence[Mapping[str, Any]]) -> None:
         """Log each gated patch once, patches with the same cause in one line."""
@@ -87,6 +89,18 @@ def line(processes: Sequence[Mapping[str, Any]], states: Mapping[str, str]) -> s
         f"live on sglang {first['sglang']}: "
         f"{'; '.join([names, *gated])}"
     )
+
+
+def _tell_faults(release: str, live: Sequence[str]) -> None:
+    """Log each known fault of the release that this server has."""
+    from .. import faults  # read once, when the server has started
+    from ..live.published import published
+
+    server = published()
+    if server.read("device") is MISSING:  # this process publishes no arguments
+        return
+    for one in faults.found(release, faults.conditions(server), live):
+        logger.warning("sglang-perf-patches: known fault of sglang %s: %s", release, one.text)
 
 
 def _is_ready(role: str) -> bool | None:

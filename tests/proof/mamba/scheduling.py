@@ -34,12 +34,17 @@ def scheduled(rig: Rig, requests: Sequence[Request]) -> tuple[Any, Any]:
 
 def mixed(rig: Rig, running: Any, requests: Sequence[Request]) -> Any:
     """The ForwardBatch of a prefill of further requests, mixed with the step of `decoding`."""
+    return mixing(rig, running, requests)[1]
+
+
+def mixing(rig: Rig, running: Any, requests: Sequence[Request]) -> tuple[Any, Any]:
+    """ScheduleBatch and ForwardBatch of `mixed`."""
     pages, tree = running.token_to_kv_pool_allocator, running.tree_cache
     batch, _ = _extending(rig, pages, tree, requests)
     batch.mix_with_running(running)
     if batch.input_ids is None:
         batch.input_ids = torch.full((batch.extend_num_tokens,), 5, device=rig.device)
-    return _forward_batch(rig, batch)
+    return batch, _forward_batch(rig, batch)
 
 
 def _extending(rig: Rig, pages: Any, tree: Any, requests: Sequence[Request]) -> tuple[Any, Any]:

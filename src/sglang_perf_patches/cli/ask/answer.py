@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ... import worker
+from ... import faults, worker
 from ...compat.cache import user_folder
 from ...compat.source import Tree
 from ...compat.verdict import Verdict
@@ -53,8 +53,21 @@ class Fate:
     would: str = ""
 
 
-def setup_of(asked: Asked, gpu: Gpu | None, tree: Tree) -> Setup:
-    """A server's features, as its release resolves its arguments in a child process.
+@dataclass(frozen=True)
+class Answer:
+    """What a release says of a server.
+
+    Attributes:
+        setup: its features and uses.
+        faults: what `faults.conditions` returns for it.
+    """
+
+    setup: Setup
+    faults: Mapping[str, bool]
+
+
+def ask(asked: Asked, gpu: Gpu | None, tree: Tree) -> Answer:
+    """A server's features and faults, as its release resolves its arguments in a child process.
 
     Args:
         asked: the server's command.
@@ -81,11 +94,15 @@ def setup_of(asked: Asked, gpu: Gpu | None, tree: Tree) -> Setup:
             line: Mapping[str, Any] = next(iter(child), {})
             why = line.get("failed") or child.why_it_ended()
         if "on" in line:
-            return Setup(line["on"], line["lacking"], frozenset(line["having"]))
+            setup = Setup(line["on"], line["lacking"], frozenset(line["having"]))
+            return Answer(setup, line["faults"])
         if "refused" in line:
             break
     if line.get("imported", "refused" in line):
-        raise AskError(f"sglang {tree.version} refuses this command: {line.get('refused') or why}")
+        why = line.get("refused") or why
+        known = faults.of_message(tree.version, why)
+        hint = f" (known: {faults.Found(known, True).text})" if known else ""
+        raise AskError(f"sglang {tree.version} refuses this command: {why}{hint}")
     raise AskError(f"sglang {tree.version} could not be asked: {why}")
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ... import worker
+from ... import faults, worker
 from ...live import published
 from ...model.setups import FEATURES
 from . import QUICKLY, stand_ins
@@ -58,8 +58,14 @@ def _resolved(words: list[str], said: io.StringIO) -> dict[str, Any]:
     except Exception as error:
         failed = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         return {"failed": failed, "imported": _ARGUMENTS in sys.modules}
-    setup = FEATURES.setup(published.published())
-    return {"on": setup.on, "lacking": setup.lacking, "having": sorted(setup.having)}
+    server = published.published()
+    setup = FEATURES.setup(server)
+    return {
+        "on": setup.on,
+        "lacking": setup.lacking,
+        "having": sorted(setup.having),
+        "faults": faults.conditions(server),
+    }
 
 
 def resolve(words: list[str]) -> Any:

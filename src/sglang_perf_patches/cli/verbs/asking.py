@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ... import faults
 from ...compat.source import Tree
 from ...model import switch
 from ...model.feature import Setup
@@ -20,7 +21,7 @@ from .. import entry_point, patch_page, render
 from ..ask import answer, command, gpus
 from ..ask.answer import Fate
 from ..table import LIVE, OPT_IN, of_patches
-from . import judged, selected, tree_at
+from . import judged, known_faults, selected, tree_at
 
 _SHOWN = (LIVE, "gated", "refused", answer.OFF, OPT_IN)
 _ORDER = (*_SHOWN, "not needed", "built-in", "absent")
@@ -46,13 +47,18 @@ def run(args: argparse.Namespace, *, in_short: bool) -> int:
     gpu = _gpu(args.gpu, asked)
     tree = tree_at(args.sglang_path, args.sglang_version)
     selection = selected(asked.environment.get(switch.VARIABLE, "all"))
-    setup = answer.setup_of(asked, gpu, tree)
-    found = answer.fates(selection, judged(tree), setup)
+    answered = answer.ask(asked, gpu, tree)
+    found = answer.fates(selection, judged(tree), answered.setup)
+    live = {one.patch for one in found if one.state == LIVE}
+    known = faults.found(tree.version, answered.faults, live)
     if args.json:
-        print(json.dumps(_data(asked, gpu, tree, selection, setup, found), indent=2))
+        data = _data(asked, gpu, tree, selection, answered.setup, found)
+        print(json.dumps({**data, "faults": [one.data for one in known]}, indent=2))
     else:
         shown = [one for one in found if args.all or _is_shown(one, in_short=in_short)]
-        print("\n\n".join(_text(asked, gpu, tree, selection, found, shown, in_short=in_short)))
+        parts = _text(asked, gpu, tree, selection, found, shown, in_short=in_short)
+        parts.append(known_faults.of_server(tree.version, known))
+        print("\n\n".join(filter(None, parts)))
     return 1 if any(selection.is_lost(one.patch, one.state) for one in found) else 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...compat.source import TreeError
 from ...compat.verdict import Verdict
+from ...faults import Found, of_release
 from .. import render, sizing, upgrade
 from . import (
     add_json,
@@ -16,6 +17,7 @@ from . import (
     asking,
     health,
     judged,
+    known_faults,
     listing,
     selected,
     stock_switches,
@@ -92,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
                 {name: each.data[name] for name in ("name", "gains", "costs", "measure")}
                 for each in switches
             ],
+            "faults": [Found(one, is_sure=False).data for one in of_release(there.version)],
             **(hints.data if hints else {}),
         }
         print(json.dumps(data, indent=2))
@@ -117,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
             render.table(rows, column=3, colours=_COLOURS) if shown else "",
             f"{more} more do not change: add --all" if more else "",
         ]
-    parts += [stock_switches.text(switches), hints.text if hints else ""]
+    known = known_faults.of_upgrade(here.version if here else None, there.version)
+    parts += [known, stock_switches.text(switches), hints.text if hints else ""]
     print("\n\n".join(filter(None, parts)))
     return 1 if lost else 0

@@ -11,12 +11,22 @@ from typing import Any, Literal
 
 from ... import __version__
 from ...compat.source import Tree
+from ...faults import Found, of_release
 from ...model.feature import flag_in
 from ...model.selection import TROUBLE, Selection
 from ...telemetry import records, summary
 from .. import entry_point, machine, render
 from ..table import READY
-from . import any_is_lost, judged, listing, selected, servers, stock_switches, tree_at
+from . import (
+    any_is_lost,
+    judged,
+    known_faults,
+    listing,
+    selected,
+    servers,
+    stock_switches,
+    tree_at,
+)
 
 _COLOURS = {"ok": "green", "look": "yellow", "bad": "red"}
 
@@ -54,10 +64,12 @@ def run(*, as_json: bool) -> int:
             "sglang": {"version": tree.version, "path": str(tree.root)},
             "checks": [asdict(check) for check in checks],
             "stock_switches": [one.data for one in switches],
+            "faults": [Found(one, is_sure=False).data for one in of_release(tree.version)],
         }
         print(json.dumps(data, indent=2))
     else:
-        print("\n\n".join(filter(None, [*_text(checks), stock_switches.text(switches, "here")])))
+        parts = [*_text(checks), known_faults.in_short(tree.version)]
+        print("\n\n".join(filter(None, [*parts, stock_switches.text(switches, "here")])))
     return 1 if is_bad else 0
 
 

@@ -1,0 +1,50 @@
+"""What ``doctor`` prints about known faults of a release."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...faults import Found, of_release
+from ...faults.fault import Fault
+from .. import render
+
+
+def of_server(release: str, found: Sequence[Found]) -> str:
+    """The faults of a server; "" for none."""
+    if not found:
+        return ""
+    lines = [f"Known faults of sglang {release} on this server:"]
+    return "\n".join([*lines, *(render.item(one.text) for one in found)])
+
+
+def of_upgrade(here: str | None, there: str) -> str:
+    """The faults that an upgrade fixes or brings, each of some servers; "" for none.
+
+    Args:
+        here: the installed release; None if there is none.
+        there: the other release.
+    """
+    ours, theirs = of_release(here or ""), of_release(there)
+    parts = [
+        _listed(f"Known faults that {there} fixes, if your server has them:", ours, theirs),
+        _listed(f"Known faults that {there} brings:", theirs, ours) if here else "",
+        in_short(there),
+    ]
+    return "\n\n".join(filter(None, parts))
+
+
+def in_short(release: str) -> str:
+    """How many known faults a release has, and how to see those of a server; "" for none."""
+    count = len(of_release(release))
+    if not count:
+        return ""
+    faults = "known faults" if count > 1 else "known fault"
+    return render.filled(
+        f"sglang {release} has {count} {faults}, each with some servers only. Yours: "
+        "sglang-perf-patches doctor -- COMMAND. All: sglang-perf-patches help symptoms"
+    )
+
+
+def _listed(title: str, faults: Sequence[Fault], without: Sequence[Fault]) -> str:
+    items = [render.item(Found(one, True).text) for one in faults if one not in without]
+    return "\n".join([title, *items]) if items else ""

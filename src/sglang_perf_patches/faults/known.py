@@ -1,0 +1,384 @@
+"""The known faults of released sglang, and other symptoms that a patch or a flag helps with.
+
+Each fault was seen in the released wheels: the code of its first and last release has it, and that
+of the release after a fixed one has not. ``tests/releases/test_faults.py`` reads each condition
+from servers' arguments as the releases resolve them; ``tests/mamba/test_faults.py`` reproduces the
+first three.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .fault import Fault
+
+_ARCHITECTURE = "model.architecture"
+_POOL = {"model.is_hybrid_swa": (True,)}
+"""There is a pool of its own for windows."""
+_MAMBA2 = (
+    *("nemotronhforcausallm", "nemotronhpuzzleforcausallm"),
+    *("falconh1forcausallm", "granitemoehybridforcausallm"),
+)
+
+FAULTS = (
+    # -- hybrid models
+    Fault(
+        name="mixed-chunks-states",
+        symptom="a hybrid model answers worse under load: prefix-cache hits continue from states "
+        "that were never written",
+        releases="0.5.9 … 0.5.22",
+        fixed=True,
+        threads=(39342, 39526),
+        on="states prefix-cache mixed-chunks tracked-states|other-tracking",
+        help="drop `--enable-mixed-chunk`",
+    ),
+    Fault(
+        name="mamba2-states",
+        symptom="a Mamba2 model (Nemotron-H, Falcon-H1) answers worse once several prompts share "
+        "a prefill: the prefix cache keeps states of other positions",
+        releases="0.5.13 … 0.5.19",
+        fixed=True,
+        threads=(31833, 37836),
+        on="states prefix-cache tracked-states|other-tracking",
+        reads={_ARCHITECTURE: _MAMBA2},
+        help="`no_buffer` as the strategy of the states (`--mamba-radix-cache-strategy`, on "
+        "0.5.13 `--mamba-scheduler-strategy`)",
+    ),
+    Fault(
+        name="mamba2-cached-prefix",
+        symptom="a Mamba2 model answers worse after a hit of a long prefix: a short rest of the "
+        "prompt starts from an empty state",
+        releases="0.5.14",
+        fixed=True,
+        threads=(29330, 29368),
+        on="states prefix-cache tracked-states|other-tracking",
+        reads={_ARCHITECTURE: _MAMBA2},
+        help="`--disable-radix-cache`",
+    ),
+    Fault(
+        name="lightning-states",
+        symptom="a model with lightning attention (Ling 2.5) answers worse with each run: the "
+        "prefix cache keeps states of the wrong position",
+        releases="0.5.13 … 0.5.16",
+        fixed=True,
+        threads=(29973,),
+        on="states prefix-cache tracked-states|other-tracking",
+        reads={_ARCHITECTURE: ("bailingmoev2_5forcausallm",)},
+        help="`--disable-radix-cache`",
+    ),
+    Fault(
+        name="ngram-states",
+        symptom="a hybrid model repeats itself or writes nonsense with NGRAM speculation: its "
+        "states never take the accepted tokens",
+        releases="0.5.9 … 0.5.13.post1",
+        fixed=True,
+        threads=(26351,),
+        on="states ngram",
+        help="another speculation, or none",
+    ),
+    Fault(
+        name="state-slots",
+        symptom="the scheduler dies with `Can not alloc mamba cache` or `Not enough space for "
+        "mamba …` when the slots for states run out",
+        releases="0.5.9 … 0.5.23",
+        threads=(36770, 37619, 34676),
+        on="states prefix-cache",
+        help="more slots (`--max-mamba-cache-size`), or fewer `--max-running-requests`",
+        patch="mamba.slot-exhaustion",
+    ),
+    Fault(
+        name="refused-speculation",
+        symptom="a disaggregated decode server of a hybrid model with speculation does not start: "
+        "`is not compatible with radix cache when using --mamba-scheduler-strategy no_buffer`",
+        releases="0.5.9 … 0.5.10.post1",
+        fixed=True,
+        threads=(25079, 19746),
+        on="states decode-server eagle prefix-cache",
+        help="`--disable-radix-cache`",
+    ),
+    Fault(
+        name="retracted-states",
+        symptom="a disaggregated decode server of a hybrid model dies with `NotImplementedError` "
+        "when its KV is full and it retracts a request",
+        releases="0.5.9 … 0.5.10.post1",
+        fixed=True,
+        threads=(22493,),
+        on="states decode-server",
+        help="fewer `--max-running-requests`",
+    ),
+    Fault(
+        name="pinned-load-back",
+        symptom="the scheduler dies with `pinned by load-back` when two requests load the same "
+        "prefix from the host",
+        releases="0.5.18",
+        fixed=True,
+        threads=(35931, 36317),
+        on="host-cache states|windows",
+        reads={"hicache_write_policy": ("write_back",)},
+        help="another `--hicache-write-policy`",
+    ),
+    Fault(
+        name="lfm2-overlap",
+        symptom="LFM2 decodes with the GPU idle between steps: overlap scheduling is off",
+        releases="0.5.9 … 0.5.23",
+        threads=(38131,),
+        on="states prefix-cache no-overlap -speculation",
+        reads={_ARCHITECTURE: ("lfm2forcausallm", "lfm2moeforcausallm")},
+        help="`--disable-radix-cache`, if your prompts share no prefix",
+    ),
+    # -- speculation and MLA
+    Fault(
+        name="page-table-bound",
+        symptom="a server with EAGLE, MTP or STANDALONE on FA3 dies of an illegal memory access "
+        "when a request comes near the context limit",
+        releases="0.5.9 … 0.5.23",
+        threads=(34239, 35985),
+        on="eagle|standalone -draft-trees",
+        reads={"attention_backend": ("fa3",)},
+        help="a larger `--context-length` than your requests need",
+        patch="mla.page-table-bound",
+    ),
+    Fault(
+        name="trtllm-mla-chunks",
+        symptom="an MLA model answers wrongly when prompts with unequal cached prefixes share a "
+        "prefill",
+        releases="0.5.9 … 0.5.10.post1",
+        fixed=True,
+        threads=(22291, 22688),
+        on="mla",
+        reads={"attention_backend": ("trtllm_mla",), "disable_chunked_prefix_cache": (False,)},
+        help="`--disable-chunked-prefix-cache`",
+    ),
+    Fault(
+        name="retracted-dsa",
+        symptom="a disaggregated decode server of DeepSeek-V3.2 or GLM-5 dies with `TypeError … "
+        "mamba_indices` when its KV is full and it retracts a request",
+        releases="0.5.12 … 0.5.13.post1",
+        fixed=True,
+        threads=(27645,),
+        on="decode-server",
+        reads={_ARCHITECTURE: ("deepseekv32forcausallm", "glmmoedsaforcausallm")},
+        help="fewer `--max-running-requests`",
+    ),
+    # -- windows and disaggregation
+    Fault(
+        name="dflash-windows",
+        symptom="long replies are retracted though KV is nearly free: the window pool is never "
+        "evicted while DFLASH or DSPARK decodes",
+        releases="0.5.14 … 0.5.17",
+        fixed=True,
+        threads=(33805, 34924),
+        on="dflash windows -no-window-pool",
+        reads=_POOL,
+        help="another speculation, or a larger `--swa-full-tokens-ratio`",
+    ),
+    Fault(
+        name="tree-windows",
+        symptom="a sliding-window model with EAGLE's draft trees dies of an illegal memory access: "
+        "they read the window pool by the slots of the full pool",
+        releases="0.5.9 … 0.5.11",
+        fixed=True,
+        threads=(24402, 24617),
+        on="eagle draft-trees windows -no-window-pool",
+        reads={"attention_backend": ("fa3",), **_POOL},
+        help="`--speculative-eagle-topk 1`, or `--disable-hybrid-swa-memory`",
+    ),
+    Fault(
+        name="flashinfer-eagle-windows",
+        symptom="a sliding-window model with speculation on FlashInfer dies with `TypeError` in "
+        "`update_sliding_window`",
+        releases="0.5.9 … 0.5.13.post1",
+        fixed=True,
+        threads=(22679,),
+        on="eagle|standalone|ngram windows",
+        reads={"attention_backend": ("flashinfer",)},
+        help="`--attention-backend` triton or fa3",
+    ),
+    Fault(
+        name="window-tail-mapping",
+        symptom="a disaggregated decode server dies with `AssertionError: "
+        "swa_attn_allocator.available_size()`, or two requests write to one window slot",
+        releases="0.5.12",
+        fixed=True,
+        threads=(25805, 26078),
+        on="decode-server windows -no-window-pool pages",
+        reads=_POOL,
+        help="`--disable-hybrid-swa-memory`",
+    ),
+    Fault(
+        name="prefill-window-cap",
+        symptom="a prefill server refuses a prompt that is longer than its window pool: `exceeds "
+        "the maximum number of tokens`",
+        releases="0.5.9 … 0.5.12.post1",
+        fixed=True,
+        threads=(24523, 26607),
+        on="prefill-server windows -no-window-pool",
+        reads=_POOL,
+        help="a larger `--swa-full-tokens-ratio`",
+    ),
+    Fault(
+        name="idle-admission",
+        symptom="a request waits forever on an idle decode server whose window pool is smaller "
+        "than the window and 4,096 tokens",
+        releases="0.5.9 … 0.5.23",
+        on="decode-server windows -no-window-pool",
+        reads=_POOL,
+        help="a larger `--swa-full-tokens-ratio`",
+        patch="swa.idle-admission",
+        is_sure=False,
+    ),
+    # -- MLX
+    Fault(
+        name="mlx-sampling",
+        symptom="MLX ignores temperature, top-p and seed: every reply is greedy",
+        releases="0.5.10 … 0.5.23",
+        threads=(39559,),
+        on="mlx -mlx-sampling",
+        help="`--mlx-enable-sampling`, from 0.5.18 on",
+    ),
+    Fault(
+        name="mlx-penalties",
+        symptom="MLX ignores frequency, presence and repetition penalties",
+        releases="0.5.18 … 0.5.23",
+        threads=(39559,),
+        on="mlx mlx-sampling",
+    ),
+    Fault(
+        name="mlx-logprobs",
+        symptom="a request with `return_logprob` kills an MLX server: `'NoneType' object has no "
+        "attribute 'tolist'`",
+        releases="0.5.11 … 0.5.23",
+        on="mlx -mlx-sampling",
+        help="`--mlx-enable-sampling`, from 0.5.18 on",
+    ),
+    Fault(
+        name="mlx-max-running",
+        symptom="MLX dies at boot: `'MlxModelRunnerStub' object has no attribute 'dp_size'`",
+        releases="0.5.16",
+        fixed=True,
+        threads=(32674, 32520),
+        on="mlx",
+        unlike={"max_running_requests": (None,)},
+        help="drop `--max-running-requests`",
+    ),
+    Fault(
+        name="mlx-buffer-end",
+        symptom="MLX dies, or loses KV, when one of several running requests passes 4,096 tokens",
+        releases="0.5.11 … 0.5.14",
+        fixed=True,
+        threads=(29271,),
+        on="mlx",
+        help="`--context-length 4096`",
+        patch="mlx.kv-arena",
+    ),
+    Fault(
+        name="mlx-windows",
+        symptom="MLX does not start with a sliding-window model, or attends to more than its "
+        "window",
+        releases="0.5.11 … 0.5.17",
+        fixed=True,
+        threads=(30050,),
+        on="mlx windows",
+    ),
+    Fault(
+        name="mlx-hybrids",
+        symptom="MLX dies with a hybrid model (Qwen3.5, Qwen3-Next) and the radix cache: at the "
+        "arguments (`extra_buffer requires platform support`) or at the first request "
+        "(`mamba_checkpoint_grid`)",
+        releases="0.5.14 … 0.5.23",
+        threads=(32449, 39238, 29490),
+        on="mlx states prefix-cache",
+        help="`--disable-radix-cache`",
+    ),
+    Fault(
+        name="mlx-relay-device",
+        symptom="MLX dies on a Mac of two requests at once: `Expected all tensors to be on the "
+        "same device`",
+        releases="0.5.13 … 0.5.23",
+        threads=(39281, 39222, 36200, 35137, 32803),
+        on="mlx no-overlap",
+        reads={"device": ("mps",)},
+        help="leave overlap scheduling on",
+    ),
+    Fault(
+        name="mlx-pool-memory",
+        symptom="memory grows with each request on MLX",
+        releases="0.5.11 … 0.5.23",
+        threads=(39675, 39676),
+        on="mlx prefix-cache",
+        help="`--disable-radix-cache`",
+        patch="mlx.pool-write",
+    ),
+)
+"""By area, in each the worst first."""
+
+
+class Symptom(NamedTuple):
+    """What costs time or memory, and what helps."""
+
+    symptom: str
+    helps: str
+
+
+SYMPTOMS = (
+    Symptom(
+        "a first token after a minute, on a disaggregated decode server at page size 1",
+        "`swa.page-size-1`",
+    ),
+    Symptom(
+        "few requests in flight on a disaggregated decode server: it reserves window KV for whole "
+        "prompts",
+        "`swa.tail-prealloc`",
+    ),
+    Symptom(
+        "`Disable hybrid SWA memory for Gemma3…` in the log: long contexts of Gemma 2 or 3, "
+        "EXAONE 4 or Olmo 3 fill KV",
+        "`swa.window-pool`, opt-in, for text",
+    ),
+    Symptom(
+        "the GPU rests between two decode steps of gpt-oss on Triton, 0.5.16 … 0.5.21",
+        "`swa.window-metadata`",
+    ),
+    Symptom(
+        "`KV cache is full!`, although the window could be evicted",
+        "no patch: fixed in 0.5.21 (#29662)",
+    ),
+    Symptom("throughput falls after a retraction, with a window model", "no patch (#26248)"),
+    Symptom(
+        "few requests of a hybrid model run though KV is free",
+        "no patch is needed: `doctor --model` prints the number for stock's own "
+        "`--max-mamba-cache-size`",
+    ),
+    Symptom(
+        "the hierarchical cache of a hybrid model finds nothing on the host, 0.5.20 … 0.5.23",
+        "`mamba.host-states`, opt-in; `doctor --model … --hicache-size GB` prints what fits",
+    ),
+    Symptom(
+        "the GPU idles during a short prefill of Qwen3-Next or Qwen3.5 on Hopper, also with tensor "
+        "parallelism and MTP",
+        "`mamba.gdn-prefill-graph`",
+    ),
+    Symptom(
+        "the GPU idles during a short prefill of DeepSeek-V2-Lite on 0.5.23",
+        "stock's `--cuda-graph-backend-prefill full`, experimental: `doctor` prints how to "
+        "measure it",
+    ),
+    Symptom(
+        "speculative decoding waits for the GPU at each step",
+        "`mla.sync-opt-out`; on FlashInfer stock's own switches, which `doctor` prints",
+    ),
+    Symptom("each further request slows decoding down on MLX", "`mlx.kv-arena`"),
+    Symptom(
+        "one long chat slows all short ones down on MLX",
+        "`mlx.length-groups`, opt-in",
+    ),
+    Symptom(
+        "short prompts that come together wait for one another on MLX, 0.5.18 … 0.5.23",
+        "`mlx.batched-prefill`, opt-in",
+    ),
+    Symptom(
+        "each turn of a conversation with gpt-oss waits for all of it again on MLX",
+        "`mlx.next-turn`, opt-in",
+    ),
+)
+"""No release is at fault: ``help symptoms`` alone lists them."""

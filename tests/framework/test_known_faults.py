@@ -1,0 +1,183 @@
+"""Known faults: what the data may say, what counts as having one, and where it is said."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from sglang_perf_patches import faults, sets
+from sglang_perf_patches.cli.verbs import known_faults
+from sglang_perf_patches.faults import known
+from sglang_perf_patches.faults.fault import Fault
+from sglang_perf_patches.live import published
+from sglang_perf_patches.model import releases
+from sglang_perf_patches.model.feature import MISSING
+from sglang_perf_patches.model.patch import by_id
+from sglang_perf_patches.model.setups import FEATURES
+from sglang_perf_patches.telemetry import ready
+from tests.maintain import ROOT, symptoms
+
+PATCHES = by_id(sets.load())
+WORDS = {each.name for each in FEATURES.all} | {each.name for each in FEATURES.uses}
+
+
+class Served:
+    """A server's arguments; one whose value is an error can't be read."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.arguments = {"device": "cuda", **arguments}
+
+    def read(self, name: str) -> Any:
+        value = self.arguments.get(name, MISSING)
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def unlike_default(self) -> Mapping[str, Any]:
+        return {}
+
+
+def fault(**fields: Any) -> Fault:
+    return Fault(**{"name": "one", "symptom": "it dies", "releases": "0.5.9 … 0.5.11", **fields})
+
+
+HYBRID = {"model.has_states": True, "disable_radix_cache": False}
+
+
+@pytest.mark.parametrize("one", known.FAULTS, ids=lambda one: one.name)
+def test_the_data_names_what_there_is(one: Fault) -> None:
+    words = re.findall(r"[a-z][a-z0-9-]*", one.on)
+    assert set(words) <= WORDS
+    assert one.on
+    spans = releases.from_spans(one.releases)
+    assert one.fixed == (spans[-1] != releases.KNOWN[-1])
+    assert one.patch in {"", *PATCHES}
+    assert one.threads or one.patch or one.help
+    for value in (value for values in one.reads.values() for value in values):
+        assert value is True or value is False or value == value.lower()
+    assert not one.symptom.endswith(".")
+
+
+def test_each_patch_that_prevents_a_fault_is_one_of_the_data() -> None:
+    """By rule ``b`` a patch is on because it prevents a fault of stock."""
+    preventing = {patch.id for patch in PATCHES.values() if patch.worth and patch.worth.rule == "b"}
+    assert preventing <= {one.patch for one in known.FAULTS}
+
+
+def test_names_differ() -> None:
+    names = [one.name for one in known.FAULTS]
+    assert len(names) == len({*names}) > 20
+
+
+def test_a_condition_holds_fails_or_cant_be_read() -> None:
+    both = fault(on="states prefix-cache")
+    assert both.is_on(Served(**HYBRID)) is True
+    assert both.is_on(Served(**{**HYBRID, "disable_radix_cache": True})) is False
+    assert both.is_on(Served(**{**HYBRID, "model.has_states": ValueError("no")})) is None
+    assert both.is_on(Served(**{**HYBRID, "model.has_states": MISSING})) is None
+    unread = {"disable_radix_cache": True, "model.has_states": ValueError("no")}
+    assert both.is_on(Served(**unread)) is False
+
+    either = fault(on="eagle|ngram")
+    assert either.is_on(Served(speculative_algorithm="NGRAM")) is True
+    assert either.is_on(Served(speculative_algorithm="DFLASH")) is False
+    without = fault(on="-eagle")
+    assert without.is_on(Served(speculative_algorithm=None)) is True
+    assert without.is_on(Served(speculative_algorithm="EAGLE")) is False
+    assert without.is_on(Served(speculative_algorithm=ValueError("no"))) is None
+
+    of_value = fault(reads={"attention_backend": ("fa3",)})
+    assert of_value.is_on(Served(attention_backend="FA3")) is True
+    assert of_value.is_on(Served(attention_backend="triton")) is False
+    assert of_value.is_on(Served()) is None
+    assert fault(unlike={"limit": (None,)}).is_on(Served(limit=4)) is True
+    assert fault(unlike={"limit": (None,)}).is_on(Served(limit=None)) is False
+    assert fault(is_sure=False).is_on(Served()) is None
+
+
+def test_a_live_patch_and_another_release_take_a_fault_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = fault(on="states", patch="mamba.slot-exhaustion", fixed=True, help="drop it")
+    monkeypatch.setattr(known, "FAULTS", (one,))
+    held = faults.conditions(Served(**HYBRID))
+    assert held == {"one": True}
+    (found,) = faults.found("0.5.10.post1", held)
+    assert found.text == (
+        "it dies: upgrade to 0.5.12; or drop it; "
+        "our mamba.slot-exhaustion prevents it where it is live"
+    )
+    assert faults.found("0.5.10.post1", held, {"mamba.slot-exhaustion"}) == []
+    assert faults.found("0.5.12", held) == []
+    assert faults.found("0.5.10.dev3", held) == []
+    assert faults.conditions(Served(**{"model.has_states": False})) == {}
+    (perhaps,) = faults.found("0.5.9", faults.conditions(Served()))
+    assert perhaps.text.startswith("perhaps it dies: ")
+    assert perhaps.data["is_sure"] is False
+
+
+def test_a_message_that_a_symptom_quotes_finds_its_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = fault(symptom="it dies with `a rather long message` at boot, on `short`")
+    monkeypatch.setattr(known, "FAULTS", (one,))
+    assert faults.of_message("0.5.9", "ValueError: a rather long message!") is one
+    assert faults.of_message("0.5.9", "ValueError: short") is None
+    assert faults.of_message("0.5.12", "ValueError: a rather long message!") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "live", "warned"),
+    [
+        (HYBRID, [], ["known fault of sglang 0.5.9: it dies"]),
+        (HYBRID, ["mamba.slot-exhaustion"], []),
+        ({"model.has_states": False}, [], []),
+        ({"device": MISSING}, [], []),
+    ],
+)
+def test_a_server_that_is_ready_warns_of_its_faults(
+    arguments: dict[str, Any],
+    live: list[str],
+    warned: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(known, "FAULTS", (fault(on="states", patch="mamba.slot-exhaustion"),))
+    monkeypatch.setattr(published, "published", lambda: Served(**arguments))
+    monkeypatch.setattr(ready, "_is_ready", lambda _: True)
+    states = [{"id": name, "state": "live", "reason": ""} for name in live]
+    process = {"pid": 1, "role": "launcher", "sglang": "0.5.9", "patches": states}
+    with caplog.at_level(logging.WARNING, "sglang_perf_patches"):
+        announcement = ready.Announcement()
+        announcement.look([process])
+        announcement.look([process])
+    found = [record.getMessage() for record in caplog.records]
+    assert [line.partition(": ")[2].rpartition(": ")[0] for line in found] == warned
+
+
+def test_an_upgrade_says_what_it_fixes_and_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = fault(fixed=True)
+    new = dataclasses.replace(
+        old, name="two", symptom="it hangs", releases="0.5.12 … 0.5.23", fixed=False
+    )
+    monkeypatch.setattr(known, "FAULTS", (old, new))
+    said = known_faults.of_upgrade("0.5.11", "0.5.12")
+    assert "that 0.5.12 fixes, if your server has them:\n  - it dies: upgrade to 0.5.12" in said
+    assert "Known faults that 0.5.12 brings:\n  - it hangs" in said
+    assert "sglang 0.5.12 has 1 known fault" in said
+    assert "brings" not in known_faults.of_upgrade(None, "0.5.12")
+    assert known_faults.of_upgrade("0.5.12", "0.5.12") == known_faults.in_short("0.5.12")
+    assert known_faults.in_short("0.5.12.dev1") == ""
+    assert known_faults.of_server("0.5.11", []) == ""
+    listed = known_faults.of_server("0.5.11", [faults.Found(old, True)])
+    assert listed == "Known faults of sglang 0.5.11 on this server:\n  - it dies: upgrade to 0.5.12"
+
+
+def test_the_page_of_symptoms_is_made_from_the_data() -> None:
+    page = (ROOT / symptoms.PAGE).read_text(encoding="utf-8")
+    assert symptoms.page(page) == page, "python3 -m tests.maintain.tables"
+    for one in (*known.FAULTS, *known.SYMPTOMS):
+        assert one.symptom in page

@@ -1,0 +1,54 @@
+"""The tables of ``help symptoms``, made from the known faults and the symptoms next to them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from sglang_perf_patches.faults import THREAD
+from sglang_perf_patches.faults.fault import Fault
+from sglang_perf_patches.faults.known import FAULTS, SYMPTOMS
+from sglang_perf_patches.model.patch import room_of
+
+from . import pages
+
+PAGE = "src/sglang_perf_patches/pages/symptoms.md"
+
+_PATCH = re.compile(r"(?<!`)(`?)\b((?:mlx|mla|mamba|swa)\.[a-z][a-z0-9-]*)\1")
+_NUMBER = re.compile(r"#(\d+)")
+
+
+def page(text: str) -> str:
+    """The page with its tables as the data has them.
+
+    Raises:
+        ValueError: the page lacks a block.
+    """
+    faults = [["what you see", "releases", "what helps"], *map(_row, FAULTS)]
+    symptoms = [["what you see", "what helps"], *map(list, SYMPTOMS)]
+    for name, rows in (("faults", faults), ("symptoms", symptoms)):
+        text = pages.replace_block(text, name, _markdown(rows))
+    return text
+
+
+def _row(fault: Fault) -> list[str]:
+    fixed = f", fixed in {fault.fixed_in}" if fault.fixed else ""
+    threads = f" ({fault.numbers})" if fault.threads else ""
+    prevents = f"our {fault.patch}" if fault.patch else ""
+    helps = "; ".join(filter(None, (prevents, fault.help))) or ("" if fault.fixed else "nothing")
+    return [fault.symptom, f"{fault.releases}{fixed}{threads}", helps]
+
+
+def _markdown(rows: Iterable[Iterable[str]]) -> str:
+    lines = ["| " + " | ".join(map(_linked, row)) + " |" for row in rows]
+    lines.insert(1, "|" + " --- |" * (lines[0].count(" | ") + 1))
+    return "\n".join(lines) + "\n"
+
+
+def _linked(cell: str) -> str:
+    """A cell with links to the patches and threads that it names."""
+    cell = _PATCH.sub(
+        lambda found: f"[`{found[2]}`](../sets/{room_of(found[2]).replace('.', '/')}/README.md)",
+        cell,
+    )
+    return _NUMBER.sub(lambda found: f"[#{found[1]}]({THREAD}{found[1]})", cell)

@@ -1,0 +1,116 @@
+"""What stock's own code computes where it has one of the known faults; `on_release` runs it.
+
+The scheduler's batches, backends, layers and kernels are the release's, on Triton's interpreter.
+"""
+
+# ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.proof import stubs
+
+stubs.lend()
+
+import torch
+
+from sglang_perf_patches.verify.mamba.cases import Batch, Request
+from sglang_perf_patches.verify.mamba.kinds import Mamba2
+from sglang_perf_patches.verify.mamba.rig import Rig
+from tests.proof.mamba import scheduling
+from tests.proof.mamba.harness import counter
+
+_RUNNING = (Request(9), Request(70))
+_NEW = (Request(65), Request(70))
+"""Each reaches a position at which the scheduler claims a slot for its state."""
+
+
+def mixed_chunks() -> dict[str, Any]:
+    """Whether the slots that a mixed prefill claims for the prefix cache are written.
+
+    Returns:
+        ``claimed``: the tokens of each new request whose state the scheduler takes for cached;
+        ``written`` and ``unmixed``: whether its slot was written, mixed and alone.
+    """
+    rig = Rig()
+    with counter(), counter().paused():  # memory can't be pinned here
+        alone, batch = scheduling.scheduled(rig, _NEW)
+    unmixed = _written(rig, alone, batch)
+    with counter(), counter().paused():
+        running, _ = scheduling.scheduled(rig, _RUNNING)
+        scheduling.decoding(rig, running)
+        both, batch = scheduling.mixing(rig, running, _NEW)
+    claimed = [_kept(request).mamba_last_track_seqlen for request in both.reqs[: len(_NEW)]]
+    return {"claimed": claimed, "unmixed": unmixed, "written": _written(rig, both, batch)}
+
+
+def _written(rig: Rig, schedule: Any, batch: Any) -> list[bool]:
+    """For each new request, whether a forward writes the slot that its last state is taken from."""
+    slots = [_claimed(rig, request) for request in schedule.reqs[: len(_NEW)]]
+    rig.fill()
+    before = rig.states()[-1][:, slots].clone()
+    rig.forward(batch, rig.inputs(int(batch.extend_num_tokens)))
+    after = rig.states()[-1][:, slots]
+    return [not torch.equal(before[:, at], after[:, at]) for at in range(len(slots))]
+
+
+def _claimed(rig: Rig, request: Any) -> int:
+    """The slot that the cache would take the state of a request from."""
+    kept = _kept(request)
+    at = rig.pool.get_mamba_ping_pong_other_idx(kept.mamba_next_track_idx)
+    return int(kept.mamba_ping_pong_track_buffer[at])
+
+
+def _kept(request: Any) -> Any:
+    """Where a request's states are noted: on itself, since 0.5.19 or so below ``kv``."""
+    return request if hasattr(request, "mamba_last_track_seqlen") else request.kv
+
+
+def mamba2_states() -> list[float]:
+    """How far each cached state of a prefill of several prompts is from that of its prompt alone.
+
+    Returns:
+        the largest difference for each prompt, in multiples of the state's largest value.
+    """
+    requests = [Request(length) for length in (70, 80, 70)]
+    rig = Mamba2()
+    together = _tracked(rig, requests, rig.inputs(220))
+    apart = []
+    start = 0
+    for request in requests:
+        inputs = [
+            {name: tensor[start : start + request.new] for name, tensor in of_layer.items()}
+            for of_layer in rig.inputs(220)
+        ]
+        apart.append(_tracked(rig, [request], inputs)[0])
+        start += request.new
+    return [
+        float((one - other).abs().max() / other.abs().max())
+        for one, other in zip(together, apart, strict=True)
+    ]
+
+
+def _tracked(rig: Rig, requests: list[Request], inputs: Any) -> list[torch.Tensor]:
+    """The state that is kept of each request."""
+    rig.fill()
+    batch = rig.batch(Batch(tuple(requests)))
+    rig.forward(batch, inputs)
+    states = rig.states()[-1]
+    return [states[:, slot].float().clone() for slot in batch.mamba_track_indices.tolist()]
+
+
+def mamba2_cached_prefix() -> float:
+    """How far the outputs of a short rest of a prompt are from those without tracking.
+
+    Returns:
+        the largest difference, in multiples of the largest output.
+    """
+    rig = Mamba2()
+    outputs = []
+    for tracking in (True, False):
+        rig.fill()
+        rest = Request(9, 192, tracked=False)
+        batch = rig.batch(Batch((Request(70), rest), tracking=tracking))
+        outputs.append(torch.stack(rig.forward(batch, rig.inputs(79)))[:, 70:].float())
+    return float((outputs[0] - outputs[1]).abs().max() / outputs[1].abs().max())

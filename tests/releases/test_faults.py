@@ -1,0 +1,194 @@
+"""Known faults: each condition is read from servers' arguments as the releases resolve them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import released
+from configurations import MODELS, write
+from sglang_perf_patches import faults
+from sglang_perf_patches.cli.ask import gpus
+from sglang_perf_patches.faults.known import FAULTS
+from sglang_perf_patches.model import releases
+
+SCRIPT = Path(__file__).with_name("ask_faults.py")
+NEWEST = releases.KNOWN[-1]
+MLX = "MLX"
+TRACKED = "--mamba-radix-cache-strategy extra_buffer"
+TRACKED_BEFORE = "--mamba-scheduler-strategy extra_buffer"
+DRAFTS = "--speculative-num-steps 3 --speculative-num-draft-tokens 4 --speculative-eagle-topk"
+EAGLE = f"--speculative-algorithm EAGLE --speculative-draft-model-path plain {DRAFTS} 1"
+TREES = f"--speculative-algorithm EAGLE --speculative-draft-model-path plain {DRAFTS} 2"
+NGRAM = "--speculative-algorithm NGRAM"
+DFLASH = "--speculative-algorithm DFLASH --speculative-draft-model-path plain"
+DECODE = "--disaggregation-mode decode"
+ON_A_GPU = "on a GPU"
+
+
+class Example(NamedTuple):
+    """A server with a fault, and one without that differs in one thing.
+
+    Attributes:
+        release: one that has the fault.
+        bad: model and arguments of the server with it.
+        good: of the one without.
+        gpu: theirs; `MLX` for a Mac.
+        is_sure: whether the arguments tell it.
+        refused: whether the release refuses the first of them.
+    """
+
+    release: str
+    bad: str
+    good: str
+    gpu: str = "H100"
+    is_sure: bool = True
+    refused: bool = False
+
+
+EXAMPLES = {
+    "mixed-chunks-states": Example(
+        "0.5.17", f"next {TRACKED} --enable-mixed-chunk", f"next {TRACKED}"
+    ),
+    "mamba2-states": Example("0.5.17", f"falcon {TRACKED}", f"next {TRACKED}"),
+    "mamba2-cached-prefix": Example("0.5.14", f"falcon {TRACKED}", f"next {TRACKED}"),
+    "lightning-states": Example(
+        "0.5.14",
+        f"ling {TRACKED}",
+        "ling --mamba-radix-cache-strategy no_buffer --disable-overlap-schedule",
+    ),
+    "ngram-states": Example(
+        "0.5.12.post1", f"next {NGRAM} --disable-radix-cache", f"plain {NGRAM}"
+    ),
+    "state-slots": Example(NEWEST, "next", "next --disable-radix-cache"),
+    "refused-speculation": Example(
+        "0.5.10.post1",
+        f"next {DECODE} {EAGLE}",
+        f"next {DECODE} {EAGLE} --disable-radix-cache",
+        refused=True,
+    ),
+    "retracted-states": Example("0.5.10.post1", f"next {DECODE}", "next"),
+    "pinned-load-back": Example(
+        "0.5.18",
+        "windows --enable-hierarchical-cache --hicache-write-policy write_back",
+        "windows --enable-hierarchical-cache --hicache-write-policy write_through",
+    ),
+    "lfm2-overlap": Example(NEWEST, "lfm2", "lfm2 --disable-radix-cache"),
+    "page-table-bound": Example(
+        NEWEST,
+        f"plain {EAGLE} --attention-backend fa3",
+        f"plain {EAGLE} --attention-backend triton",
+    ),
+    "trtllm-mla-chunks": Example(
+        "0.5.10.post1",
+        "latent --attention-backend trtllm_mla",
+        "latent --attention-backend trtllm_mla --disable-chunked-prefix-cache",
+        gpu="B200",
+    ),
+    "retracted-dsa": Example("0.5.13.post1", f"sparse {DECODE}", "sparse"),
+    "dflash-windows": Example("0.5.17", f"windows {DFLASH}", f"plain {DFLASH}"),
+    "tree-windows": Example(
+        "0.5.11",
+        f"windows {TREES} --attention-backend fa3",
+        f"windows {EAGLE} --attention-backend fa3",
+    ),
+    "flashinfer-eagle-windows": Example(
+        "0.5.13.post1",
+        f"gemma {EAGLE} --attention-backend flashinfer",
+        f"plain {EAGLE} --attention-backend flashinfer",
+    ),
+    "window-tail-mapping": Example(
+        "0.5.12", f"windows {DECODE} --page-size 64", f"windows {DECODE} --page-size 1"
+    ),
+    "prefill-window-cap": Example(
+        "0.5.12.post1",
+        "windows --disaggregation-mode prefill",
+        "plain --disaggregation-mode prefill",
+    ),
+    "idle-admission": Example(NEWEST, f"windows {DECODE}", f"plain {DECODE}", is_sure=False),
+    "mlx-sampling": Example(NEWEST, "plain", "plain --mlx-enable-sampling", gpu=MLX),
+    "mlx-penalties": Example(NEWEST, "plain --mlx-enable-sampling", "plain", gpu=MLX),
+    "mlx-logprobs": Example(NEWEST, "plain", "plain --mlx-enable-sampling", gpu=MLX),
+    "mlx-max-running": Example("0.5.16", "plain --max-running-requests 4", "plain", gpu=MLX),
+    "mlx-buffer-end": Example("0.5.14", "plain", ON_A_GPU, gpu=MLX),
+    "mlx-windows": Example("0.5.17", "gemma", "plain", gpu=MLX),
+    "mlx-hybrids": Example(
+        "0.5.17",
+        "next --mamba-radix-cache-strategy no_buffer --disable-overlap-schedule",
+        "next --disable-radix-cache",
+        gpu=MLX,
+    ),
+    "mlx-relay-device": Example(
+        NEWEST, "plain --device mps --disable-overlap-schedule", "plain --device mps", gpu=MLX
+    ),
+    "mlx-pool-memory": Example(NEWEST, "plain", "plain --disable-radix-cache", gpu=MLX),
+}
+OF_RELEASE = {
+    release: [name for name, each in EXAMPLES.items() if each.release == release]
+    for release in releases.KNOWN
+}
+
+
+def test_each_fault_has_an_example_on_a_release_that_has_it() -> None:
+    assert list(EXAMPLES) == [fault.name for fault in FAULTS]
+    for fault in FAULTS:
+        assert EXAMPLES[fault.name].release in releases.from_spans(fault.releases)
+        assert EXAMPLES[fault.name].is_sure == fault.is_sure
+
+
+def asked(release: str, folder: Path, servers: Sequence[tuple[str, str]]) -> list[Any]:
+    """The faults of servers of a release, given as model and arguments, and their GPU."""
+    given = []
+    for line, gpu in servers:
+        model, *words = (
+            str(write(folder, word)) if word in MODELS else word for word in line.split()
+        )
+        is_mlx = gpu == MLX
+        environment = {"SGLANG_USE_MLX": str(int(is_mlx))}
+        kind = None if is_mlx else asdict(gpus.KINDS[gpu])
+        given.append((environment, kind, ["--model-path", model, *words]))
+    out = released.run(
+        released.tree(release), str(SCRIPT), release, given=json.dumps(given), HF_HUB_OFFLINE="1"
+    )
+    return [json.loads(line) for line in out.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "release",
+    [
+        pytest.param(release, marks=[] if release == NEWEST else pytest.mark.whole_matrix)
+        for release, names in OF_RELEASE.items()
+        if names
+    ],
+)
+def test_a_server_with_a_fault_is_warned_and_one_without_is_not(
+    release: str, tmp_path: Path
+) -> None:
+    examples = [(name, EXAMPLES[name]) for name in OF_RELEASE[release]]
+    servers = [
+        ("plain", "H100") if line == ON_A_GPU else (line, each.gpu)
+        for _, each in examples
+        for line in (each.bad, each.good)
+    ]
+    answers = asked(release, tmp_path, servers)
+    for at, (name, each) in enumerate(examples):
+        bad, good = answers[2 * at : 2 * at + 2]
+        if each.refused:
+            known = faults.of_message(release, bad["failed"])
+            assert known is not None, bad
+            assert known.name == name
+        else:
+            assert bad.get("faults", {}).get(name) is each.is_sure, (name, bad)
+        assert name not in good["faults"], (name, good)
+
+
+def test_hybrids_on_mlx_are_refused_with_the_reason(tmp_path: Path) -> None:
+    (answer,) = asked(NEWEST, tmp_path, [("next", MLX)])
+    known = faults.of_message(NEWEST, answer["failed"])
+    assert known is not None
+    assert known.name == "mlx-hybrids"

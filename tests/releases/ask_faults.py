@@ -59,8 +59,7 @@ def _answer(release: str, servers: list[Any], folder: Path, stream: io.TextIOWra
         resolver.pretend(gpu, folder)
     else:
         stand_ins.lend()
-        mps: Any = importlib.import_module("torch").backends.mps
-        mps.is_available = lambda: True  # MLX is for Macs
+        _pretend_a_mac(importlib.import_module("torch"))
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         importlib.import_module("sglang.srt.server_args")
@@ -77,6 +76,13 @@ def _answer(release: str, servers: list[Any], folder: Path, stream: io.TextIOWra
             finally:
                 os._exit(0)
         os.waitpid(child, 0)
+
+
+def _pretend_a_mac(torch: Any) -> None:
+    """MLX resolves its arguments on a Mac only."""
+    torch.backends.mps.is_available = torch.mps.is_available = lambda: True
+    torch.backends.mps.get_name = lambda: "Apple M4"
+    torch.mps.recommended_max_memory = lambda: 64 << 30
 
 
 def _resolved(release: str, words: list[str]) -> dict[str, Any]:

@@ -123,9 +123,7 @@ EXAMPLES = {
         "next --disable-radix-cache",
         gpu=MLX,
     ),
-    "mlx-relay-device": Example(
-        NEWEST, "plain --device mps --disable-overlap-schedule", "plain --device mps", gpu=MLX
-    ),
+    "mlx-relay-device": Example(NEWEST, "plain --disable-overlap-schedule", "plain", gpu=MLX),
     "mlx-pool-memory": Example(NEWEST, "plain", "plain --disable-radix-cache", gpu=MLX),
 }
 OF_RELEASE = {
@@ -151,7 +149,8 @@ def asked(release: str, folder: Path, servers: Sequence[tuple[str, str]]) -> lis
         is_mlx = gpu == MLX
         environment = {"SGLANG_USE_MLX": str(int(is_mlx))}
         kind = None if is_mlx else asdict(gpus.KINDS[gpu])
-        given.append((environment, kind, ["--model-path", model, *words]))
+        device = ["--device", "mps"] if is_mlx else []
+        given.append((environment, kind, ["--model-path", model, *device, *words]))
     out = released.run(
         released.tree(release), str(SCRIPT), release, given=json.dumps(given), HF_HUB_OFFLINE="1"
     )

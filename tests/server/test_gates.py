@@ -24,6 +24,8 @@ from linux_mlx.server import (
     server_variables,
     write_model,
 )
+from sglang_perf_patches.faults import Found
+from sglang_perf_patches.faults.known import FAULTS
 
 pytestmark = [
     pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),
@@ -33,6 +35,7 @@ pytestmark = [
 FLAG = "--enable-priority-scheduling"
 GATED = {"mlx.pool-write", "mlx.first-buffer", "mlx.last-row", "mlx.kv-arena"}
 CAUSE = "gated because requests have priorities: "
+KNOWN = "sglang-perf-patches: known fault of sglang "
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +60,24 @@ def test_the_log_names_each_gated_patch_once_and_again_when_the_server_is_ready(
         time.sleep(0.5)
     lines = server.log.read_text(errors="replace").splitlines()
     ours = [line for line in lines if "sglang-perf-patches: " in line]
+    ours = [line for line in ours if KNOWN not in line]
     assert len(ours) == 2, ours
     for line in ours:
         assert {*line.partition(CAUSE)[2].split(", ")} == GATED
     assert "; live on sglang 0.5.23: " in ours[1]
+
+
+def test_the_log_names_the_known_faults_of_a_server_that_is_ready(server: Server) -> None:
+    """Next to those of MLX without its sampling: the one that the gated patch would prevent."""
+    deadline = time.monotonic() + 120
+    while server.log.read_text(errors="replace").count(KNOWN) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    lines = server.log.read_text(errors="replace").splitlines()
+    named = {"mlx-sampling", "mlx-logprobs", "mlx-pool-memory"}
+    assert {line.partition(KNOWN)[2] for line in lines if KNOWN in line} == {
+        f"0.5.23: {Found(fault, True).text}" for fault in FAULTS if fault.name in named
+    }
 
 
 def test_status_and_doctor_call_it_a_problem_and_doctor_names_the_flag(server: Server) -> None:

@@ -55,10 +55,10 @@ def _answer(release: str, servers: list[Any], folder: Path, stream: io.TextIOWra
     environment, gpu, _ = servers[0]
     os.environ.update(environment)
     resolver.leave_out()
+    stand_ins.lend()
     if gpu is not None:
         resolver.pretend(gpu, folder)
     else:
-        stand_ins.lend()
         _pretend_a_mac(importlib.import_module("torch"))
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

@@ -1,0 +1,56 @@
+"""The first three known faults (`faults.known`), reproduced on stock's own code of each release."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import released
+from sglang_perf_patches.faults.known import FAULTS
+from sglang_perf_patches.model import releases
+
+JOBS = Path(__file__).with_name("fault_jobs.py")
+NEWEST = releases.KNOWN[-1]
+CLOSE = 0.02
+"""Rounding of float16 over a prompt."""
+
+
+def has(name: str, release: str) -> bool:
+    """Whether the data says that a release has a fault."""
+    (fault,) = (each for each in FAULTS if each.name == name)
+    return release in releases.from_spans(fault.releases)
+
+
+def found(release: str, job: str) -> Any:
+    """What a job of `fault_jobs` finds on a release."""
+    return released.value(released.tree(release), JOBS, job)
+
+
+def each_of(*names: str, shown: str = "") -> pytest.MarkDecorator:
+    """These releases, and by default the last."""
+    whole = [pytest.param(each, marks=pytest.mark.whole_matrix) for each in names]
+    return pytest.mark.parametrize("release", [*whole, shown] if shown else whole)
+
+
+@each_of("0.5.9", "0.5.11", "0.5.13", "0.5.17", "0.5.20", NEWEST, shown="0.5.22")
+def test_a_mixed_prefill_leaves_the_states_that_it_claims_unwritten(release: str) -> None:
+    states = found(release, "mixed_chunks")
+    assert states["claimed"] == [64, 64]
+    assert states["unmixed"] == [True, True]
+    assert states["written"] == [not has("mixed-chunks-states", release)] * 2
+
+
+@each_of("0.5.13", "0.5.17", "0.5.19", "0.5.20", NEWEST)
+def test_mamba2_keeps_states_of_other_positions(release: str) -> None:
+    first, *others = found(release, "mamba2_states")
+    assert first < CLOSE
+    for other in others:
+        assert (other > 10 * CLOSE) if has("mamba2-states", release) else (other < CLOSE)
+
+
+@each_of("0.5.13", "0.5.14", "0.5.15")
+def test_a_short_rest_of_a_cached_prompt_starts_from_nothing(release: str) -> None:
+    apart = found(release, "mamba2_cached_prefix")
+    assert (apart > 10 * CLOSE) if has("mamba2-cached-prefix", release) else (apart == 0)

@@ -1,14 +1,15 @@
 #!/bin/sh
-# sglang's MLX backend on a Mac, with the mlx patches alone.
+# sglang's MLX backend on a Mac, with only the mlx patches. No Mac was ever measured.
 #
 #   examples/mlx_on_a_mac.sh --model-path MODEL     serve, with any options of the server
 #   examples/mlx_on_a_mac.sh                        prove and measure them on this Mac
 #
-# The second takes ten minutes at most, needs no model, and ends with one file,
-# mlx-on-this-mac.txt (or $FILE): please attach it to an issue, whatever the result. We have had no
-# Mac so far. It says whether the patches' results are stock's, and what stock and patched servers
-# reply by turns, how fast, and with how much memory. Nothing is sent anywhere. VERIFY (mlx), LOAD and
-# SERVER hold other options of the parts; MODEL is a model of yours, in place of random weights.
+# The second form takes ten minutes at most, needs no model, and writes one file, mlx-on-this-mac.txt
+# (or $FILE): please attach it to an issue, whatever the result. It says whether the patches' results are
+# stock's, and what stock and patched servers reply in turns, how fast, and with how much memory. Nothing
+# is sent anywhere. VERIFY (default: mlx), LOAD and SERVER replace the options of the parts; MODEL is your
+# own model instead of random weights. Live in a server, as `sglang-perf-patches doctor -- COMMAND` says for
+# a dense model: mlx.pool-write, mlx.first-buffer, mlx.last-row and mlx.kv-arena.
 set -u
 
 export SGLANG_USE_MLX=1 SGLANG_PERF_PATCHES=mlx
@@ -22,7 +23,7 @@ tests=$(cd "$(dirname "$0")/../tests" && pwd)
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 say() { echo; echo "== $*"; }
-# part SECONDS COMMAND...: run it, and end it after so many seconds.
+# part SECONDS COMMAND...: run it, and end it after SECONDS.
 part() {
     seconds=$1
     shift

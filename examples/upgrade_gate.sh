@@ -1,7 +1,7 @@
 #!/bin/sh
-# A gate for CI: fails if an upgrade of sglang would lose a patch that SGLANG_PERF_PATCHES chooses.
-# It fetches the release and judges its source; nothing is installed. If no sglang is installed
-# here, it fails if a chosen patch does not know that release's code.
+# A gate for CI: it fails if an upgrade of sglang would lose a patch that SGLANG_PERF_PATCHES chooses.
+# It fetches the release and reads its source; nothing is installed. If no sglang is installed here, it
+# fails if a chosen patch does not know that release's code.
 #
 #   examples/upgrade_gate.sh 0.5.23
 set -eu

@@ -132,12 +132,20 @@ def test_the_largest_gain_is_first_in_its_set_and_says_its_release(
     lines = throwaway.command("list").stdout.splitlines()
     assert lines[4:19] == [
         *("one: one", "  one.step: ready, if you use it", "      2 ms → 1 ms (1.0, H200)"),
-        *("      costs: none known", "      works with every feature", "", "two: two"),
+        *(
+            "      costs: none known",
+            "      works with 1 GPU, TP, MTP, EP, DP attention, hierarchical cache",
+            "",
+            "two: two",
+        ),
         *("  two.both: ready, if you use it", "      4 ms → 1 ms a step (1.0, H200)"),
-        *("      costs: memory", "      works with every feature"),
+        *(
+            "      costs: memory",
+            "      works with 1 GPU, TP, MTP, EP, DP attention, hierarchical cache",
+        ),
         *("  two.helper: ready, if you use it", "      0.9 (0.9, H200; not on 1.0)"),
         "      costs: 1",
-        "      works with TP, EAGLE/MTP; off with EP, DP attention, hierarchical cache",
+        "      works with 1 GPU, TP, MTP; off with EP, DP attention, hierarchical cache",
     ]
 
 

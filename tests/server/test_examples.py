@@ -66,13 +66,9 @@ def test_a_launcher(script: str, release: str, chosen: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     assert "--model-path" in done.stdout
     assert re.match(r"\d+ ready, 0 refused", done.stdout)
-    selection = re.search(r"SGLANG_PERF_PATCHES=(\S+)$", done.stdout, re.M)
-    assert selection
-    listed = example(release, "sglang-perf-patches", "--all", SGLANG_PERF_PATCHES=selection[1])
-    (row,) = (line for line in listed.stdout.splitlines() if line.startswith(f"{chosen} "))
-    assert re.match(
-        rf"{chosen} +(ready, if you use [^|]*|needs a GPU) ", row
-    )  # there is none here, perhaps
+    # A patch that the script names is listed, also if there is no GPU here.
+    told = " ".join(done.stdout.split())
+    assert re.search(rf" {chosen}: (ready|needs a GPU)|needs a GPU: [^:]*{chosen}", told)
 
 
 @pytest.mark.whole_matrix

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from .. import sets
 from ..model.patch import Patch, by_id
 from ..model.selection import TROUBLE
-from . import patch_page, render
+from . import patch_page, render, works_with
 
 READY, LIVE, OFF, OPT_IN = "ready", "live", "off (not chosen)", "off (opt-in)"
 COLOURS = {
@@ -17,14 +17,6 @@ COLOURS = {
     **dict.fromkeys(TROUBLE, "red"),
     **dict.fromkeys((OFF, OPT_IN, "gated"), "yellow"),
 }
-_FEATURES = {
-    "tensor-parallel": "TP",
-    "eagle": "EAGLE/MTP",
-    "expert-parallel": "EP",
-    "dp-attention": "DP attention",
-    "hierarchical-cache": "hierarchical cache",
-}
-"""Feature → its short name, of those that operators ask about first."""
 _MEASURED = re.compile(r"\(([\d.]+(?:post\d+)?), [^()]*\)$")
 
 Row = tuple[str, str, Sequence[str]]
@@ -45,37 +37,32 @@ def of_patches(rows: Iterable[Row], release: str, *, with_cost: bool = True) -> 
     placed = sorted(rows, key=lambda row: (order.index(patches[row[0]].set), _ratio(row[0])))
     parts = []
     for name, members in groupby(placed, key=lambda row: patches[row[0]].set):
-        entries = (_entry(patches[row[0]], row, release, with_cost=with_cost) for row in members)
+        entries = (_entry(patches, row, release, with_cost=with_cost) for row in members)
         parts.append("\n".join([render.filled(f"{name}: {summaries[name]}", "", "  "), *entries]))
     return "\n\n".join(parts)
 
 
-def works_with(patch: Patch) -> str:
+def _features(patch: Patch, patches: Mapping[str, Patch]) -> str:
     """``works with TP; off with EP, …``; "" if it runs on MLX, which has none of them."""
     if "mlx" in patch.only_with:
         return ""
-    tested = patch.proven_with
-    if tested is None:
-        return "works with every feature"
-    words = {
-        "works": [short for name, short in _FEATURES.items() if name in tested],
-        "off": [short for name, short in _FEATURES.items() if name not in tested],
-    }
-    return "; ".join(f"{word} with {', '.join(each)}" for word, each in words.items() if each)
+    works = works_with.works_with(patch, patches)
+    off = [word for word in works_with.WORDS if word not in works]
+    return f"works with {', '.join(works)}" + (f"; off with {', '.join(off)}" if off else "")
 
 
-def _entry(patch: Patch, row: Row, release: str, *, with_cost: bool) -> str:
+def _entry(patches: Mapping[str, Patch], row: Row, release: str, *, with_cost: bool) -> str:
     name, state, more = row
     short = patch_page.read(name).short
     lines = [f"{name}: {state}"]
     if short:
-        if state == READY:
+        if state in (READY, LIVE):
             lines[0] += f", if you use {short.uses}"
         measured = _MEASURED.search(short.gain)
         elsewhere = f"; not on {release})" if measured and measured[1] != release else ""
         lines.append(short.gain.removesuffix(")") + elsewhere if elsewhere else short.gain)
         if with_cost:
-            lines += [f"costs: {short.cost}", works_with(patch)]
+            lines += [f"costs: {short.cost}", _features(patches[name], patches)]
     heading, *others = [*lines, *more]
     painted = f": {render.paint(state, COLOURS.get(state, ''))}"
     return "\n".join(

@@ -117,11 +117,7 @@ def _text(
 
 
 def _table(shown: Sequence[Fate], release: str, *, in_short: bool) -> str:
-    rows = []
-    for one in shown:
-        short = patch_page.read(one.patch).short
-        why = one.reason or (f"if you use {short.uses}" if short else "")
-        rows.append((one.patch, one.state, (why,)))
+    rows = [(one.patch, one.state, (one.reason,)) for one in shown]
     return of_patches(rows, release, with_cost=not in_short)
 
 

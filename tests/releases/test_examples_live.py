@@ -1,0 +1,89 @@
+"""What each example says is live in its server is what ``doctor -- COMMAND`` says of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+import released
+from sglang_perf_patches import sets
+from sglang_perf_patches.cli import downloads, verbs
+from sglang_perf_patches.cli.ask import QUICKLY, answer, gpus
+from sglang_perf_patches.compat import source
+from sglang_perf_patches.model import selection
+from sglang_perf_patches.model.feature import Setup
+from sglang_perf_patches.model.patch import by_id
+from tests.releases.recipes.models import MODELS
+from tests.releases.recipes.outcomes import RELEASE
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RESOLVE = Path(__file__).with_name("resolve.py")
+
+SERVERS = {
+    "kubernetes.yaml": ("qwen3.5-35b", ""),
+    "compose.yaml": ("gpt-oss-20b", ""),
+    "pd_decode_swa.sh": ("gpt-oss-20b", ""),
+    "eagle_mla.sh": ("deepseek-v3", "--tp 8"),
+    "eagle_mla.sh with DP attention": ("deepseek-v3", "--tp 8 --dp 8 --enable-dp-attention"),
+}
+"""Example → its model, and the flags that its reader adds."""
+
+
+def text_of(example: str) -> str:
+    return (EXAMPLES / example.partition(" ")[0]).read_text(encoding="utf-8")
+
+
+def flags_of(example: str) -> list[str]:
+    """The flags of the example's server without its model; of two servers, the decode server's."""
+    text = text_of(example)
+    if example.startswith("kubernetes"):
+        return [flag for flag in re.findall(r"^ +- (--\S+)$", text, re.M) if "model" not in flag]
+    if example.startswith("compose"):
+        (found,) = re.findall(r"--port 30001(.*?)\n +healthcheck", text, re.DOTALL)
+    else:
+        (found,) = re.findall(r"^exec .*sglang\.launch_server(.*?)\"\$@\"", text, re.M | re.DOTALL)
+    return str(found).replace("\\\n", " ").split()
+
+
+def live_in_readme(example: str) -> set[str]:
+    (line,) = (line for line in text_of("README.md").splitlines() if f"[`{example}`]" in line)
+    return set(re.findall(r"`([a-z]+\.[a-z0-9-]+)`", line.rpartition(" | ")[2]))
+
+
+@pytest.mark.whole_matrix
+def test_what_examples_say_is_live_is_live(tmp_path: Path) -> None:
+    for name, config in MODELS.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    servers = [
+        (
+            asdict(gpus.KINDS["H100"]),
+            ["--model-path", str(tmp_path / model), *flags_of(example), *more.split()],
+        )
+        for example, (model, more) in SERVERS.items()
+    ]
+    out = released.run(
+        *(released.tree(RELEASE), str(RESOLVE), QUICKLY),
+        given=json.dumps(servers),
+        HF_HUB_OFFLINE="1",
+    )
+    verdicts = verbs.judged(source.at(downloads.tree(RELEASE)))
+    for example, line in zip(SERVERS, map(json.loads, out.splitlines()), strict=True):
+        on, lacking, having = line["setup"]
+        named = re.search(r"SGLANG_PERF_PATCHES(?:=|: |, value: \")([\w.,-]+)", text_of(example))
+        assert named
+        chosen = selection.parse(named[1], by_id(sets.load()))
+        setup = Setup(on, lacking, frozenset(having))
+        states = {one.patch: one.state for one in answer.fates(chosen, verdicts, setup)}
+        live = {name for name, state in states.items() if state == answer.LIVE}
+        if " with " in example:
+            assert not live
+            assert "gated" in {states[name] for name in chosen.by_name}
+            continue
+        assert live == live_in_readme(example), example
+        lost = [name for name, state in states.items() if chosen.is_lost(name, state)]
+        assert not lost, example  # with STRICT the server would exit

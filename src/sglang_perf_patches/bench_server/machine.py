@@ -46,7 +46,7 @@ def smi(field: str) -> list[str]:
         return []
     asked = [tool, f"--query-gpu={field}", "--format=csv,noheader,nounits"]
     try:
-        # With a driver that hangs, the tool can't even be killed: nobody waits for it.
+        # If the driver hangs, the tool can't even be killed, so nothing waits for it.
         process = subprocess.Popen(
             asked,
             stdin=subprocess.DEVNULL,

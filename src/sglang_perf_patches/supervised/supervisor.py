@@ -165,7 +165,7 @@ class _Supervisor:
                     self.say(f"code {self.code}")
 
     def say(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # nobody listens any more
+        with contextlib.suppress(OSError):  # the reader is gone
             os.write(self.writer, f"{line}\n".encode())
 
 

@@ -1,4 +1,4 @@
-"""What only this machine's device can tell: patched results beside stock's, on the device.
+"""Compares patched results with stock's on this machine's device.
 
 A patch is in here if its result depends on the device: on its kernels, its CUDA graphs, or MLX.
 Its file is ``verify/SET/PATCH.py``: a docstring that says what must be equal, and ``CHECKS``, a
@@ -67,7 +67,7 @@ class Case:
 
 
 def case(patch_id: str) -> Case | None:
-    """What depends on the device of a patch; None if nothing does. This alone decides it."""
+    """What of a patch depends on the device; None if nothing does. Only this decides it."""
     path = Path(__file__).parent / f"{room_of(patch_id).replace('.', '/')}.py"
     if not path.is_file():
         return None

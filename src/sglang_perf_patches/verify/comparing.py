@@ -31,13 +31,13 @@ def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> 
 
     Args:
         patches: their ids.
-        beside: ids of more patches, which a gate may keep from it here.
+        beside: ids of more patches, which may be gated here.
         ran: whether code of any of them must have run by then, or must not have; None for either.
 
     Raises:
         Different: one did not go live, `ran` does not hold, or a patch of an earlier play is still
             on though its objects are gone.
-        Missing: one serves other machines than this one.
+        Missing: a patch supports other machines only.
     """
     _require_stock()
     selection = ",".join((*patches, *beside))
@@ -58,7 +58,7 @@ def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> 
 def selected(selection: str) -> Iterator[Report]:
     """Have a selection live in this process, as far as it goes here, and off afterwards.
 
-    What still serves objects that are alive stays on, as always, until the next time.
+    A patch that living objects still need stays on until the next time.
     """
     try:
         yield engine.activate(selection, tree=installed())

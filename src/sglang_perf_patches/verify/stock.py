@@ -19,11 +19,10 @@ T = TypeVar("T")
 MEMORY = "sglang.srt.mem_cache"
 
 EXTRA_ARGUMENTS: dict[str, Any] = {}
-"""Arguments of a server that checks are played with beside those that they give themselves: set by
-who plays them in another set-up."""
+"""Server arguments that checks get in addition to their own, to run them in another set-up."""
 
 PLAYED_ARGUMENTS: list[Any] = []
-"""The server arguments that checks were played with, in the order in which they were made."""
+"""The server arguments that checks were tested with, in the order in which they were made."""
 
 
 def called(function: Any, *args: Any, **kwargs: Any) -> Any:

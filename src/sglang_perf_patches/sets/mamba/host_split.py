@@ -1,7 +1,7 @@
 """How the host's memory is divided between cached states and KV, and what of it can be used.
 
 With the hierarchical cache, stock backs up the KV of each cached prefix and, one a node of the
-radix cache, the state that its last token left. A request goes on from the host only where both
+radix cache, the state that its last token left. A request continues from the host only where both
 are. Stock gives the host's pools the proportion of the device's, whose slots follow from how many
 requests run at once. This gives them the proportion in which prefixes need them.
 """
@@ -39,7 +39,7 @@ class Pools:
         return self.states * cells.state + self.tokens * cells.token
 
     def prefixes(self, tokens: int, states: int) -> int:
-        """How many prefixes of so many tokens and states fit, each with both."""
+        """How many prefixes of this many tokens and states fit, each with both."""
         return min(self.states // states, self.tokens // tokens)
 
 

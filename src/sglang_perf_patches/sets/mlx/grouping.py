@@ -16,10 +16,10 @@ AT_LEAST = 4096
 """Tokens of padding, in a layer, that a group of its own must save: it costs some small kernels."""
 
 SHARE = 5
-"""It must also save one in so many of the tokens that are attended to together."""
+"""A group must also save one in this many tokens of the joint attention."""
 
 COUNTS: Counter[str] = Counter()
-"""Counts for this process: the decode ``steps`` that were served in groups."""
+"""Counts for this process: the decode ``steps`` that were computed in groups."""
 
 _SHORTEST_BITS = 9
 

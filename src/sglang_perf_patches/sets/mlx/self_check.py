@@ -1,4 +1,4 @@
-"""Which kinds of work a patch may do where nobody has proven it on MLX's device.
+"""Which kinds of work a patch may do on an MLX device on which it is untested.
 
 The patch does the first work of each kind next to stock's code, and compares.
 

@@ -81,7 +81,7 @@ def bound(queue: Any) -> int:
     """The most sliding-window KV that a request holds while it decodes, in tokens, whole pages.
 
     Its window, what it decodes until stock evicts again, the page that the window begins in, and
-    the page before it, where stock keeps that too. Besides, a token for overlap scheduling, where
+    the page before it, where stock keeps that too. Plus one token for overlap scheduling, where
     stock evicts before the last step's token is known. With speculative decoding a step decodes as
     many tokens as are drafted, and has slots for the steps in flight instead, as
     ``compute_swa_request_cap`` (0.5.21 and later) counts them. From 0.5.14 to 0.5.17 stock evicts

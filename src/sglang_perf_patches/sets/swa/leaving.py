@@ -1,4 +1,4 @@
-"""What keeps a swa patch on while requests are served: what only its own code can handle."""
+"""What keeps a swa patch on while requests run: what only its own code can handle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Held:
         self._held: dict[int, weakref.ref[Any]] = {}
 
     def add(self, thing: Any) -> None:
-        """Hold a thing until nobody else does, or until it says ``finished()``."""
+        """Hold an object until it has no other holder, or until its ``finished()`` is true."""
         key = id(thing)
         self._held[key] = weakref.ref(thing, lambda _: self._held.pop(key, None))
 
@@ -42,7 +42,7 @@ WAITS_FOR = (
 
 
 def is_idle() -> bool:
-    """Whether the rule for tails may be taken off: stock can go on with every request."""
+    """Whether the rule for tails may be removed: stock can continue with every request."""
     return LONG.none() and COPIES.none()
 
 

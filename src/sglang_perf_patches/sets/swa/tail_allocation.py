@@ -1,4 +1,4 @@
-"""Allocating full-attention KV for a whole sequence, and sliding-window KV for its tail alone."""
+"""Allocating full-attention KV for a whole sequence, and sliding-window KV only for its tail."""
 
 from __future__ import annotations
 

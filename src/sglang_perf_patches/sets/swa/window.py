@@ -22,7 +22,7 @@ def unserved(queue: Any) -> str | None:
 
 
 def serving(patching: Patching, mark: str) -> Callable[[Any], bool]:
-    """A function that says whether a queue is served; if it is not, it gates the patch.
+    """A function that says whether a queue is supported; if not, it gates the patch.
 
     Args:
         patching: of the patch that asks.

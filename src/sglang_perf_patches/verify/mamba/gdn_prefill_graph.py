@@ -43,7 +43,7 @@ class Replays:
         loads: whether the states of cached prefixes are still to be loaded from the host.
         left: batches that replay stock's own graph, counted from the first; None for any.
         rows: the most requests of a patched replay.
-        smaller: buckets that the server has besides.
+        smaller: further buckets of the server.
     """
 
     batches: tuple[Batch, ...]
@@ -55,7 +55,7 @@ class Replays:
 
 
 def replays_of(*batches: Batch, spare: int = 0, **options: Any) -> Replays:
-    """Replays in the smallest bucket that takes the batches, or one with so many `spare` tokens."""
+    """Replays in the smallest bucket that takes the batches, or one with `spare` more tokens."""
     return Replays(batches, max(batch.tokens for batch in batches) + spare, **options)
 
 
@@ -216,7 +216,7 @@ class Captured:
                 held[name].copy_(value)
 
     def _left(self, batch: Any) -> dict[str, Any]:
-        """What Python holds after a forward, beside tensors."""
+        """What Python holds after a forward, without tensors."""
         backend = self.play.rig.backend
         return {
             "out_cache_loc": tuple(batch.out_cache_loc.shape),

@@ -42,7 +42,7 @@ def is_old() -> bool:
 
 
 def of(rig: Rig) -> Play:
-    """A rig as this process plays it."""
+    """A rig as this process runs it."""
     return KINDS[-1](rig)
 
 
@@ -163,7 +163,7 @@ def _on_a_stream(backend: Any) -> Iterator[None]:
 
 
 KINDS: list[type[Play]] = [Play]
-"""What plays a rig in this process: the last."""
+"""The last runner of a rig in this process."""
 
 
 def plain(value: Any) -> Any:

@@ -38,7 +38,7 @@ class Runner:
             play: whose rig's layers.
             capture: the ForwardBatch of the capture; its tokens are the bucket.
             inputs: of the layers, see the attribute.
-            smaller: buckets that the server has besides.
+            smaller: further buckets of the server.
         """
         self.play = play
         rig = self.rig = play.rig

@@ -75,7 +75,7 @@ TALKING = schedule(
     """
 )
 """A conversation of several turns, one of which restarts at an earlier point, and another
-request beside it."""
+request next to it."""
 
 THINKING = schedule(
     """
@@ -91,7 +91,7 @@ FAR = schedule(
     join a 600, join b 9, join c 12, chain abc 4, join d 5, chain bdca 3, leave a, chain bdc 3
     """
 )
-"""One long request beside short ones."""
+"""One long request next to short ones."""
 
 CHANGING = schedule(
     """

@@ -20,10 +20,10 @@ from .models import Model
 from .rig import Played, Player
 
 FEW = 3
-"""Drawn schedules that are played again, with another model or in another set-up."""
+"""Drawn schedules that run again, with another model or in another set-up."""
 
 _AGAIN = 8
-"""How often stock plays what differs again, on a device where it may differ from itself."""
+"""How often stock repeats a schedule that differs, if stock may differ from itself there."""
 
 
 def same(
@@ -37,14 +37,14 @@ def same(
     counts: Counter[str] | None = None,
     served: Sequence[str] = (),
 ) -> int:
-    """What `comparing.same` does; stock plays a schedule once for all patches.
+    """What `comparing.same` does; stock runs a schedule once for all patches.
 
     With `sampling` it does nothing on a release that can't sample.
 
     Args:
         patch: its id.
         model: the model.
-        schedules: each is played on a fresh runner.
+        schedules: each runs on a fresh runner.
         radix: see `Player`.
         sampling: see `Player`.
         ran: see `comparing.live`.
@@ -121,8 +121,8 @@ def near(
 
     Args:
         patch: its id.
-        model: what is played.
-        play: plays it with what is live, and gives results and logits of each input.
+        model: what runs.
+        play: runs it with the live patches; returns results and logits of each input.
         part: of the largest logit, by which others may differ there. On a CPU the results must be
             equal by bits.
         ran: see `comparing.live`.
@@ -151,8 +151,8 @@ def where_stock_repeats(model: Model, play: Callable[[], Any]) -> Iterator[None]
     On a CPU it does. With MLX for CUDA it does not for each model: see `results/mlx.md`.
 
     Args:
-        model: what is played.
-        play: plays it on stock; what `comparing.differs` compares.
+        model: what runs.
+        play: runs it on stock; what `comparing.differs` compares.
 
     Raises:
         Different: of the block.

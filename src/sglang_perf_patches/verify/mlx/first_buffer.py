@@ -1,4 +1,4 @@
-"""Prompts and decodes are stock's, also across the end of a buffer, alone and batched."""
+"""Prompts and decodes are stock's, also across the end of a buffer, single and batched."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SCRIPTED = [cases.SCRIPTED, cases.GROWING, cases.EXTENDING, cases.CHANGING]
 
 
 def batches(inputs: Inputs) -> int:
-    """Batches that grow and change; arenas serve most of their steps."""
+    """Batches that grow and change; arenas handle most of their steps."""
     with models.model("qwen3", "float32") as model:
         compared = same_steps(model, [*SCRIPTED, *inputs(cases.random_schedule)])
     most = not is_proven(mx) or COUNTS["steps"] >= 2 * COUNTS["stock steps"]
@@ -69,7 +69,7 @@ def other_layers(inputs: Inputs) -> int:
 
 
 def unproven_device(inputs: Inputs) -> int:
-    """On a device treated as unproven: the results are equal, and then arenas serve."""
+    """On a device treated as unproven: the results are equal, and then arenas take over."""
     drawn = inputs(cases.random_schedule)[:FEW]
     schedules = [cases.SCRIPTED, cases.GROWING, *drawn, *hitting(inputs)[:FEW]]
     COUNTS.clear()
@@ -84,7 +84,7 @@ def unproven_device(inputs: Inputs) -> int:
 
 
 def same_steps(model: Model, schedules: Sequence[Sequence[Step]], **kwargs: bool) -> int:
-    """Play schedules; each batched step is served by an arena or counted as stock's."""
+    """Run schedules; each batched step runs in an arena or is counted as stock's."""
     served = ("steps", "stock steps")
     return equivalence.same(PATCH, model, schedules, counts=COUNTS, served=served, **kwargs)
 

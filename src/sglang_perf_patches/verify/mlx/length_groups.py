@@ -1,6 +1,6 @@
 """Batches of short and long requests are stock's: bit by bit on a CPU, elsewhere nearly.
 
-Groups change as requests join, leave and grow, and where stock serves one.
+Groups change as requests join, leave and grow, and where stock handles one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ APART = schedule(
     chain fgdce 2, decode gfdce, leave e, chain fgdc 3, leave f, chain gdc 2
     """
 )
-"""One long request, then two of different length, beside short ones, in several orders."""
+"""One long request, then two of different length, next to short ones, in several orders."""
 
 CROSSING = schedule(
     """
@@ -117,7 +117,7 @@ def same_groups(
     sampling: bool = False,
     served: bool = True,
 ) -> int:
-    """Play schedules on stock and patched; compare, and see that groups have served."""
+    """Run schedules on stock and patched; compare, and check that groups were used."""
     COUNTS.clear()
     with models.model(name, dtype) as model, groups_at(32):
 

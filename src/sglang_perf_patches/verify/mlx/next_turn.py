@@ -21,7 +21,7 @@ PATCH = "mlx.next-turn"
 
 
 def conversations(_: Inputs) -> int:
-    """Some turns go on where the last one ended, and some from the end of its prompt."""
+    """Some turns continue where the last one ended, and some from the end of its prompt."""
     return close(cases.TALKING, "continued") + close(cases.THINKING, "rewound")
 
 
@@ -29,7 +29,7 @@ def close(schedule: Sequence[Step], count: str = "", *, beside: Sequence[str] = 
     """The logits of each forward pass of a model with windows, stock's and patched.
 
     Args:
-        schedule: what is played.
+        schedule: what runs.
         count: what must have been counted.
         beside: patches that are live too.
     """

@@ -270,7 +270,7 @@ class _Failure(Exception):
 class _RequestPool:
     """The part of the scheduler's ``ReqToTokenPool`` that the runner reads: slots per row.
 
-    It allocates slots from the first on, as stock does, so that a pool that grows is played; but
+    It allocates slots from the first on, as stock does, so that a growing pool is tested; but
     each block of them in descending order, as a slot's number is no token's position. After the
     last one it starts over.
     """

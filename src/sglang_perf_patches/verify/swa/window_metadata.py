@@ -1,4 +1,4 @@
-"""What Triton attention is told of windows, all of a graph's buffer, and what it computes.
+"""The window metadata of Triton attention, all of a graph's buffer, and what it computes.
 
 Batches come one after the other. Backend, pools, allocators and kernels are the release's own;
 around them stands the runner of `mla.rig`. Each request has a row of slots of the full pool, in
@@ -145,7 +145,7 @@ class Windows:
             self.backend.init_forward_metadata(batch)
 
     def read(self, step: Step) -> dict[str, Any]:
-        """Prepare a batch; what attention is told of windows, and what it computes from that."""
+        """Prepare a batch; returns its window metadata and what attention computes from it."""
         batch = self.batch(step)
         if step.mode == "replayed":
             self.capture(step)
@@ -294,7 +294,7 @@ def furnished(wanted: Play) -> Any:
 
 
 def play(wanted: Play) -> list[dict[str, Any]]:
-    """What attention is told of each batch, and what it computes."""
+    """The window metadata of each batch, and what attention computes."""
     with furnished(wanted):
         windows = Windows(wanted)
         return [windows.read(step) for step in wanted.steps]

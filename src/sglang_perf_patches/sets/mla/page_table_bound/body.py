@@ -72,7 +72,7 @@ def install(patching: Patching) -> None:
 
 
 def longer(table: Any, columns: int) -> Any:
-    """A table of the same shape, each of whose rows goes on for `columns` more in memory.
+    """A table of the same shape, each of whose rows continues for `columns` more in memory.
 
     Args:
         table: (rows, width), any dtype.
@@ -89,7 +89,7 @@ def longer(table: Any, columns: int) -> Any:
 
 
 def _lengthen_rows(patching: Patching) -> Callable[[], int]:
-    """Have the rows of the graphs' tables go on; return how many pages past their width."""
+    """Have the rows of the graphs' tables continue; return how many pages past their width."""
     patching.anytime("the longer rows serve stock's code too: it sees the width that it made")
     ran = patching.ran
     room = 0

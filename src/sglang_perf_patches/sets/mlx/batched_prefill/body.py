@@ -40,10 +40,10 @@ class Noted:
     """A prompt that waits for the others of its batch; stands for its launch until then.
 
     Attributes:
-        launch: launches it alone, by stock's function.
+        launch: launches only this prompt, by stock's function.
         req_id: its request.
         prefix_slots: the pool's slots of its first tokens, which stock would not compute again.
-        tokens: all of its tokens; empty where it must be launched alone.
+        tokens: all of its tokens; empty if it must be launched by itself.
         lazy_token: what stock evaluates of it in the meantime.
         cache: the same: nothing.
         lazy_logprobs: the same.
@@ -185,7 +185,7 @@ class _Batches:
         prompts = [noted[each.number] for each in group]
         # cuDNN plans its attention for each new shape, which takes longer than the prompts do.
         of = of.rounded() if self._plans else of
-        # Where nobody has proven it, each kind of shape is tried; elsewhere the first group is.
+        # On an untested device each kind of shape is checked, elsewhere only the first group.
         kind = "any" if self._is_proven else of.kind()
         is_tried = self._check.may_try(kind)
         if not is_tried and not self._check.has_passed(kind):

@@ -16,7 +16,7 @@ MOST_ROUNDED = 2048
 """The same of a group whose shape is rounded, which may double what is computed."""
 
 _PADDING = 4
-"""A group's padding is at most a part of its tokens: one in so many."""
+"""At most one in this many tokens of a group is padding."""
 
 _ALIKE = 8
 """Prefixes are alike that differ by a part of the new tokens: one in so many. Prompts that have
@@ -80,7 +80,7 @@ def groups(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
 
     Each prompt is in one group at most. A group holds up to `MOST_PROMPTS` prompts, and up to
     `MOST_TOKENS` tokens. Of what is computed at most a quarter is padding, or in the pool already.
-    Prompts that are in none are computed alone.
+    Prompts that are in no group are computed one by one.
     """
     return [
         group

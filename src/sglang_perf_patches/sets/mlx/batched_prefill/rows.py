@@ -149,7 +149,7 @@ def compute(
 
 
 class _Trunk:
-    """Replaces a model's trunk, and gives the head each row's last position alone."""
+    """Replaces a model's trunk, and gives the head only each row's last position."""
 
     def __init__(self, trunk: Any, cut: Any) -> None:
         self._trunk, self._cut = trunk, cut

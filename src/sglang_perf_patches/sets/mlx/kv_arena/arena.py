@@ -6,7 +6,7 @@ arena. Before anything but a batched decode touches the KV, the subclass copies 
 buffer like stock's.
 
 `Rows` implements what a row can do, `arena_moves` moves the KV of many requests at once, and
-`arena_choice` decides which steps an arena serves.
+`arena_choice` decides which steps an arena handles.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Arena:
         lengths: tokens of each row.
         intact: every row is still here.
         lasts: its batch was decoded twice or more.
-        layers: indexed like the layers of a decode context; None for a layer that stock serves.
+        layers: indexed like the layers of a decode context; None for a layer that stock handles.
     """
 
     capacity: int
@@ -170,7 +170,7 @@ class Rows:
             row.keys, row.values = self.widened(keys, room), self.widened(values, room)
 
     def take_all_back(self, caches: Sequence[Sequence[Any]]) -> None:
-        """Copy every row back into its own buffer, before a step that stock serves."""
+        """Copy every row back into its own buffer, before a step that stock handles."""
         for of_layer in caches:
             for cache in of_layer:
                 if type(cache) is self.row_class:
@@ -228,7 +228,7 @@ def _row_class(rows: Rows, cache_class: Any) -> Any:
             return ()
 
         def write_token(self, k: Any, v: Any) -> None:
-            """Write a token in a step that stock serves and then reads with ``get_kv``.
+            """Write a token in a step that stock handles and then reads with ``get_kv``.
 
             With rows that share a buffer, MLX would copy it for each row but one.
             """

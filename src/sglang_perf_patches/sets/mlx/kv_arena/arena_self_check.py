@@ -1,16 +1,16 @@
-"""On a device where arenas are not proven, computes steps both ways before arenas serve them.
+"""On a device where arenas are untested, computes steps both ways before arenas take over.
 
 MLX updates a buffer in place if nothing else references it. How that works with queued steps
 depends on the backend: ml-explore/mlx#3866 reports wrong values on an Apple M4. So on such a device
-stock serves steps from the requests' own caches, and an arena of copies computes the same steps.
+stock handles steps from the requests' own caches, and an arena of copies computes the same steps.
 Each layer's two results are compared bit by bit.
 
 The comparison of a step is queued with it and read two steps later. So where stock queues steps,
-the arena's next step is built and queued while one is computed, as it is when arenas serve.
+the arena's next step is built and queued while one is computed, as it is once arenas take over.
 
 Steps are of a kind, by what selects kernels and by how they follow each other, and each kind is
 tried in `PHASES`: an arena of stock's buffers, an enlarged one, one that was made of other arenas'
-rows, and rows that were set apart. An arena serves a kind only after `STEPS` equal steps of one
+rows, and rows that were set apart. An arena handles a kind only after `STEPS` equal steps of one
 batch in each phase. Steps in groups, which have an arena each, are kinds of their own. A kind that
 has not passed after `TRIES` steps, as the batch changed too often, is left to stock.
 """
@@ -141,7 +141,7 @@ class ArenaSelfCheck:
         return not self._has_passed(Kind.of(lengths, groups, self.is_chained))
 
     def begin(self, caches: Caches, lengths: list[int], groups: Groups) -> Pass | None:
-        """How copies compute a step that stock serves; None to run stock alone.
+        """How copies compute a step that stock handles; None to run only stock.
 
         As in `Choice`, a batch gets an arena at its second step.
         """

@@ -152,7 +152,7 @@ def _begin(
 def _tried(
     trial: ArenaSelfCheck, core: Any, ctx: Any, field: str, groups: Groups
 ) -> Step | StepApart | None:
-    """A step that stock serves, and that copies compute too; None if only stock computes it."""
+    """A step that stock handles, and that copies compute too; None if only stock computes it."""
     tried = trial.begin(getattr(ctx, field), list(ctx.seq_lens), groups)
     if tried is None:
         return None
@@ -164,7 +164,7 @@ def _tried(
 
 
 class _Core(PaddingAndMask):
-    """``mlx.core`` with padding and mask made once a step, for layers that stock serves."""
+    """``mlx.core`` with padding and mask made once a step, for layers that stock handles."""
 
     def __init__(self, inner: Any, patching: Patching) -> None:
         super().__init__(inner, patching)

@@ -1,11 +1,11 @@
-"""Decides which steps of a batched decode an arena serves; stock serves the others.
+"""Decides which steps of a batched decode an arena handles; stock handles the others.
 
 A batch is identified by its requests' caches. The decision depends on the caches, and on whether
-stock served the same batch in the step before:
+stock handled the same batch in the step before:
 
 | caches | batch | decision |
 | --- | --- | --- |
-| all rows of one arena, in order | the arena's | the arena serves the step |
+| all rows of one arena, in order | the arena's | the arena handles the step |
 | anything else | served by stock in the step before | build an arena |
 | some rows share buffers, all in arenas that last | another | build an arena at once |
 | some rows share a buffer in an arena that does not last | another | stock; a buffer for each row |
@@ -27,10 +27,10 @@ from .buffer_growth import doubled
 from .moves import Moves
 
 COUNTS: Counter[str] = Counter()
-"""Counts for this process: ``steps`` that arenas served, and the attention ``layers`` in them;
+"""Counts for this process: ``steps`` that arenas handled, and the attention ``layers`` in them;
 ``stock steps`` of two or more requests, and of those the ``tried steps``, which an arena computed
 too, for comparison; ``builds`` and ``growths`` of arenas; and ``partings``, which separate their
-rows before a step that stock serves."""
+rows before a step that stock handles."""
 
 Caches = Sequence[Sequence[Any]]
 """The requests' caches, indexed by attention layer, then by request."""
@@ -44,7 +44,7 @@ Part = tuple[Caches, list[int]]
 
 
 class Choice:
-    """Which arenas serve a step: the rules of the table above."""
+    """Which arenas handle a step: the rules of the table above."""
 
     def __init__(self, rows: Rows, moves: Moves) -> None:
         self._rows, self._moves = rows, moves
@@ -109,7 +109,7 @@ class Choice:
         return fits and any(can_hold[0]) and all(each == can_hold[0] for each in can_hold)
 
     def build(self, caches: Caches, lengths: list[int]) -> Arena:
-        """An arena of these caches; stock serves layers whose caches can't share a buffer."""
+        """An arena of these caches; stock handles layers whose caches can't share a buffer."""
         capacity = self._capacity_for(caches, max(lengths) + 1, self.most(caches, lengths))
         can_hold = [self._can_hold(of_layer, lengths) for of_layer in caches]
         room = self._room_in_stock(caches, lengths)

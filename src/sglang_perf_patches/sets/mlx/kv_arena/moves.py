@@ -32,7 +32,7 @@ class Moves:
         Args:
             caches: indexed by layer, then by request.
             lengths: tokens of each request.
-            can_hold: for each layer, whether its caches can share a buffer; stock serves the
+            can_hold: for each layer, whether its caches can share a buffer; stock handles the
                 others.
             capacity: capacity of a row, in tokens.
             in_stock: total capacity of stock's buffers of a layer, in tokens.

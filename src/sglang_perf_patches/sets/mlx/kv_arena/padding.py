@@ -1,4 +1,4 @@
-"""Creates padding and mask once per decode step, not in each layer that stock serves."""
+"""Creates padding and mask once per decode step, not in each layer that stock handles."""
 
 from __future__ import annotations
 

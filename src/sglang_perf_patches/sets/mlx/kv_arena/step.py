@@ -88,7 +88,7 @@ class Step:
     """One decode step of a batch in its arena.
 
     Attributes:
-        trial: compares the step with stock's; None where the arena serves the step.
+        trial: compares the step with stock's; None where the arena handles the step.
     """
 
     def __init__(

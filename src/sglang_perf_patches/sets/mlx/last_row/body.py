@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 
 COUNTS: Counter[str] = Counter()
 """Counts for this process: ``cut`` prefills, whose head computed fewer positions than stock's;
-``whole`` ones, which stock served; and ``checks`` of one against the other."""
+``whole`` ones, which stock handled; and ``checks`` of one against the other."""
 
 _ROWS = (1, 32, 256)
 """Candidate numbers of positions for the head; the first one that gives stock's bits is used. A GPU
 uses different matrix kernels for one row, for some rows and for thousands of rows."""
 
 _EXACT = 32
-"""Up to so many positions each number has a verdict of its own; beyond, each power of two has.
+"""Up to this number, each number of positions has its own verdict; above, each power of two.
 Metal's kernels for quantized matrices change at 6, 10 or 12 rows, by the device."""
 
 _PROBES = (33, 128, 512), (65, 256, 512)
@@ -188,5 +188,5 @@ class _Trunk:
 
 
 def _size(tokens: int) -> int:
-    """The most positions that have the same verdict as so many."""
+    """The largest number of positions that shares the verdict of this number."""
     return tokens if tokens <= _EXACT else 1 << (tokens - 1).bit_length()

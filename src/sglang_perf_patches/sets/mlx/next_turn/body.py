@@ -224,7 +224,7 @@ class _Turn:
     size: int
 
     def start(self, prompt: Sequence[int], prefix_slots: Sequence[int]) -> int:
-        """The token at which a prompt goes on; 0 unless it begins with all of this one's prompt.
+        """The token at which a prompt continues; 0 unless it begins with all of this one's prompt.
 
         Less in common, such as a system prompt, is somebody else's conversation.
         """
@@ -297,10 +297,9 @@ class _Turns:
     ) -> tuple[int, list[Any]] | None:
         """The end of a prompt's longest kept prefix, and the caches truncated to it.
 
-        Only a turn whose prompt is in the radix cache counts, in the same slots. The radix cache
-        separates prompts by `extra_key` and `cache_salt`, each with slots of its own. So nobody can
-        tell from the time that a prompt takes what somebody else has sent, or what was sent before
-        a flush.
+        A turn is reused only if the radix cache still holds its prompt in the same slots. That
+        cache separates prompts by `extra_key` and `cache_salt`. So the time of a prompt tells
+        nobody what another client has sent, or what was sent before a flush.
 
         Args:
             prompt: the tokens of the whole prompt.
@@ -339,7 +338,7 @@ def _watch(runner: Any, turns: _Turns) -> None:
         """Free all rows, as the pool's class does, and drop the turns."""
         pool, turns = watched(), kept()
         assert pool is not None  # it is called on the pool
-        if turns is None:  # the patch has been taken off
+        if turns is None:  # the patch has been removed
             vars(pool).pop("clear", None)
         else:
             turns.forget()

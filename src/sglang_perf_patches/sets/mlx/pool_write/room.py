@@ -1,14 +1,14 @@
 """A pool whose buffers have room for the slots that are in use, and grow with them.
 
 Stock's buffers have all slots from the first write on. Here a pool starts with a few, and a write
-or read of a higher slot enlarges its buffers. Slots that nobody has written are zeros, as in stock.
+or read of a higher slot enlarges its buffers. Unwritten slots are zeros, as in stock.
 
 | who takes a layer's buffer | gets |
 | --- | --- |
 | stock's own reads and writes, within `Room.taking` | the buffer as it is, for slots that it has |
 | any other code: the same without the patch, stock's fused RoPE kernel | all slots |
 
-So nothing waits for the buffers when the patch is taken off: what is taken then has all slots.
+So nothing waits for the buffers when the patch is removed: what is taken then has all slots.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Buffers(list[Any]):
     Attributes:
         slots: how many the pool has.
         has_checked: whoever takes a buffer knows that it has the slots they need.
-        checked: the slots that were looked at last.
+        checked: the slots that were checked last.
     """
 
     def __init__(self, core: Any, arrays: Sequence[Any], slots: int) -> None:

@@ -36,7 +36,7 @@ class Leaves:
         self._fill(core, priority)
 
     def note(self, core: Any, node: Any) -> bool:
-        """A node has become a leaf; False if so many have that a new heap costs no more."""
+        """Note a new leaf; False if there are so many that a new heap costs no more."""
         self._noted.add(node.id)
         return len(self._noted) <= len(core.evictable_device_leaves) + SLACK
 

@@ -1,4 +1,4 @@
-"""swa.page-size-1: without pages too, a request in transfer holds window KV for its window alone.
+"""swa.page-size-1: at page size 1 too, a request in transfer holds KV only for its window.
 
 Upstream's condition (`_uses_swa_tail_prealloc`, unchanged from 0.5.12 on) wants a page size above
 1, which is CUDA's default unless an attention backend needs another.
@@ -115,7 +115,7 @@ def install_in_function(patching: Patching) -> None:
 
 
 def install_with_old_copies(patching: Patching) -> None:
-    """0.5.18 to 0.5.20: besides, retracted KV goes to a host pool that may be full."""
+    """0.5.18 to 0.5.20: retracted KV also goes to a host pool that may be full."""
     install_in_function(patching)
     host_copies.keep_beside_the_pool(patching, host_copies.OLD_NAMES)
 

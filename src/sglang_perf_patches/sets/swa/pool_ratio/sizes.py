@@ -55,7 +55,7 @@ class Needs:
         return each * max(1, self.requests) + self.chunks + self.page_size
 
     def with_tails(self, tails: int) -> int:
-        """`running`, and room for so many cached prefixes; in whole pages."""
+        """`running`, plus this many cached prefixes; in whole pages."""
         return ceil_align(self.running + tails * (self.window + self.page_size), self.page_size)
 
 

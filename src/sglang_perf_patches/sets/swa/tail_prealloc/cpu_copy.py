@@ -14,7 +14,7 @@ class Copy(dict[str, Any]):
 
 
 def get_cpu_copy(inner: Any) -> Any:
-    """Make ``SWAKVPool.get_cpu_copy`` hold sliding-window KV of mapped slots alone."""
+    """Make ``SWAKVPool.get_cpu_copy`` hold sliding-window KV only of mapped slots."""
 
     def get_cpu_copy(self: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
         if self.full_to_swa_index_mapping is None:

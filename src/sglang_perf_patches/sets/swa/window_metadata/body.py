@@ -4,7 +4,7 @@ Stock gathers the slots of all windows into one buffer, and then translates that
 filled: it slices the buffer by a number on the GPU, twice, and the host waits for it each time.
 Where stock has no buffer yet it waits to make one of that length, too.
 
-Here stock fills a buffer that it is given, and is not told of the pool: so it does not translate.
+Here stock fills a given buffer without the pool's table, so it does not translate.
 Then the most that windows can fill is translated, and a mask of the GPU's own keeps the rest of the
 buffer as it is.
 

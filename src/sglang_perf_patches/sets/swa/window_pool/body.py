@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_perf_patches")
 
 BACKENDS = ("fa3", "triton")
-"""Those that were played with both pools. ``torch_native`` reads windows where it did not write
+"""Those that were tested with both pools. ``torch_native`` reads windows where it did not write
 them."""
 
 _NO_BEAMS = (

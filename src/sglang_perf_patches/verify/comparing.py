@@ -22,7 +22,7 @@ R = TypeVar("R")
 @cache
 def installed() -> source.Tree:
     """The installed sglang, read once for all the times that a patch goes live."""
-    return source.Tree(source.find_installed())
+    return source.installed()
 
 
 @contextmanager

@@ -29,13 +29,6 @@ def test_a_bar_begins_at_zero_and_the_axis_is_in_percent() -> None:
     ] * 4
 
 
-@pytest.mark.parametrize(("columns", "kind"), [(6, "small"), (12, "wide")])
-def test_a_wide_table_is_cards_on_narrower_pages(columns: int, kind: str) -> None:
-    markup = html.table([f"c{at}" for at in range(columns)], [[("1", True)] * columns])
-    assert f"<div class=scroll><table class={kind}>" in markup
-    assert f"table.{kind} tr{{display:block}}" in html.document("t", [])
-
-
 @pytest.mark.parametrize("columns", [60, 80, 100])
 @pytest.mark.parametrize("count", [3, 9, 30])
 def test_a_table_is_as_wide_as_the_terminal_at_most(columns: int, count: int) -> None:

@@ -23,7 +23,6 @@ from sglang_perf_patches import sets
 from sglang_perf_patches.cli import downloads
 from sglang_perf_patches.compat import source, verdict
 
-_INJECT = Path(__file__).with_name("inject.py")
 _STATUS = (
     sys.executable,
     "-c",

@@ -1,4 +1,4 @@
-"""Pieces of a self-contained page: its frame, a table that fits any width, and a plot of changes.
+"""Pieces of a self-contained page: its frame, a table, and a plot of changes.
 
 The page refers to nothing outside. Colours follow the reader's scheme. People who do not see red
 and green can tell them apart, and the text repeats what a colour means.
@@ -14,7 +14,6 @@ from typing import Literal
 
 Tone = Literal["better", "worse", "none"]
 _MINUS = "\u2212"
-_WIDE = 6  # columns; a wider table becomes cards on narrower pages already
 _MOST = 2.0
 _BEYOND = "<text class=over x=100% y=50% dx=4 dominant-baseline=central>→</text>"
 _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
@@ -85,7 +84,7 @@ def code(text: str) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[tuple[str, bool]]]) -> str:
-    """A table of ``(text, whether it is a number)`` cells; on a narrow page, a card per row."""
+    """A table of ``(text, whether it is a number)`` cells; on a narrow page it scrolls."""
     rows = list(rows)
     numbers = [any(row[at][1] for row in rows) for at in range(len(columns))]
     heads = "".join(
@@ -95,15 +94,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[tuple[str, bool]]]) ->
     body = "".join(
         "<tr>"
         + "".join(
-            f"<td{' class=n' if is_number else ''} data-label='{html.escape(name)}'>"
-            f"{html.escape(text)}</td>"
-            for name, (text, is_number) in zip(columns, row, strict=True)
+            f"<td{' class=n' if is_number else ''}>{html.escape(text)}</td>"
+            for text, is_number in row
         )
         + "</tr>"
         for row in rows
     )
-    kind = "wide" if len(columns) > _WIDE else "small"
-    markup = f"<table class={kind}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+    markup = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
     return f"<div class=scroll>{markup}</div>\n"
 
 
@@ -217,19 +214,4 @@ main{padding:1rem .8rem 2rem}h1{font-size:1.35rem}figure{padding:.6rem 1.7rem}
 .line{grid-template-columns:1fr auto;margin-bottom:.35rem}.line .track{grid-row:2;grid-column:1/-1}
 .line.axis .name,.line.axis .said{display:none}
 dl{grid-template-columns:1fr}dd{margin-bottom:.4rem}}
-""" + "".join(
-    f"""@media (max-width:{width}){{
-table.{kind} thead{{display:none}}table.{kind},table.{kind} tbody,table.{kind} tr{{display:block}}
-table.{kind} tr{{border:1px solid var(--edge);border-radius:6px;margin:.6rem 0;padding:.2rem 0}}
-table.{kind} td{{display:flex;justify-content:space-between;gap:1rem;border:0;padding:.15rem .7rem;
-text-align:right;overflow-wrap:anywhere}}
-table.{kind} td:first-child{{font-weight:600}}
-table.{kind} td::before{{content:attr(data-label);color:var(--dim);text-align:left;
-font-weight:400}}}}
-"""
-    for kind, width in (("small", "44rem"), ("wide", "64rem"))
-)
-_STYLE += """@media (min-width:44rem) and (max-width:64rem){
-table.wide tr{display:grid;grid-template-columns:1fr 1fr;gap:0 1.5rem}}
-@media (min-width:80rem){table.small td.n{white-space:nowrap}}
 """

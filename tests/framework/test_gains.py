@@ -71,19 +71,22 @@ def test_the_page_has_every_row_and_its_links_lead_somewhere() -> None:
         assert (folder / target).is_file(), target
 
 
-def test_the_chart_has_a_bar_for_each_row_of_the_readme() -> None:
+def test_the_chart_has_two_groups_and_no_bar_that_dwarfs_the_others() -> None:
     rows = gains.read(ROOT)
-    shown = [gain for members in gains.grouped(rows).values() for gain in members]
+    assert list(gains.charted(rows)) == ["newest", "mlx"]
+    shown = [gain for members in gains.charted(rows).values() for gain in members]
+    assert len(shown) >= 4
     svg = ElementTree.fromstring(gains.chart(rows))
     bars = [each for each in svg.findall(f"{_SVG}rect") if each.attrib["height"] == "15"]
     widths = [float(bar.attrib["width"]) for bar in bars]
     assert len(widths) == len(shown)
     order = sorted(range(len(shown)), key=lambda place: shown[place].ratio)
     assert sorted(widths, reverse=True) == [widths[place] for place in order]
+    assert max(widths) < 5 * min(widths)
     texts = [text.text or "" for text in svg.iter(f"{_SVG}text")]
     for gain in shown:
         assert gain.face is not None
-        assert gain.face.short in texts
+        assert f"{gain.face.short} ({gain.hardware})" in texts
         assert len(gain.face.short) <= gains._SHORT
         assert any(f"{gain.stock} → {gain.patched}" in text for text in texts)
 

@@ -81,6 +81,13 @@ def test_an_unknown_topic_suggests_one(capsys: pytest.CaptureFixture[str]) -> No
     assert "the topics are api, cli, " in capsys.readouterr().err
 
 
+def test_help_of_the_command_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--help"])
+    shown = capsys.readouterr().out
+    assert all(f"\n    {verb} " in shown for verb in cli._VERBS)
+
+
 def test_an_unknown_verb_suggests_one(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["lst"])

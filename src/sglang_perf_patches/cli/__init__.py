@@ -88,7 +88,7 @@ def _run(words: list[str]) -> int:
     words, command = _without_command(words)
     parser = _parser(words[:1])
     near = difflib.get_close_matches(words[0], _VERBS, n=1)
-    if near and words[0] not in _VERBS:
+    if near and words[0] not in _VERBS and not words[0].startswith("-"):
         parser.error(f"there is no verb {words[0]!r}: did you mean {near[0]}?")
     args, unknown = parser.parse_known_args(words)
     if unknown:

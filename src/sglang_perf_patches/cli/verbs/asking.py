@@ -26,7 +26,7 @@ from . import judged, known_faults, selected, tree_at
 _SHOWN = (LIVE, "gated", "refused", answer.OFF, OPT_IN)
 _ORDER = (*_SHOWN, "not needed", "built-in", "absent")
 HELP = (
-    "Put the command of a server after -- to see what each patch will do in it. Its release "
+    "With a server's command after -- it says what each patch will do in that server. The release "
     "resolves the command; nothing is started, and no GPU is needed."
 )
 

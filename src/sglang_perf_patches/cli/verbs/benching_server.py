@@ -36,24 +36,25 @@ from ...model.selection import Selection
 from .. import entry_point, interpreter, render
 from . import add_json, selected, tree_at
 
-PARSER: dict[str, Any] = {
-    "epilog": "See sglang-perf-patches bench server --help. What follows it is its own."
-}
+PARSER: dict[str, Any] = {"epilog": "Its options: sglang-perf-patches bench server --help."}
 
 _EPILOG = """
-Any other option before -- goes to sglang's own bench_serving: --num-prompts, --request-rate,
+Every other option before -- goes to sglang's own bench_serving: --num-prompts, --request-rate,
 --dataset-name, --dataset-path ... The default load is 128 prompts of random token ids.
 
-One side has the patches of SGLANG_PERF_PATCHES (if it is not set: all exact ones), the other
+One side has the patches of SGLANG_PERF_PATCHES (if it is not set: all exact ones), the other has
 none. Both run the same command on the same port, one boot at a time.
 
-With --b, compare any settings instead: side a is the command as it is, or what --a adds to it; each
-other side is compared with a. A text holds variables, then flags of the server, as one word. A flag
-stands at the command's end, where the last one wins. A side that sets no SGLANG_PERF_PATCHES has
-the environment's. In the JSON, `stock` is side a and `patched` is side b.
+With --b it compares any settings: side a is the command as it is, or with what --a adds; each other
+side is compared with side a. Write variables first, then flags of the server, in quotes. Flags are
+appended to the command, where the last one wins. A side that sets no SGLANG_PERF_PATCHES gets the
+environment's. In the JSON, `stock` is side a and `patched` is side b.
+
+A disaggregated server needs its other servers: put a script that starts prefill, decode and router
+after --, and give the router's address with --url.
 
 Exit codes: 0 measured, with equal greedy tokens; 1 no conclusion, different tokens, a failed boot,
-or a patch that you named and that is not live; 2 it could not start; 128 + N after signal N.
+or a patch that you named is not live; 2 it could not start; 128 + N after signal N.
 
   sglang-perf-patches bench server -- python -m sglang.launch_server --model-path MODEL
   SGLANG_PERF_PATCHES=mla sglang-perf-patches bench server --turns 5 --request-rate 4 \\
@@ -213,12 +214,12 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(
             f"--{name}",
             metavar="TEXT",
-            help="what this side adds to the command: variables, then flags, as one word"
+            help="what side a adds to the command: variables, then flags, in quotes"
             if name == sides.NAMES[0]
-            else f"the same of side {name}",
+            else f"the same for side {name}",
         )
     parser.add_argument(
-        "--load", default="", metavar="FLAGS", help="options for bench_serving, as one word"
+        "--load", default="", metavar="FLAGS", help="options for bench_serving, in quotes"
     )
     parser.add_argument(
         "--url", metavar="URL", help="where the server listens, if COMMAND has no --port"

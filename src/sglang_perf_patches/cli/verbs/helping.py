@@ -23,7 +23,7 @@ class TopicError(OperatorError, LookupError):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the topic."""
-    topic: Any = parser.add_argument("topic", nargs="?", metavar="TOPIC", help="what to read about")
+    topic: Any = parser.add_argument("topic", nargs="?", metavar="TOPIC", help="the page to print")
     topic.completer = lambda **_: topics()
 
 

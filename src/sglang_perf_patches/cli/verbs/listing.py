@@ -20,8 +20,8 @@ from ..table import OFF, OPT_IN, READY, of_patches
 from . import add_json, add_tree, any_is_lost, asking, judged, selected, tree_at
 
 READY_MEANS = (
-    "`ready`: the patch knows this code. It goes live in a server that uses what the patch is for, "
-    "and no feature that the patch was not tested with."
+    "`ready`: the patch knows this code. It goes live in a server that needs it, unless the server "
+    "uses a feature that the patch was not tested with."
 )
 
 PARSER: dict[str, Any] = {
@@ -37,7 +37,9 @@ _CONCERN = {READY, REFUSED, OFF, OPT_IN}
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options: which tree, how much detail, and in which form."""
     add_tree(parser)
-    parser.add_argument("--all", action="store_true", help="every patch, with its upstream links")
+    parser.add_argument(
+        "--all", action="store_true", help="every patch, with its reason and upstream links"
+    )
     asking.add_options(parser)
     add_json(parser)
 

@@ -64,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("sglang-perf-patches-report.json"),
         metavar="FILE",
-        help="- for stdout only (default: %(default)s)",
+        help="where to write it; - prints it (default: %(default)s)",
     )
 
 

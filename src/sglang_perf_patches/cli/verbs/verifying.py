@@ -19,7 +19,7 @@ from ..progress import Progress
 from . import add_json, judged, names_of_patches, tree_at
 
 PARSER: dict[str, Any] = {
-    "epilog": "Exit code 1: something differs or fails, nothing applies, or a patch that was named "
+    "epilog": "Exit code 1: something differs or fails, nothing applies, or a patch that you named "
     "could not be compared."
 }
 

@@ -12,6 +12,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 """The checkout."""
 
-# Of this checkout and no other, even where another one, or a release, is installed.
+# This checkout's package, even if another checkout or a release is installed.
 if str(ROOT / "src") not in sys.path[:1]:
     sys.path.insert(0, str(ROOT / "src"))

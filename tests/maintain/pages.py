@@ -149,7 +149,7 @@ def _up(patch: Patch) -> str:
 
 
 def _proven(patch: Patch) -> str:
-    """Of the features that a server can have on, those that a check plays, and those that gate."""
+    """The features with which a check tests the patch, and those that gate it."""
     tested = f"[What was tested]({_up(patch)}{RESULTS}/tested.md#{patch.set})"
     measured = f"{tested} lists the releases and machines of its measurements."
     if patch.proven_with is None:

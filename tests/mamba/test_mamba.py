@@ -18,11 +18,11 @@ Shown = Callable[..., tuple[str, ...]]
 OLD = ("0.5.9", "0.5.10.post1")
 """Without upstream's change of 0.5.11."""
 OWN_LISTS = ("0.5.21", "0.5.22", "0.5.23")
-"""Whose batches carry the host's lists themselves."""
+"""Releases whose batches carry the host's lists."""
 DECODES = ("decode", "decode, none")
-"""Of the forwards that `jobs.forwards` counts."""
+"""Kinds of decodes among the forwards that `jobs.forwards` counts."""
 CAPTURED = ("0.5.22", "0.5.23")
-"""Which can capture the prefill of a linear layer."""
+"""Releases that can capture the prefill of a linear layer."""
 RELEASES = newest_of_each_group("mamba")
 EACH = pytest.mark.parametrize("release", RELEASES)
 
@@ -33,7 +33,7 @@ def each_in_depth(test: Any) -> Any:
 
 
 def stock_waits(release: str, layers: int) -> int:
-    """Of a tracked forward."""
+    """Waits of a tracked forward."""
     if release in OLD:
         return 3 * layers + (14 if release == "0.5.9" else 12)
     if release in OWN_LISTS:

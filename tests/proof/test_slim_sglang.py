@@ -123,7 +123,7 @@ def test_the_line_to_break_is_there(patch: str) -> None:
 
 
 def test_every_patch_has_a_line_to_break() -> None:
-    """Of those that apply to the newest release, whose proofs are asked to notice."""
+    """The patches that apply to the newest release, whose proofs must notice a fault."""
     assert set(BREAKS) == {id for name in sets.NAMES for id in applying(name, "0.5.23")}
 
 

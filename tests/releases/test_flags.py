@@ -15,7 +15,7 @@ from sglang_perf_patches.model.feature import flag
 
 PRIVATE = re.compile(r"-(key|keyfile|password|dir|folder|file|url|host|addr)$")
 COMPUTED = 0.1
-"""Of a release's fields at most this part may be none that a command can give."""
+"""At most this part of a release's fields may have no flag."""
 
 
 @pytest.mark.parametrize("release", releases.KNOWN)

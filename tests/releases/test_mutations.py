@@ -80,7 +80,7 @@ def test_a_changed_constant_or_header_refuses(
 
 
 def test_a_changed_release_is_no_source_build(tmp_path: Path) -> None:
-    """Of a build only the definitions' own source is known, and a release may have the same."""
+    """Only the definitions' own source of a build is known, and a release may have the same."""
     whole = source.Tree(source.find(downloads.tree("0.5.11")))
     cache = "sglang.srt.hardware_backend.mlx.kv_cache.contiguous_cache:ContiguousKVCache"
     targets = (f"{cache}._grow", f"{cache}.write_token")

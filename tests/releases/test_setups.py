@@ -16,7 +16,7 @@ from sglang_perf_patches.model.patch import by_id
 SCRIPT = Path(__file__).with_name("read_setups.py")
 PLATFORMS = ("hip", "npu", "xpu", "musa", "hpu", "cpu", "other-device")
 NO_EXAMPLE = {*PLATFORMS, "other-speculation", "retracted-elsewhere"}
-"""Of what can't be had here, or of values that no release has yet."""
+"""Features that can't be on here, or values that no release has yet."""
 NOT_THE_DEFAULT_MODEL_S = {
     *("items", "diffusion", "dflash", "decode-offload", "late-slots", "no-kv-cache", "megakernel"),
     *("unified-memory", "page-major", "window-replay", "tracked-states", "other-tracking"),

@@ -16,7 +16,7 @@ MOST_PARSED = 10
 
 
 class Empty(Cache):
-    """Of a process that has no place for one."""
+    """The cache of a process that has no place for one."""
 
     def _loaded(self) -> dict[str, tuple[str, dict[str, object]]]:
         if self._files is None:

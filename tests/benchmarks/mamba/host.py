@@ -77,7 +77,7 @@ GPUS = os.environ.get("GPUS", "").split()
 
 
 def plans(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Of all boots: the Engine without a cache first."""
+    """The figures of all boots, the Engine without a cache first."""
     boots = [{"name": "reference", "options": ["disable_radix_cache=true"], "env": {}}]
     for name in names:
         if name == "stock":
@@ -184,11 +184,11 @@ def main(out: Path, names: Sequence[str]) -> None:
 
 
 Reply = Mapping[str, Any]
-"""Of a request: its ``number``, ``first`` token in ms, cached tokens by source, and ``tokens``."""
+"""A request: its ``number``, ``first`` token in ms, cached tokens by source, and ``tokens``."""
 
 
 def tokens(said: Sequence[Reply] | None) -> dict[int, Any]:
-    """Of each request of a part, by its number."""
+    """The requests of a part, by number."""
     return {each["number"]: each["tokens"] for each in said or ()}
 
 

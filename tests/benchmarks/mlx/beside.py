@@ -326,7 +326,7 @@ def _processor_s(group: int) -> float:
 
 
 def _seconds(text: str) -> float:
-    """Of what ps prints: ``DD-HH:MM:SS``, or less of it."""
+    """Seconds in a time of ps: ``DD-HH:MM:SS``, or its end."""
     days, _, clock = text.rpartition("-")
     minutes = 24 * 60.0 * int(days or 0)
     parts = [float(part) for part in clock.split(":")]

@@ -139,7 +139,7 @@ class Server:
         return answer["answer"]
 
     def sums(self) -> dict[str, Any]:
-        """Of each rank a number for each layer's states, and how many slots were written."""
+        """For each rank: a number for each layer's states, and how many slots were written."""
         file = self.folder / "sums"
         self.engine.collective_rpc("rig_sums", file=str(file))
         by_rank = sorted(self.folder.glob("sums.*"))

@@ -269,7 +269,7 @@ def in_turn(members: Sequence[Boot], cell: tuple[int, int, int]) -> dict[str, An
 
 
 def same_states(members: Sequence[Boot]) -> dict[str, Any]:
-    """Of each Engine how many replies, and how many layers of all ranks, are as the first's."""
+    """How many replies, and layers of all ranks, of each Engine equal the first Engine's."""
     found = {boot.name: boot.ask("states", STATES, seconds=180) for boot in members}
     first = found[members[0].name]
     results: dict[str, Any] = {}
@@ -294,7 +294,7 @@ def same_states(members: Sequence[Boot]) -> dict[str, Any]:
 
 
 def same_bits(members: Sequence[Boot]) -> dict[str, Any]:
-    """Of each Engine how many replies have the first one's log-probabilities, and its own again."""
+    """How many replies of each Engine repeat the first one's log-probabilities, and its own."""
     found = {boot.name: boot.ask("bits", BITS, seconds=180) for boot in members}
     results: dict[str, Any] = {}
     for boot in members:

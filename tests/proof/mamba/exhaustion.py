@@ -26,10 +26,10 @@ DEATHS = (
     "Not enough space for mamba cache",
     "Not enough space for mamba ping pong idx",
 )
-"""How the messages begin with which stock's scheduler dies where no slot is left."""
+"""The beginnings of the messages with which stock's scheduler dies if no slot is left."""
 
 ACTIONS = 14
-"""Of an episode, besides the first requests."""
+"""Further requests of an episode, after the first ones."""
 
 
 @dataclass

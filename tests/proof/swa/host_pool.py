@@ -76,7 +76,7 @@ def attach(cache: Any, pool: Any, ratio: float) -> None:
 
 
 def free(cache: Any) -> list[tuple[int, int]]:
-    """Of each host pool of a cache: how many slots are free, and how many there are."""
+    """The free slots and all slots of each host pool of a cache."""
     entries = cache.host_pool_group.entries
     return [(len(entry.host_pool.slots), entry.host_pool.size) for entry in entries]
 

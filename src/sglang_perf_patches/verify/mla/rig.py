@@ -160,7 +160,7 @@ class _Exec:
 
 
 def _ranks(arguments: NoneByDefault) -> NoneByDefault:
-    """Of a single process, or of one of those that the arguments name."""
+    """The rank of a single process, or of one that the arguments name."""
     size = arguments.tp_size or 1
     sizes = {"attn_tp_size": size, "tp_size": size, "attn_cp_size": 1, "pp_size": 1}
     return NoneByDefault(**sizes, attn_dcp_size=1, dcp_size=1, dcp_rank=0, attn_dcp_rank=0)

@@ -16,7 +16,7 @@ from .equivalence import further_models, near
 PATCH = "mlx.batched-prefill"
 
 PART = 1 / 20
-"""Of the largest logit, by which others may differ where the number of rows selects the kernel."""
+"""A part of the largest logit: logits may differ by it if the row count selects the kernel."""
 
 SCRIPTED: Batches = (
     [("a", 9, "", 0), ("b", 9, "", 0)],

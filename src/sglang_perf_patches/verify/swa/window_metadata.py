@@ -275,7 +275,7 @@ class _Plain(NoneByDefault):
 
 
 def arguments(wanted: Play) -> NoneByDefault:
-    """Of a server without speculation."""
+    """The options of a server without speculation."""
     return rig.server_args(
         page_size=wanted.page,
         triton_attention_num_kv_splits=2,

@@ -9,8 +9,8 @@ MOST_PROMPTS = 8
 """As many as mlx-lm's server takes together."""
 
 MOST_TOKENS = 4096
-"""Of a group, prefixes and padding included: longer prompts keep a device busy by themselves, and
-the memory of a forward pass follows this number."""
+"""Tokens of a group, with prefixes and padding. Longer prompts keep a device busy by themselves.
+The memory of a forward pass depends on this number."""
 
 MOST_ROUNDED = 2048
 """The same of a group whose shape is rounded, which may double what is computed."""
@@ -79,7 +79,7 @@ def groups(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
     """Groups of two and more prompts with like prefixes and like numbers of tokens.
 
     Each prompt is in one group at most. A group holds up to `MOST_PROMPTS` prompts, and up to
-    `MOST_TOKENS` tokens. Of what is computed at most a quarter is padding, or in the pool already.
+    `MOST_TOKENS` tokens. At most a quarter of the work is padding, or in the pool already.
     Prompts that are in no group are computed one by one.
     """
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,8 @@ from sglang_perf_patches import faults
 from sglang_perf_patches.cli.ask import gpus
 from sglang_perf_patches.faults.known import FAULTS
 from sglang_perf_patches.model import releases
+from tests.releases.recipes.commands import RECIPES
+from tests.releases.recipes.models import MODELS as OF_RECIPES
 
 SCRIPT = Path(__file__).with_name("ask_faults.py")
 NEWEST = releases.KNOWN[-1]
@@ -151,6 +154,11 @@ def asked(release: str, folder: Path, servers: Sequence[tuple[str, str]]) -> lis
         kind = None if is_mlx else asdict(gpus.KINDS[gpu])
         device = ["--device", "mps"] if is_mlx else []
         given.append((environment, kind, ["--model-path", model, *device, *words]))
+    return answered(release, given)
+
+
+def answered(release: str, given: Sequence[object]) -> list[Any]:
+    """What `ask_faults` says of servers."""
     out = released.run(
         released.tree(release), str(SCRIPT), release, given=json.dumps(given), HF_HUB_OFFLINE="1"
     )
@@ -184,6 +192,44 @@ def test_a_server_with_a_fault_is_warned_and_one_without_is_not(
         else:
             assert bad.get("faults", {}).get(name) is each.is_sure, (name, bad)
         assert name not in good["faults"], (name, good)
+
+
+@pytest.mark.whole_matrix
+@pytest.mark.parametrize(
+    ("release", "expected"),
+    [
+        ("0.5.9", {"mimo-pre": {"prefill-window-cap"}}),
+        ("0.5.12.post1", {"q35-4b-user": {"state-slots"}}),
+        (
+            "0.5.14",
+            {
+                "nemo-super-h200": {"mamba2-states", "mamba2-cached-prefix", "state-slots"},
+                "q35-397-fp8-ix": set(),
+            },
+        ),
+        (
+            "0.5.17",
+            {
+                "nemo-super-h200": {"mamba2-states", "state-slots"},
+                "oss-120-dyn-dec": {"idle-admission"},
+            },
+        ),
+    ],
+)
+def test_commands_that_people_run_on_old_releases_are_warned(
+    release: str, expected: dict[str, set[str]], tmp_path: Path
+) -> None:
+    recipes = {recipe.name: recipe for recipe in RECIPES}
+    given = []
+    for recipe in (recipes[name] for name in expected):
+        folder = tmp_path / recipe.model
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(OF_RECIPES[recipe.model]))
+        words = ["--model-path", str(folder), *shlex.split(recipe.flags)]
+        given.append(({"SGLANG_USE_MLX": "0"}, asdict(gpus.KINDS[recipe.gpu]), words))
+    answers = answered(release, given)
+    found = {name: set(answer["faults"]) for name, answer in zip(expected, answers, strict=True)}
+    assert found == expected
 
 
 def test_hybrids_on_mlx_are_refused_with_the_reason(tmp_path: Path) -> None:

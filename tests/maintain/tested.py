@@ -24,7 +24,7 @@ on the released wheels.
 
 | a cell | means |
 | --- | --- |
-| a machine | the patch ran there beside stock on this release, and the results are committed |
+| a machine | the patch and stock ran there on this release, and the results are committed |
 | · | the patch applies to this release (under "others": to another one), but there is no result |
 | empty | the patch does not apply |
 
@@ -33,8 +33,8 @@ known releases are sglang {releases.KNOWN[0]} … {releases.KNOWN[-1]};
 [verdicts.md](../../releases/verdicts.md) lists which patch applies to which.
 
 The test suite is not on this page: `python3 -m tests --all` compares patches with stock on the
-released code of these releases, on a CPU, and commits no results. Upstream's own unit tests, which
-nobody here wrote, are on [a page of their own](upstream.md).
+released code of these releases, on a CPU, and commits no results. [Upstream's own unit
+tests](upstream.md) have their own page.
 """
 
 

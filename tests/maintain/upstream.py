@@ -1,13 +1,13 @@
 """Upstream's own unit tests on a release, once with patches off and once with them on.
 
 ``python3 -m tests.maintain.upstream FOLDER RELEASE`` takes a folder of sglang's tests
-(``test/registered/unit`` of a checkout; no wheel has them) and plays it on the released sglang with
+(``test/registered/unit`` of a checkout; no wheel has them) and runs it on the released sglang with
 the transformers that the release names. It prints each test whose outcome differs and how many
-patches were live. Tests below a folder ``mlx`` are played with MLX on the CPU, the others with
+patches were live. Tests below a folder ``mlx`` run with MLX on the CPU, the others with
 stand-ins for what a CPU lacks, both as a CPU server, where the patches of kernels for GPUs are
 gated, and as one of no platform, where they are not; ``--only`` picks one of the three. Each file
 has a process of its own, one test at a time; a test that crashes it fails, and the rest goes on.
-Both sides run at once. What differs is played again, its whole file on one side after the other:
+Both sides run at once. A test that differs runs again, its whole file on one side after the other:
 only what differs both times counts as differing.
 
 ``--keep`` puts the counts into ``tests/benchmarks/results/upstream.json``, from which `tables`
@@ -66,16 +66,16 @@ _SHIMS = _HARNESS / "linux_mlx" / "shims"
 
 
 class NoTests(Exception):
-    """There are no tests to play; the message says why."""
+    """There are no tests to run; the message says why."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What tests are played with.
+    """A way to run tests.
 
     Attributes:
         name: in the results.
-        search: folders on PYTHONPATH, beside ours.
+        search: folders on PYTHONPATH, next to ours.
         settings: variables.
         options: of pytest.
         model: the variable that names the model of the tests, "" if they need none.
@@ -93,7 +93,7 @@ NO_PLATFORM = Kind("no platform", (), {}, ("--stand-ins",))
 MLX = Kind(
     "MLX",
     (_SHIMS,),
-    # Without the second a test asks for 12 GB, for the model that it would load of itself.
+    # Without the second variable a test demands 12 GB, for the model that it would load.
     {"SGLANG_USE_MLX": "1", "SGLANG_MLX_TEST_MIN_FREE_GB": "1"},
     model="SGLANG_MLX_TEST_MODEL",
 )
@@ -131,7 +131,7 @@ class Found:
         passed: those that passed on both sides.
         failed: those that failed on both sides.
         skipped: tests that both sides skipped.
-        unsteady: tests that differed, but not when they were played again.
+        unsteady: tests that differed, but not when they ran again.
         differing: test → what became of it, patches off and on.
         live: patch → in how many files it was live.
         ran: patch → in how many files its code ran.
@@ -183,7 +183,7 @@ def play(folder: Path, release: str, only: str = "") -> list[Found]:
                 second = _differing(_sides(python, kind, folder, files, at_once=False))
             outcomes.append(_found(release, kind, folder, first, differing, second))
     if not outcomes:
-        raise NoTests(f"none of the tests in {folder} are played with {only}")
+        raise NoTests(f"none of the tests in {folder} run with {only}")
     return outcomes
 
 
@@ -239,22 +239,22 @@ def page(root: Path) -> str:
 
 _INTRODUCTION = """# Upstream's own unit tests, with patches off and on
 
-`python3 -m tests.maintain.upstream FOLDER RELEASE --keep` played the tests of
+`python3 -m tests.maintain.upstream FOLDER RELEASE --keep` ran the tests of
 `test/registered/unit` on the released sglang of 2 CPU cores, with the transformers that the release
 names. `python3 -m tests.maintain.tables` writes this page. Off is stock, on is every exact patch.
 
-The tests with MLX load the example's small model where they ask for one. The others are played on a
+The tests with MLX load the example's small model if they need one. The others run on a
 CPU server (`SGLANG_USE_CPU_ENGINE=1`), where the patches of mla and mamba were gated, and those of
 swa are by now. "No platform" is the same without that variable: they are not gated, but stock
 itself fails more tests. Each file has a process of its own. A patch is counted in a file if it was
 live, or had run, after any of its tests. It is live only once a test has imported what it changes.
 
-That none of mla and mamba ran is no surprise: upstream's tests of what they change are no unit
-tests and are skipped without CUDA (`test/registered/attention/unittests`). They were not played.
+No patch of mla and mamba ran: upstream's tests of that code need CUDA
+(`test/registered/attention/unittests`), and were not run.
 
-A test that fails in stock too asks for a GPU, a kernel, a model of the hub or a package that is not
-here. Both sides run at once. A test that differs is played again, its whole file on one side after
-the other; it is unsteady if it does not differ then.
+A test that fails in stock too needs a GPU, a kernel, a model of the hub or a package that is not
+here. Both sides run at once. If a test differs, its whole file runs again on one side after the
+other; the test is unsteady if it does not differ then.
 """
 
 

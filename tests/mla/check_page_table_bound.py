@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 from sglang_perf_patches.verify import Different
 from sglang_perf_patches.verify.comparing import live
 from sglang_perf_patches.verify.mla import flash
 from sglang_perf_patches.verify.mla.page_table_bound import PATCH, at_the_limit, prepared
 from sglang_perf_patches.verify.mla.rig import furnished
+from sglang_perf_patches.verify.stock import EXTRA_ARGUMENTS
 
 EAGER = not flash.HOST_LENGTHS
 """Whether eager tables are as wide as the context; otherwise they are as wide as what is read."""
@@ -38,6 +41,14 @@ def several_branches() -> None:
         assert backend.draft_extend_metadata["page_table"].is_contiguous()
 
 
+def of_a_hybrid_model() -> None:
+    """The attention layers of a model with states, which a server tracks in extra buffers."""
+    names = ("mamba_scheduler_strategy", "mamba_radix_cache_strategy")
+    with mock.patch.dict(EXTRA_ARGUMENTS, dict.fromkeys(names, "extra_buffer")), live(PATCH):
+        assert not fails("extend", graph=True)
+        assert not fails("verify", graph=False)
+
+
 def fails(mode: str, *, graph: bool) -> bool:
     """Whether a batch at the limit reads what is not its own, or can't be prepared."""
     try:
@@ -66,4 +77,5 @@ CHECKS = {
     "stock's eager table": stocks_eager_table,
     "the patch's graph": graph_of_the_patch,
     "several branches": several_branches,
+    "a hybrid model": of_a_hybrid_model,
 }

@@ -88,7 +88,7 @@ def test_each_declared_feature_is_played(release: str, name: str) -> None:
     ("feature", "said"),
     [
         ("context-parallel", "context parallelism is on"),
-        ("dp-attention", "data-parallel attention is on"),
+        ("pipeline", "pipeline parallelism is on"),
         ("two-batch-overlap", "two-batch overlap is on"),
         ("memory-saver", "memory can be released and resumed"),
     ],

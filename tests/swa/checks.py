@@ -304,6 +304,25 @@ def idle_is_served(page_size: int = 64, over_allocation: int = 0) -> None:
     assert outcome["order"] == ["r0", "r1", "r2"], outcome
 
 
+def an_idle_rank_is_served() -> None:
+    """Of data-parallel attention: a rank is busy and retracts, and the other one, idle, serves."""
+    shape = Shape(
+        window=128, page_size=1, swa_tokens=160, running=4, reserved=0, layout="attention"
+    )
+    busy = DecodeWorker(shape)
+    for _ in range(3):
+        busy.submit(20, 60)
+    for _ in range(30):
+        busy.step()
+    assert busy.batch.reqs
+    outcome = alone_without_limit(1, layout="attention")
+    assert (outcome["first"], outcome["finished"], outcome["refused"]) == (1, 3, 0), outcome
+    assert busy.batch.reqs
+    busy.run(300)
+    assert busy.counts.finished == 3
+    assert busy.counts.retractions, "one is to be retracted"
+
+
 def idle_is_served_where_stock_never_evicts() -> None:
     """With a window of 1: a request is admitted only if it can decode to its end."""
     shape = Shape(

@@ -177,6 +177,7 @@ def plan_in_depth(release: str, episodes: int, whole: bool) -> Plan:
     for page in (1, 64):
         add(f"idle {page}", "idle_is_served", page_size=page)
     add("idle speculating", "idle_is_served", page_size=1, over_allocation=3)
+    add("idle rank", "an_idle_rank_is_served")
     add("idle, no eviction", "idle_is_served_where_stock_never_evicts")
     for page, tokens, served in TRANSFERS:
         load = {"page_size": page, "swa_tokens": tokens, "served": served}

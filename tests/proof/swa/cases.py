@@ -121,7 +121,9 @@ def pressed(
     }
 
 
-def alone_without_limit(page_size: int, over_allocation: int = 0) -> dict[str, Any]:
+def alone_without_limit(
+    page_size: int, over_allocation: int = 0, layout: str = "one"
+) -> dict[str, Any]:
     """Requests without ``max_tokens`` and a pool far below 4096: one after the other, to the end.
 
     Returns:
@@ -136,6 +138,7 @@ def alone_without_limit(page_size: int, over_allocation: int = 0) -> dict[str, A
         in_transfer=1,
         reserved=16,
         over_allocation=over_allocation,
+        layout=layout,
     )
     worker = DecodeWorker(shape)
     witness = Witness(worker)

@@ -9,7 +9,13 @@ METADATA = (
     *("no-overlap", "no-cuda-graphs", "no-radix-cache", "no-window-pool", "whole-prefills"),
     *("lora", "quantised-kv", "quantised-weights", "priorities", "sessions"),
     *("decode-server", "retracted-in-tensors", "deterministic"),
+    "expert-parallel",  # experts read no metadata
     "other-gpu",  # lengths and tables, which no GPU computes otherwise: `verify` needs none
     *("hierarchical-cache", "returned-insides", "draft-vocabulary"),
 )
 """Of what is made of lengths and tables alone: no layer runs in it."""
+TABLES = dict.fromkeys(
+    (*METADATA, "forward-metrics", "dp-attention", "multimodal", "prefill-server"), "verify"
+)
+"""Of the patches of page tables. Ranks of data-parallel attention have unequal batches: their cases
+have idle ones, and graphs that are padding alone."""

@@ -10,6 +10,7 @@ BESIDE = dict.fromkeys(
     (
         *("tensor-parallel", "data-parallel", "no-overlap", "no-cuda-graphs", "priorities"),
         *("lora", "quantised-weights", "deterministic", "forward-metrics"),
+        "expert-parallel",  # no pool, queue or table knows of experts
         "other-gpu",  # pools, queues and tables, which no GPU computes otherwise
     ),
     "verify",
@@ -29,6 +30,7 @@ DRAFTS = {"eagle": _EPISODES}
 TREES = {**DRAFTS, "draft-trees": "tests/swa/checks.py: the_bound_holds_with_drafts"}
 RANKS = {"pipeline": _EPISODES, "dp-attention": _EPISODES}
 """Tails are allocated by each rank for itself, from its own pools."""
+IDLE_RANKS = {"dp-attention": "tests/swa/checks.py: an_idle_rank_is_served"}
 _CACHES = "tests/swa/heap_checks.py: full_caches"
 PREFIXES = {
     **BESIDE,
@@ -36,6 +38,7 @@ PREFIXES = {
     "quantised-kv": "verify",
     "whole-prefills": "verify",
     "mixed-chunks": "verify",
+    **dict.fromkeys(("dp-attention", "multimodal", "prefill-server", "no-window-pool"), "verify"),
     **dict.fromkeys(("pages", "draft-trees", "tracked-states"), _CACHES),
 }
 """A prefix cache, which knows no more of a server than its pools, pages, keys and priorities."""

@@ -115,8 +115,8 @@ def replayed(backend: Any, runner: NoneByDefault, wanted: Batch) -> Any:
     return metadata
 
 
-def read(metadata: Any, page: int, requests: int) -> dict[str, Any]:
-    """What the kernel reads: of the table, each request's pages up to the table's width."""
+def read(metadata: Any, page: int) -> dict[str, Any]:
+    """What the kernel reads: of the table, the pages of each row up to the table's width."""
     lengths = metadata.cache_seqlens_int32
     pages = [-(-length // page) for length in lengths.tolist()]
     return {
@@ -126,8 +126,8 @@ def read(metadata: Any, page: int, requests: int) -> dict[str, Any]:
         "most queries": metadata.max_seq_len_q,
         "width": metadata.page_table.shape[1],
         "table": [
-            metadata.page_table[row, : pages[row]].to(torch.int32).clone()
-            for row in range(requests)
+            metadata.page_table[row, :count].to(torch.int32).clone()
+            for row, count in enumerate(pages)
         ],
     }
 

@@ -24,6 +24,11 @@ EDGES: tuple[Case, ...] = (
     {"lengths": [200, 9], "page": 4, "mode": "verify", "graph": False, "padding": 0},
     {"lengths": [40, 7], "page": 1, "mode": "draft", "graph": True, "padding": 1},
     {"lengths": [flash.CONTEXT - 6], "page": 1, "mode": "draft", "graph": False, "padding": 0},
+    # An idle rank of data-parallel attention replays as many rows as the others have requests.
+    {"lengths": [], "page": 1, "mode": "extend", "graph": True, "padding": 2},
+    {"lengths": [], "page": 16, "mode": "verify", "graph": True, "padding": 4},
+    {"lengths": [], "page": 1, "mode": "draft", "graph": True, "padding": 3},
+    {"lengths": [9], "page": 1, "mode": "verify", "graph": True, "padding": 3},
 )
 MODES = {"extend": flash.EXTEND, "verify": flash.VERIFY}
 LIMITS = tuple(product((*MODES, "draft"), (True, False), (1, 16)))
@@ -52,11 +57,11 @@ def drawn(random: Random) -> Case:
 
 def tables(case: Case) -> list[Any]:
     """What the kernels of a batch read."""
-    page, count = case["page"], len(case["lengths"])
+    page = case["page"]
     with furnished(flash.arguments(page), flash.module.__name__):
         runner = flash.runner_of(page)
         return [
-            flash.read(metadata, page, count)
+            flash.read(metadata, page)
             for metadata in prepared(runner, case["mode"], case["lengths"], case)
         ]
 

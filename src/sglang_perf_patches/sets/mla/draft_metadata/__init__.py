@@ -2,7 +2,7 @@
 
 from ....model.patch import Patch, Variant, Worth
 from ....model.releases import between
-from ..proven import METADATA
+from ..proven import TABLES
 from ..references import ATTENTION, FORWARD_BATCH, TRTLLM, TRTLLM_DRAFT
 
 INHERITED = f"{ATTENTION}.flashinfer_mla_backend:FlashInferMLAMultiStepDraftBackend"
@@ -46,7 +46,7 @@ def _out_graph(first: str, last: str, *heirs: str) -> Variant:
 PATCH = Patch(
     id="mla.draft-metadata",
     only_with=("speculation", "mla"),
-    proven_with=dict.fromkeys((*METADATA, "forward-metrics"), "verify"),
+    proven_with=TABLES,
     summary="a TRT-LLM MLA draft prepares its metadata once for all steps",
     worth=Worth("c", "sgl-project/sglang#26241"),
     upstream=("sgl-project/sglang#26241",),

@@ -2,11 +2,12 @@
 
 from ....model.patch import Patch, Variant, Worth
 from ....model.releases import between
-from ..proven import METADATA
+from ..proven import TABLES
 from ..references import ATTENTION, FLASH, FLASH_MODULE
 
 FITS = f"{ATTENTION}.utils:assert_buffer_fits"
 
+_CHECKS = "tests/mla/check_page_table_bound.py"
 _EAGER = f"{FLASH}.init_forward_metadata"
 _MHA_TABLE = "trtllm_mha_page_table:build_trtllm_mha_page_table"
 _DEPENDS = (
@@ -40,7 +41,7 @@ def _variant(
 PATCH = Patch(
     id="mla.page-table-bound",
     only_with=("speculation",),
-    proven_with=dict.fromkeys((*METADATA, "forward-metrics"), "verify"),
+    proven_with={**TABLES, "tracked-states": f"{_CHECKS}: of_a_hybrid_model"},
     summary="FlashAttention's page tables hold a speculative step at the context limit",
     worth=Worth("b", "near the context limit, stock's server dies of an illegal memory access"),
     upstream=("sgl-project/sglang#34239", "sgl-project/sglang#35985"),

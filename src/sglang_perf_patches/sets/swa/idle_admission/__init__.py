@@ -2,7 +2,7 @@
 
 from ....model.patch import Patch, Variant, Worth, of
 from ....model.releases import between
-from ..proven import DECODING, TREES
+from ..proven import DECODING, IDLE_RANKS, TREES
 from ..references import ADMITTED, BATCH, DECODE, EVICTS, QUEUE, STOCK_RULE
 
 # What a request needs until its end, and what can make room for it.
@@ -15,7 +15,7 @@ _DECODES = (
 PATCH = Patch(
     id="swa.idle-admission",
     only_with=("windows", "decode-server"),
-    proven_with=DECODING | TREES,
+    proven_with=DECODING | IDLE_RANKS | TREES,
     summary="an idle decode server admits a request that fits its sliding-window pool",
     worth=Worth("b", "stock never answers some requests that fit an idle decode server's pool"),
     anchors=ADMITTED,

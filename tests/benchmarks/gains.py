@@ -3,6 +3,10 @@
 ``results/gains.json`` has a row for each set-up, and names the rows of the committed results that
 hold its figures (see `quotes`). `tables` puts the table into the README, and writes the chart and
 the page.
+
+The columns "works with" follow from what the patches of a row were tested with
+(`Patch.proven_with`), by the words of ``doctor -- COMMAND`` and `list` (`cli.works_with`);
+``tests/releases/recipes/table.md`` shows the same in commands that people run. No row states it.
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from xml.sax.saxutils import escape
 
+from sglang_perf_patches import sets
+from sglang_perf_patches.cli import works_with
+from sglang_perf_patches.model.patch import by_id
 from tests.maintain import pages, quotes
 
 DATA = "tests/benchmarks/results/gains.json"
@@ -29,6 +36,7 @@ GROUPS = {
 }
 """Who operators are, in the order of the README's table."""
 
+_PATCHES = by_id(sets.load())
 _CHARTED = ("newest", "mlx")
 _LEAST = 0.1
 """The chart leaves out a smaller ratio, whose bar would dwarf the others; the table has it."""
@@ -155,16 +163,24 @@ def cost(root: Path, patch_id: str) -> str:
 
 def table(gains: Sequence[Gain], root: Path) -> str:
     """Who gains what, what it takes and costs: a row for each set-up with a face, by group."""
-    lines = ["| you are | set | expect | costs |", "| --- | --- | --- | --- |"]
+    lines = ["| you are | set | expect | works with | costs |", "| --- | --- | --- | --- | --- |"]
     for group, members in grouped(gains).items():
-        lines.append(f"| **{GROUPS[group]}** | | | |")
+        lines.append(f"| **{GROUPS[group]}** | | | | |")
         for gain in members:
             assert gain.face is not None
             figures = f"[{gain.stock} → {gain.patched}]({gain.source}#{gain.rows[0]})"
             expect = f"{gain.face.expect}, {gain.release} on {gain.hardware}: {figures}"
             costs = cost(root, gain.face.patch)
-            lines.append(f"| {gain.face.who} | {gain.face.set} | {expect} | {costs} |")
+            cells = [gain.face.who, gain.face.set, expect, features(gain), costs]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def features(gain: Gain) -> str:
+    """What all patches of a row were tested with; MLX has one process, and none of the others."""
+    words = works_with.works_with(_PATCHES, *gain.patches)
+    is_mlx = any("mlx" in _PATCHES[each].only_with for each in gain.patches)
+    return "one process" if is_mlx else ", ".join(words)
 
 
 def grouped(gains: Sequence[Gain]) -> dict[str, list[Gain]]:
@@ -189,8 +205,8 @@ def page(gains: Sequence[Gain], page_of: Mapping[str, str]) -> str:
         "row only: the rows are from different machines. Several figures are those of each boot or",
         "run, and the ratio is that of their means. The figures link to their results.",
         "",
-        "| you run | on | measured | stock → patched | ratio | patch |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| you run | on | measured | stock → patched | ratio | works with | patch |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for gain in gains:
         links = " ".join(f"[`{name}`]({below(page_of[name])})" for name in gain.patches)
@@ -198,7 +214,7 @@ def page(gains: Sequence[Gain], page_of: Mapping[str, str]) -> str:
         figures = f"[{gain.stock} → {gain.patched}]({source}#{gain.rows[0]})"
         setup = f"{gain.setup}<br>`{gain.flags}`" if gain.flags else gain.setup
         cells = [setup, f"{gain.release}, {gain.hardware}", gain.figure, figures]
-        lines.append(f"| {' | '.join([*cells, _ratio(gain), links])} |")
+        lines.append(f"| {' | '.join([*cells, _ratio(gain), features(gain), links])} |")
     return "\n".join(lines) + "\n"
 
 

@@ -10,6 +10,7 @@ import pytest
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import patch_page
 from sglang_perf_patches.cli.markdown import plain
+from sglang_perf_patches.cli.works_with import ONE, WORDS
 from sglang_perf_patches.model.patch import by_id
 from tests.benchmarks import gains
 from tests.maintain import ROOT, pages, quotes
@@ -94,17 +95,22 @@ def test_the_chart_has_two_groups_and_no_bar_that_dwarfs_the_others() -> None:
 def test_readme_page_and_list_say_the_same_of_a_patch() -> None:
     """The gain of its first set-up in the README, and the cost of each."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = text.partition("<!-- gains -->")[2].partition("<!-- /gains -->")[0].splitlines()
+    lines = text.partition("<!-- gains -->")[2].partition("<!-- /gains -->")[0].splitlines()
     told: set[str] = set()
     for group in gains.grouped(gains.read(ROOT)).values():
         for gain in group:
             assert gain.face is not None
             assert gain.face.patch in gain.patches
-            (line,) = (line for line in table if f"{gain.source}#{gain.rows[0]})" in line)
-            expect, cost = (plain(cell) for cell in line.strip("| ").split(" | ")[2:])
+            (line,) = (line for line in lines if f"{gain.source}#{gain.rows[0]})" in line)
+            expect, works, cost = (plain(cell) for cell in line.strip("| ").split(" | ")[2:])
             short = patch_page.read(gain.face.patch).short
             assert short is not None
             assert cost == short.cost
+            proven = [dict(by_id(sets.load())[each].proven_with or {}) for each in gain.patches]
+            assert works == "one process" or works.split(", ") == [
+                ONE,
+                *(w for w, name in WORDS.items() if all(name in each for each in proven)),
+            ]
             assert f"{gain.release} on {gain.hardware}" in expect
             figures = f"{gain.stock} → {gain.patched}"
             assert expect.endswith(figures)

@@ -46,7 +46,7 @@ def _features(patch: Patch, patches: Mapping[str, Patch]) -> str:
     """``works with TP; off with EP, …``; "" if it runs on MLX, which has none of them."""
     if "mlx" in patch.only_with:
         return ""
-    works = works_with.works_with(patch, patches)
+    works = works_with.works_with(patches, patch.id)
     off = [word for word in works_with.WORDS if word not in works]
     return f"works with {', '.join(works)}" + (f"; off with {', '.join(off)}" if off else "")
 

@@ -21,14 +21,14 @@ WORDS: Mapping[str, str] = {
 """Word → feature (see `model.setups`)."""
 
 
-def works_with(patch: Patch, patches: Mapping[str, Patch]) -> tuple[str, ...]:
-    """The words for a patch; `ONE` comes first.
+def works_with(patches: Mapping[str, Patch], *ids: str) -> tuple[str, ...]:
+    """The words for patches that are on together; `ONE` comes first.
 
     Args:
-        patch: its declaration.
         patches: every patch, by id.
+        ids: of those that are on.
     """
-    each = [patch, *(patches[name] for name in patch.requires)]
+    each = [patches[name] for one in ids for name in (one, *patches[one].requires)]
     return (
         ONE,
         *(

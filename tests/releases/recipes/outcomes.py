@@ -17,7 +17,7 @@ import released
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import verbs
 from sglang_perf_patches.cli.ask import QUICKLY, answer, gpus
-from sglang_perf_patches.cli.works_with import WORDS
+from sglang_perf_patches.cli.works_with import ONE, WORDS
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.feature import Setup
 from sglang_perf_patches.model.patch import by_id
@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
     Attributes:
         live: patches that act there.
         gated: patches that would act → the features that keep them off.
-        uses: the words of `works_with` for what the server has on.
+        uses: the short names of what the server has on, of `cli.works_with`.
     """
 
     live: frozenset[str]
@@ -136,7 +136,7 @@ def page(outcomes: Mapping[str, Outcome]) -> str:
             f"`{patch}` by {', '.join(features)}" for patch, features in outcome.gated.items()
         )
         live = " ".join(f"`{patch}`" for patch in PATCHES if patch in outcome.live)
-        cells = [f"`{recipe.name}`", recipe.source, ", ".join(outcome.uses) or "1 GPU", live, gated]
+        cells = [f"`{recipe.name}`", recipe.source, ", ".join(outcome.uses) or ONE, live, gated]
         lines.append(f"| {' | '.join(cells)} |\n")
     head = _HEAD.format(release=RELEASE, summary="\n".join(summary(outcomes)))
     return head + "".join(lines)

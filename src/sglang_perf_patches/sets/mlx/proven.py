@@ -17,4 +17,11 @@ WITHOUT_CACHE = {"no-radix-cache": _CASE}
 SAMPLING = {"mlx-sampling": _CASE}
 # Each replica is a scheduler of its own.
 REPLICAS = {"data-parallel": "tests/server/test_live_proof.py"}
-PREFILL_AND_DECODE = ANY | WITHOUT_CACHE | SAMPLING | REPLICAS | {"quantised-weights": _CASE}
+# The scheduler's own, which chooses batches; MLX's pool keeps the model's type.
+UNREAD = dict.fromkeys(
+    ("priorities", "other-retraction", "forward-metrics", "quantised-kv"),
+    "tests/mlx/test_features.py: test_mlx_reads_no_argument_of_theirs",
+)
+PREFILL_AND_DECODE = (
+    ANY | WITHOUT_CACHE | SAMPLING | REPLICAS | UNREAD | {"quantised-weights": _CASE}
+)

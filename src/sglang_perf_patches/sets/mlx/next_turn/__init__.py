@@ -2,7 +2,7 @@
 
 from ....model.patch import Patch, Variant
 from ....model.releases import between
-from ..proven import ANY, SAMPLING
+from ..proven import ANY, SAMPLING, UNREAD
 from ..references import ATTENTION, MLX, RUNNER
 
 _WINDOWED = f"{MLX}.kv_cache.attention_kv_cache:WindowedAttentionKVCache"
@@ -36,7 +36,7 @@ PATCH = Patch(
     id="mlx.next-turn",
     # Without the radix cache no prompt continues a turn.
     only_with=("mlx",),
-    proven_with=ANY | SAMPLING,
+    proven_with=ANY | SAMPLING | UNREAD,
     kind="policy",
     summary="keeps a finished request's caches for the next turn of its conversation",
     anchors=(_WINDOWED,),

@@ -341,7 +341,7 @@ def test_alone_it_says_whether_all_is_well(throwaway: Throwaway) -> None:
         "has run": "-",
     }
     assert "next to sglang 1.0" in by_check["installed"][1]
-    assert by_check["chosen"][1] == "1 ready, 0 refused, 1 off; of all"
+    assert by_check["chosen"][1] == "1 ready, 0 refused, 1 off, with SGLANG_PERF_PATCHES=all"
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,8 @@ def _loaded(tree: Tree) -> Check:
 def _chosen(tree: Tree, selection: Selection) -> Iterator[Check]:
     verdicts = judged(tree)
     by_patch = listing.prospects(selection, verdicts, is_here=True)
-    line = f"{listing.counts(word for word, _ in by_patch.values())}; of {selection.text or 'none'}"
+    counted = listing.counts(word for word, _ in by_patch.values())
+    line = f"{counted}, with SGLANG_PERF_PATCHES={selection.text or 'none'}"
     lost = any_is_lost(selection, verdicts)
     refused = [name for name, (word, _) in by_patch.items() if word == listing.REFUSED]
     if lost:

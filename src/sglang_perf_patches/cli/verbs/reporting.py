@@ -94,7 +94,10 @@ def _contents(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "machine", ", ".join([data["system"], f"cores {data['cores']}", *gpus])
     words = Counter(verdict["verdict"] for verdict in data["verdicts"])
     counts = ", ".join(f"{count} {word}" for word, count in words.items())
-    yield "verdicts", f"{counts or 'none, without sglang'}; of {data['selection']}"
+    yield (
+        "verdicts",
+        f"{counts or 'none, without sglang'}, with SGLANG_PERF_PATCHES={data['selection']}",
+    )
     live = {
         patch["id"]
         for each in data["processes"]

@@ -38,7 +38,7 @@ def main(patches: Sequence[str]) -> int:
 
 
 def _one_configuration() -> None:
-    """Have Triton take one configuration of those it would tune a kernel over.
+    """Make Triton take one configuration of those it would tune a kernel over.
 
     Both sides run the same kernels, so which one makes no difference; to try all takes minutes.
     """

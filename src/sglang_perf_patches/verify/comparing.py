@@ -27,7 +27,7 @@ def installed() -> source.Tree:
 
 @contextmanager
 def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> Iterator[None]:
-    """Have patches live together in this process, and stock back afterwards.
+    """Keep patches live together in this process, and stock back afterwards.
 
     Args:
         patches: their ids.
@@ -56,7 +56,7 @@ def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> 
 
 @contextmanager
 def selected(selection: str) -> Iterator[Report]:
-    """Have a selection live in this process, as far as it goes here, and off afterwards.
+    """Keep a selection live in this process, as far as it goes here, and off afterwards.
 
     A patch that living objects still need stays on until the next time.
     """
@@ -70,7 +70,7 @@ def selected(selection: str) -> Iterator[Report]:
 
 
 def _require_stock() -> None:
-    """Have what waited for objects of an earlier play to go come off.
+    """Remove what waited for objects of an earlier run.
 
     Raises:
         Different: a patch stays on.

@@ -56,7 +56,7 @@ def publish(server_args: Any) -> None:
 
 @contextmanager
 def replaced(modules: Iterable[Any], stand_ins: Mapping[str, Any]) -> Iterator[None]:
-    """Have stand-ins in modules for a while, where a module has something of that name."""
+    """Put stand-ins into modules for a while, where a module has something of that name."""
     with ExitStack() as stack:
         for module in modules:
             for name in stand_ins.keys() & vars(module).keys():

@@ -181,7 +181,7 @@ def on_cpu() -> bool:
 
 
 def _leave_in_memory(value: float) -> None:
-    """Have MLX's free buffers hold a value, which shows where one is read before it is written."""
+    """Fill MLX's free buffers with a value that shows reads before writes."""
     mx.clear_cache()
     mx.eval([mx.full((1 << bits,), value) for bits in range(8, 23) for _ in range(4)])
 

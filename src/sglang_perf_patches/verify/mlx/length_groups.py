@@ -103,7 +103,7 @@ def random_lengths(chance: Random) -> tuple[Step, ...]:
 
 @contextmanager
 def groups_at(tokens: int) -> Iterator[None]:
-    """Have groups where they save so much padding in a layer: the models here are small."""
+    """Use groups if they save so much padding in a layer: the models here are small."""
     with mock.patch.multiple(grouping, AT_LEAST=tokens, _SHORTEST_BITS=5):
         yield
 

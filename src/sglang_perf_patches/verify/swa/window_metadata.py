@@ -133,12 +133,12 @@ class Windows:
         return self._device.partition(":")[0]
 
     def capture(self, step: Step) -> None:
-        """Have the backend prepare the capture of a graph for batches like this one."""
+        """Make the backend prepare the capture of a graph for batches like this one."""
         begun = self.batch(replace(step, lengths=(1,) * len(step.lengths)))
         prepare_backend(self.backend, begun, capture=True)
 
     def prepare(self, step: Step, batch: Batch) -> None:
-        """Have the backend prepare a batch, whose graph is captured if it has one."""
+        """Make the backend prepare a batch, whose graph is captured if it has one."""
         if step.mode == "replayed":
             prepare_backend(self.backend, batch)
         else:

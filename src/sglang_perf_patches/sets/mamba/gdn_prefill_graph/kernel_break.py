@@ -50,7 +50,7 @@ class Live:
 
 
 def live(backend: Any, forward_batch: Any) -> Live:
-    """Have stock make a batch's metadata, and compute once what each of its layers would.
+    """Make stock make a batch's metadata, and compute once what each of its layers would.
 
     Args:
         backend: the GDNAttnBackend; its ``forward_metadata`` is the batch's own afterwards.

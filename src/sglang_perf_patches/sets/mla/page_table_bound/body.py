@@ -89,7 +89,7 @@ def longer(table: Any, columns: int) -> Any:
 
 
 def _lengthen_rows(patching: Patching) -> Callable[[], int]:
-    """Have the rows of the graphs' tables continue; return how many pages past their width."""
+    """Make the rows of the graphs' tables continue; return how many pages past their width."""
     patching.anytime("the longer rows serve stock's code too: it sees the width that it made")
     ran = patching.ran
     room = 0

@@ -59,7 +59,7 @@ class Noted:
 
 
 def install(patching: Patching) -> None:
-    """Serve releases from 0.5.18 on."""
+    """Install on releases from 0.5.18 on."""
     core: Any = patching.module("mlx.core")
     sampling: Any = patching.module(f"{MLX}.sampling")
     batches = _Batches(patching)
@@ -120,7 +120,7 @@ def install(patching: Patching) -> None:
 
 @contextmanager
 def noting(runner: Any) -> Iterator[None]:
-    """Have the runner note prompts instead of launching them."""
+    """Make the runner note prompts instead of launching them."""
     vars(runner)[_NOTED] = []
     try:
         yield

@@ -43,19 +43,19 @@ _STEP = "_sglang_perf_patches_arena"
 
 
 def install_contiguous(patching: Patching) -> None:
-    """Serve 0.5.11 to 0.5.12.post1, whose batched decode does not grow a buffer."""
+    """Install on 0.5.11 to 0.5.12.post1, whose batched decode does not grow a buffer."""
     _install(patching, CONTIGUOUS, "layer_caches")
     patching.override(f"{CONTIGUOUS}.write_token", growing)
 
 
 def install_attention_without_growth(patching: Patching) -> None:
-    """Serve 0.5.13 and 0.5.14, whose batched decode does not grow a buffer."""
+    """Install on 0.5.13 and 0.5.14, whose batched decode does not grow a buffer."""
     _install(patching, ATTENTION, "attention_layer_caches")
     patching.override(f"{ATTENTION}.write_token", growing)
 
 
 def install_attention(patching: Patching) -> None:
-    """Serve releases from 0.5.15 on."""
+    """Install on releases from 0.5.15 on."""
     _install(patching, ATTENTION, "attention_layer_caches")
 
 

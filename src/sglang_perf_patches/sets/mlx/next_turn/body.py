@@ -31,12 +31,12 @@ were ``rewound`` to its prompt's end."""
 
 
 def install(patching: Patching) -> None:
-    """Serve 0.5.18 to 0.5.21, which remove a finished request once another one decodes."""
+    """Install on 0.5.18 to 0.5.21, which remove a finished request once another one decodes."""
     _install(patching)
 
 
 def install_rows(patching: Patching) -> None:
-    """Serve releases from 0.5.22 on, which say when a request has ended."""
+    """Install on releases from 0.5.22 on, which say when a request has ended."""
     _install(patching, _remove_ended)
 
 

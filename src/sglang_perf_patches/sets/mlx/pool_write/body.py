@@ -23,12 +23,12 @@ _WRITES = "_sglang_perf_patches_writes"
 
 
 def install_contiguous(patching: Patching) -> None:
-    """Serve 0.5.11 to 0.5.12.post1."""
+    """Install on 0.5.11 to 0.5.12.post1."""
     _install(patching, KV_POOL, PREFIX, "_kv_pool")
 
 
 def install_attention(patching: Patching) -> None:
-    """Serve releases from 0.5.13 on."""
+    """Install on releases from 0.5.13 on."""
     _install(patching, ATTENTION_POOL, ATTENTION_PREFIX, "_attention_kv_pool")
 
 

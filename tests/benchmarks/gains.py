@@ -54,7 +54,7 @@ class Face:
     Attributes:
         group: one of `GROUPS`.
         short: what the chart calls it, of at most `_SHORT` characters.
-        who: follows "You are …".
+        who: follows "you run".
         set: what to set, beside installing the package.
         expect: the figure, in the reader's words.
         patch: whose page says the same, and what it costs.
@@ -163,7 +163,10 @@ def cost(root: Path, patch_id: str) -> str:
 
 def table(gains: Sequence[Gain], root: Path) -> str:
     """Who gains what, what it takes and costs: a row for each set-up with a face, by group."""
-    lines = ["| you are | set | expect | works with | costs |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| you run | you set | you get | works with | costs |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for group, members in grouped(gains).items():
         lines.append(f"| **{GROUPS[group]}** | | | | |")
         for gain in members:

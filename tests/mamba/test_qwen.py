@@ -23,6 +23,7 @@ def test_text_gets_stocks_replies(found: Callable[..., Any], release: str) -> No
     assert told["on tables"] == told["prefills"] + told["buckets"]
 
 
+@pytest.mark.whole_matrix  # the whole play again
 @EACH
 def test_a_broken_patch_changes_logits(found: Callable[..., Any], release: str) -> None:
     assert "result['logits']" in found(release, "qwen_jobs", "broken")

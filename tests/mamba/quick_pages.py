@@ -1,4 +1,4 @@
-"""The two kernels that hand out pages of KV, computed by PyTorch.
+"""The kernels that hand out pages of KV and note them in rows, computed by PyTorch.
 
 Triton's interpreter would take four fifths of an episode for them, and no patch changes them. Each
 sixteenth launch is computed by the kernel too, and must give the same.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,9 @@ def lend() -> None:
     module: Any = sys.modules[kinds.PagedTokenToKVPoolAllocator.__module__]
     module.alloc_decode_kernel = _Kernel(module.alloc_decode_kernel, decode, 3)
     module.alloc_extend_kernel = _Kernel(module.alloc_extend_kernel, extend, 4)
+    with suppress(ModuleNotFoundError):  # older releases draft without
+        rows: Any = importlib.import_module("sglang.srt.mem_cache.allocation")
+        rows.assign_req_to_token_pool_func = _Rows(rows.assign_req_to_token_pool_func)
 
 
 def decode(
@@ -65,6 +69,25 @@ def extend(
         out[start + inside : start + new - old] = pages * page + behind % page
         taken += -(-new // page) - full // page
         start += new - old
+
+
+class _Rows:
+    """Notes the slots that drafts get, as stock's function does."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self._launches = 0
+
+    def __call__(self, rows: Any, table: Any, starts: Any, ends: Any, slots: Any, n: int) -> None:
+        expected = table.clone() if self._launches % COMPARED == 0 else None
+        taken = 0
+        for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
+            table[row, start:end] = slots[taken : taken + end - start]
+            taken += end - start
+        if expected is not None:
+            self._function(rows, expected, starts, ends, slots, n)
+            assert torch.equal(table, expected), (rows, starts, ends, slots)
+        self._launches += 1
 
 
 class _Kernel:

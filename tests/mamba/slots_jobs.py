@@ -43,26 +43,28 @@ SHORT = (exhaustion.short_of_rows, exhaustion.short_of_copies)
 
 def deaths() -> Any:
     """Where stock asserts, and which requests the patched server serves."""
-    errors = []
-    for make in SHORT:
-        for kind in KINDS:
-            stock = exhaustion.drained(make(*kind))
-            with comparing.live(exhaustion.PATCH):
-                server = make(*kind)
-                objects = server._made
-                patched = exhaustion.drained(server)
-            same = len(stock.log)
-            errors.append(
-                {
-                    "load": make.__name__,
-                    "kind": kind,
-                    "stock": [stock.died, stock.where],
-                    "patched": patched.died,
-                    "same": patched.log[:same] == stock.log,
-                    "served": len(server.ended) == objects,
-                }
-            )
-    return errors
+    return [{"kind": kind, **_death(make, *kind)} for make in SHORT for kind in KINDS]
+
+
+def _death(make: Callable[..., HybridServer], *kind: Any) -> dict[str, Any]:
+    stock = exhaustion.drained(make(*kind))
+    with comparing.live(exhaustion.PATCH, ran=None):
+        server = make(*kind)
+        objects = server._made
+        patched = exhaustion.drained(server)
+    same = len(stock.log)
+    return {
+        "load": make.__name__,
+        "stock": [stock.died, stock.where],
+        "patched": patched.died,
+        "same": patched.log[:same] == stock.log,
+        "served": len(server.ended) == objects,
+    }
+
+
+def hosted_deaths() -> Any:
+    """The same with the hierarchical cache: loads of reports, and a state that can't come back."""
+    return [_death(make) for make in exhaustion.HOSTED]
 
 
 def own_prefixes() -> Any:
@@ -184,9 +186,38 @@ def broken() -> Any:
     return errors
 
 
+def broken_for_others() -> Any:
+    """What is said of servers with a host's cache or late buffers, with their part broken."""
+    errors = {"loads": "", "late buffers": ""}
+    with mock.patch.object(body, "_lacks_slots_to_load", return_value=False):
+        errors["loads"] = _death(exhaustion.short_of_loads)["patched"]
+    needed = body.needed
+    with mock.patch.object(body, "needed", lambda pool, reqs: needed(pool, reqs) + len(reqs)):
+        try:  # as with two buffers
+            exhaustion.alike(range(30), draw=exhaustion.late)
+        except AssertionError as different:
+            errors["late buffers"] = str(different)
+    return errors
+
+
 def episodes(count: int, first: int = 0) -> Any:
     """Where stock died in how many of the episodes, in all of which the patch is right."""
     return dict(exhaustion.alike(range(first, first + count)))
+
+
+def with_drafts(count: int, first: int = 0) -> Any:
+    """The same with drafts, and states in two buffers, in a late one or in none."""
+    return dict(exhaustion.alike(range(first, first + count), draw=exhaustion.drafting))
+
+
+def with_late_buffers(count: int, first: int = 0) -> Any:
+    """The same with ``extra_buffer_lazy``."""
+    return dict(exhaustion.alike(range(first, first + count), draw=exhaustion.late))
+
+
+def with_a_host(count: int, first: int = 0) -> Any:
+    """The same with the hierarchical cache, whose copies take their time, and with drafts too."""
+    return dict(exhaustion.alike(range(first, first + count), draw=exhaustion.hosted))
 
 
 def together(given: str) -> Any:

@@ -17,6 +17,9 @@ Found = Callable[..., Any]
 
 RELEASES = newest_of_each_group("mamba")
 EACH = pytest.mark.parametrize("release", RELEASES)
+HOSTED = tuple(each for each in RELEASES if not before(each, "0.5.17"))
+OTHERS = ("with_drafts", "with_late_buffers", "with_a_host")
+"""Episodes of servers with drafts, lazy tracking and the hierarchical cache."""
 ALONE = {"mamba.slot-exhaustion", "mamba.host-states"}
 """The patch itself, and one that goes live on servers where this one is gated."""
 ASSERTED = {
@@ -28,6 +31,7 @@ ASSERTED = {
     "_match_post_processor",
     "finalize_match_result",
     "finalize_match_result_in_cache",
+    "prepare_load_back",
 }
 """The functions in which stock's scheduler dies, in all releases."""
 
@@ -120,6 +124,37 @@ def test_random_episodes(found: Found, slot_episodes: int, release: str) -> None
 
 
 @pytest.mark.newest
+@pytest.mark.parametrize("job", OTHERS)
+@pytest.mark.parametrize("release", ["0.5.17", "0.5.20", "0.5.23"])
+def test_random_episodes_of_other_servers(
+    found: Found, slot_episodes: int, release: str, job: str
+) -> None:
+    counts = dict(found(release, "slots_jobs", job, count=slot_episodes))
+    assert sum(counts.values()) == slot_episodes
+    assert counts.pop("lived") > slot_episodes // 5
+    assert counts, "stock dies in some"
+    assert set(counts) <= ASSERTED
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("release", HOSTED)
+def test_with_a_host_stock_dies_and_the_patched_server_goes_on(found: Found, release: str) -> None:
+    """Of the loads in reports, and where a state has no slot to come back to."""
+    deaths = {each["load"]: each for each in found(release, "slots_jobs", "hosted_deaths")}
+    where = {name: each["stock"][1] for name, each in deaths.items()}
+    assert where["chunks_backed_up"] == "_alloc_mamba_slot"
+    assert where["short_of_loads"] == "prepare_load_back"
+    # Older releases do not pin the state of a request that has a late buffer.
+    pins = not before(release, "0.5.20")
+    assert where["drafts_backed_up"] == ("_alloc_ping_pong_buffer" if pins else "")
+    assert where["late_buffers_backed_up"] == "_alloc_mamba_slot"
+    for each in deaths.values():
+        assert not each["patched"], each
+        assert each["same"], each
+        assert each["served"], each
+
+
+@pytest.mark.newest
 @pytest.mark.parametrize(
     "release",
     [
@@ -143,3 +178,10 @@ def test_with_the_other_patches(found: Found, request: pytest.FixtureRequest, re
 def test_a_broken_patch_is_found(found: Found, release: str) -> None:
     for name, error in found(release, "slots_jobs", "broken").items():
         assert error.startswith("different: "), (name, error)
+
+
+@pytest.mark.whole_matrix
+def test_a_broken_part_for_other_servers_is_found(found: Found) -> None:
+    errors = found("0.5.23", "slots_jobs", "broken_for_others")
+    assert errors["loads"] == "Cannot alloc mamba for load_back"
+    assert "episode" in errors["late buffers"]

@@ -210,7 +210,7 @@ class Gatekeeper:
 
     def _rule(self, member: PatchRuntime, setup: Setup) -> Ruling | None:
         acting = [self._registry[needed].patch for needed in self._acting(member)]
-        return ruling(member.patch, acting, setup)
+        return ruling(member.patch.proven_in(member.variant), acting, setup)
 
     def _acting(self, member: PatchRuntime) -> list[str]:
         """The patches that it requires and that apply here, so those not built in upstream."""

@@ -10,7 +10,7 @@ nor mlx.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Literal
 
@@ -51,6 +51,7 @@ class Variant:
         awaits: modules, beyond those of targets and adds, that must be imported before the patch
             can go live.
         note: what is special about these releases, for ``explain``.
+        not_with: features of `Patch.proven_with` that it was not proven with in these releases.
     """
 
     releases: tuple[str, ...]
@@ -60,6 +61,7 @@ class Variant:
     depends: tuple[str, ...] = ()
     awaits: tuple[str, ...] = ()
     note: str = ""
+    not_with: tuple[str, ...] = ()
 
     def modules(self) -> tuple[str, ...]:
         """The modules whose import this variant waits for, in order and without repetition."""
@@ -142,6 +144,13 @@ class Patch:
     def set(self) -> str:
         """The family that the patch belongs to."""
         return self.id.partition(".")[0]
+
+    def proven_in(self, variant: Variant | None) -> Patch:
+        """This patch with the features alone that one of its variants was proven with."""
+        if variant is None or not variant.not_with or self.proven_with is None:
+            return self
+        kept = {name: by for name, by in self.proven_with.items() if name not in variant.not_with}
+        return replace(self, proven_with=kept)
 
     def references(self) -> tuple[str, ...]:
         """Every definition that the variants change or rely on, without repetition."""

@@ -9,13 +9,14 @@ slot, and the patch gives that back: there both do the same until stock first do
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
 
 from sglang_perf_patches.verify import Different
 from sglang_perf_patches.verify.comparing import both, require
+from tests.proof.mamba.hosted_server import Hosted, HostedServer
 from tests.proof.mamba.hybrid_parts import Shape, trees
 from tests.proof.mamba.hybrid_server import HybridServer
 
@@ -25,6 +26,7 @@ DEATHS = (
     "Can not alloc mamba cache",
     "Not enough space for mamba cache",
     "Not enough space for mamba ping pong idx",
+    "Cannot alloc mamba for load_back",
 )
 """The beginnings of the messages with which stock's scheduler dies if no slot is left."""
 
@@ -64,18 +66,51 @@ def shape(random: Random) -> Shape:
     )
 
 
-def play(seed: int, more: Sequence[int] = ()) -> Told:
+def drafting(random: Random) -> Shape:
+    """The same with drafts, whichever way states are tracked."""
+    drawn = shape(random)
+    lazy = drawn.tracked and random.random() < 0.5
+    return replace(drawn, drafts=random.randint(2, 6), lazy=lazy)
+
+
+def late(random: Random) -> Shape:
+    """The same with states that are tracked in a second buffer when it is needed."""
+    drawn = shape(random)
+    return replace(drawn, tracked=True, lazy=True, slots=max(drawn.slots, 3))
+
+
+def hosted(random: Random) -> Shape:
+    """The same, or the same with drafts, with a hierarchical cache whose copies take their time."""
+    drawn = random.choice((shape, drafting, late))(random)
+    return Hosted(
+        **asdict(drawn),
+        ratio=random.choice((1.0, 1.5, 3.0)),
+        policy=random.choice(("write_through", "write_through", "write_back")),
+        delay=random.choice((0, 1, 3, 10)),
+    )
+
+
+def served(asked: Shape) -> HybridServer:
+    """A server of this shape."""
+    return HostedServer(asked) if isinstance(asked, Hosted) else HybridServer(asked)
+
+
+Draw = Callable[[Random], Shape]
+
+
+def play(seed: int, more: Sequence[int] = (), draw: Draw = shape) -> Told:
     """Play an episode, the same one for the same seed as long as the server decides the same.
 
     Args:
         seed: of everything that is drawn.
         more: numbers of tokens that a request may get, besides those of `submit`.
+        draw: what draws the server.
 
     Raises:
         Different: an invariant does not hold.
     """
     random = Random(seed)
-    server = HybridServer(shape(random))
+    server = served(draw(random))
     try:
         for _ in range(random.randint(2, 6)):
             submit(server, random, more)
@@ -137,6 +172,47 @@ def short_of_tokens(tree: str, tracked: bool) -> HybridServer:
     return server
 
 
+def chunks_backed_up() -> HybridServer:
+    """sgl-project/sglang#36770: all cached states are on their way to the host."""
+    server = served(Hosted("unified", tracked=True, slots=4, rows=1, chunk=128, delay=20))
+    server.submit([11] * 600, 5)
+    return server
+
+
+def drafts_backed_up() -> HybridServer:
+    """sgl-project/sglang#34676: three requests with drafts, 16 slots, of which many are pinned."""
+    server = served(
+        Hosted("unified", tracked=True, lazy=True, slots=16, rows=3, drafts=4, delay=60)
+    )
+    for number in range(20):
+        server.submit([11 + number] * 50 + [9] * 20, 60)
+    return server
+
+
+def late_buffers_backed_up() -> HybridServer:
+    """sgl-project/sglang#40416: a prompt's states are on their way, and it goes on."""
+    server = served(
+        Hosted("unified", tracked=True, lazy=True, slots=3, rows=1, chunk=128, delay=20)
+    )
+    server.submit([11] * 600, 5)
+    return server
+
+
+def short_of_loads() -> HybridServer:
+    """A request's state is on the host, and a running request has all slots."""
+    server = served(Hosted("unified", tracked=False, slots=2, rows=2))
+    server.submit([11] * 128, 1)
+    server.drain()
+    server.submit([12] * 128, 20)
+    server.step()
+    server.step()
+    server.submit([11] * 128 + [13] * 70, 3)
+    return server
+
+
+HOSTED = (chunks_backed_up, drafts_backed_up, late_buffers_backed_up, short_of_loads)
+
+
 def drained(server: HybridServer) -> Told:
     """Drain a server; see `harness`."""
     try:
@@ -148,21 +224,27 @@ def drained(server: HybridServer) -> Told:
 
 
 def alike(
-    seeds: Sequence[int], beside: Sequence[str] = (), more: Sequence[int] = ()
+    seeds: Sequence[int],
+    beside: Sequence[str] = (),
+    more: Sequence[int] = (),
+    draw: Draw = shape,
 ) -> Counter[str]:
     """Play episodes on stock and then patched; how often stock lived, and died where.
 
     Args:
         seeds: of the episodes.
         beside: ids of patches that are live too.
-        more: see `harness`.
+        more: see `play`.
+        draw: see `play`.
 
     Raises:
         Different: patched, an episode goes another way than stock while that lives, or breaks.
     """
     counts: Counter[str] = Counter()
     patches = (PATCH, *beside)
-    for seed, expected, actual in both(patches, lambda each: play(each, more), seeds, ran=None):
+    for seed, expected, actual in both(
+        patches, lambda each: play(each, more, draw), seeds, ran=None
+    ):
         where = f"{', '.join(patches)}, episode {seed}"
         require(not actual.died, f"{where}: it dies in {actual.where}: {actual.died}")
         require(actual.slot_kept is None, f"{where}: a request waits with a slot")

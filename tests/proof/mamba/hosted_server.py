@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -40,6 +41,7 @@ class Hosted(Shape):
         policy: ``--hicache-write-policy``.
         kv_layer: the number of the layer that has KV; layer 0 has states.
         more: further arguments of the server.
+        delay: rounds until the scheduler learns that a copy to or from the host has ended.
     """
 
     ratio: float = 2.0
@@ -47,6 +49,7 @@ class Hosted(Shape):
     policy: str = "write_through"
     kv_layer: int = 1
     more: tuple[tuple[str, Any], ...] = ()
+    delay: int = 0
 
 
 class HostedServer(HybridServer):
@@ -61,10 +64,11 @@ class HostedServer(HybridServer):
     def __init__(self, shape: Hosted) -> None:
         """Publish the server's arguments and build everything."""
         lend()
+        _CLOCK.delay = shape.delay
         self.found: dict[str, tuple[int, int]] = {}
         self._args = publish(
             shape.page,
-            "extra_buffer" if shape.tracked else "no_buffer",
+            shape.strategy,
             CHUNK,
             chunked_prefill_size=shape.chunk,
             device="cpu",
@@ -73,6 +77,8 @@ class HostedServer(HybridServer):
             hicache_size=shape.gigabytes,
             hicache_write_policy=shape.policy,
             hicache_mem_layout="page_first",
+            **shape.speculation,
+            **({"mamba_track_interval": 64} if shape.takes_results else {}),
             **dict(shape.more),
         )
         super().__init__(shape)  # publishes a server without a host's cache, the first time
@@ -111,6 +117,8 @@ class HostedServer(HybridServer):
         """The same, when all copies have been noticed."""
         for _ in range(2):
             self.settle_copies()
+            _CLOCK.round += self.shape.delay
+            self.settle_copies()
         super().check_drained()
 
     # -- what is looked at -----------------------------------------------------------------------
@@ -135,6 +143,12 @@ class HostedServer(HybridServer):
 
     # -- a step's parts --------------------------------------------------------------------------
 
+    def step(self) -> None:
+        """The same, a round later."""
+        _CLOCK.round += 1
+        self.settle_copies()
+        super().step()
+
     def _forward(self, batch: Any) -> None:
         for row, req in enumerate(batch.reqs):
             device, host = int(req.cached_tokens_device), int(req.cached_tokens_host)
@@ -142,16 +156,17 @@ class HostedServer(HybridServer):
             self._check_rows(req, int(batch.prefix_lens[row]))
             self._write_rows(req, int(batch.prefix_lens[row]), int(batch.extend_lens[row]))
         super()._forward(batch)
-        self.settle_copies()
+        if not self.shape.delay:
+            self.settle_copies()
 
-    def _goes_on(self, req: Any, start: int, end: int) -> None:
-        super()._goes_on(req, start, end)
-        if end == start + 1:
-            self._write_rows(req, start, 1)
+    def _goes_on(self, req: Any, start: int, end: int, ids: Sequence[int] = ()) -> None:
+        super()._goes_on(req, start, end, ids)
+        if ids or end == start + 1:
+            self._write_rows(req, start, end - start, ids)
 
-    def _write_rows(self, req: Any, start: int, count: int) -> None:
+    def _write_rows(self, req: Any, start: int, count: int, ids: Sequence[int] = ()) -> None:
         where = self._slots_of(req)[start : start + count]
-        told = self._told_rows(req, start, start + count)
+        told = self._told_rows(req, start, start + count, ids)
         for buffer in (*self.full().k_buffer, *self.full().v_buffer):
             buffer[where] = told[:, None, None].to(buffer.dtype)
 
@@ -162,8 +177,8 @@ class HostedServer(HybridServer):
             if not torch.equal(buffer[where][:, 0, 0], told.to(buffer.dtype)):
                 raise Different(f"{req.rid} finds other KV in its first {end} tokens")
 
-    def _told_rows(self, req: Any, start: int, end: int) -> torch.Tensor:
-        ids = [*req.origin_input_ids, *req.output_ids][start:end]
+    def _told_rows(self, req: Any, start: int, end: int, ids: Sequence[int] = ()) -> torch.Tensor:
+        ids = (ids or [*req.origin_input_ids, *req.output_ids])[start:end]
         return torch.tensor([token * 4096 + start + n for n, token in enumerate(ids)])
 
     def _slots_of(self, req: Any) -> torch.Tensor:
@@ -179,20 +194,29 @@ class HostedServer(HybridServer):
 # -- stand-ins -----------------------------------------------------------------------------------
 
 
+_CLOCK = SimpleNamespace(round=0, delay=0)
+
+
 class _Event:
-    """Has happened when it is recorded, because all is done at once."""
+    """Has happened when it is recorded, because all is done at once; it is told of later."""
 
     def __init__(self, **_: Any) -> None:
         """Take the options of a CUDA event."""
+        self._known = 0
 
     def record(self, *_: Any) -> None:
         """Nothing runs."""
+        self._known = _CLOCK.round + _CLOCK.delay
 
-    wait = synchronize = record
+    def wait(self, *_: Any) -> None:
+        """It has happened."""
+        self._known = 0
+
+    synchronize = wait
 
     def query(self) -> bool:
-        """It has happened."""
-        return True
+        """Whether it is known to have happened."""
+        return bool(_CLOCK.round >= self._known)
 
     def elapsed_time(self, _: Any) -> float:
         """In milliseconds."""
@@ -220,15 +244,19 @@ _DEVICE = SimpleNamespace(
 def lend() -> None:
     """Stand in for streams, pinned memory and kernels that copy rows, in this process."""
     for name in _STREAMED:
-        module: Any = importlib.import_module(name)
-        module.device_module = _DEVICE
+        with contextlib.suppress(ModuleNotFoundError):  # l2_transfer came with 0.5.19 or so
+            module: Any = importlib.import_module(name)
+            module.device_module = _DEVICE
     # Stock keeps 10 GiB of the host free, which a machine may not have; these pools hold kilobytes.
     base: Any = importlib.import_module(f"{MEMORY}.pool_host.base")
     base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
     common: Any = importlib.import_module(f"{MEMORY}.pool_host.common")
     common.ALLOC_MEMORY_FUNCS["cpu"] = lambda dims, *, dtype, **_: torch.zeros(dims, dtype=dtype)
     kv = importlib.import_module(f"{MEMORY}.pool_host.mha").MHATokenToKVPoolHost
-    states = importlib.import_module(f"{MEMORY}.pool_host.mamba").MambaPoolHost
+    try:
+        states = importlib.import_module(f"{MEMORY}.pool_host.mamba").MambaPoolHost
+    except ModuleNotFoundError:  # it moved with 0.5.18 or so
+        states = importlib.import_module(f"{MEMORY}.memory_pool_host").MambaPoolHost
     kv.backup_from_device_all_layer = _back_up_kv
     kv.load_to_device_per_layer = _load_kv
     states.backup_from_device_all_layer = _back_up_states

@@ -33,6 +33,8 @@ class Shape:
         overlap: whether a prefill is made before the results of the last one are there, as with
             overlap scheduling.
         context: most tokens of a request.
+        lazy: whether a tracked request gets its second buffer only where it reaches a boundary.
+        drafts: most tokens that a verify accepts; 0 without speculation.
     """
 
     tree: str
@@ -43,6 +45,30 @@ class Shape:
     chunk: int = 256
     overlap: bool = True
     context: int = 4096
+    lazy: bool = False
+    drafts: int = 0
+
+    @property
+    def strategy(self) -> str:
+        """How states are tracked, as a user says it."""
+        return f"extra_buffer{'_lazy' * self.lazy}" if self.tracked else "no_buffer"
+
+    @property
+    def speculation(self) -> dict[str, Any]:
+        """The arguments of a server that drafts; none of one that does not."""
+        if not self.drafts:
+            return {}
+        return {
+            "speculative_algorithm": "EAGLE",
+            "speculative_num_steps": self.drafts - 1,
+            "speculative_eagle_topk": 1,
+            "speculative_num_draft_tokens": self.drafts,
+        }
+
+    @property
+    def takes_results(self) -> bool:
+        """Whether decodes end as the release ends them, with the states that they track."""
+        return self.lazy or self.drafts > 0
 
     @property
     def page(self) -> int:
@@ -72,13 +98,19 @@ def bare_state_pool(shape: Shape) -> Any:
     return request_pool(
         *(widths, [0], torch.float32, shape.rows, shape.slots),
         tracked=shape.tracked,
-        context=shape.context,
+        context=shape.context + shape.page,
+        lazy=shape.lazy,
     )
 
 
 def prefix_params(shape: Shape, pool: Any, kv: Any) -> Any:
     """What a prefix cache over them is made of."""
-    options = {"disable": False, "enable_mamba_extra_buffer": shape.tracked}
+    options = {
+        "disable": False,
+        "enable_mamba_extra_buffer": shape.tracked,
+        "enable_mamba_extra_buffer_lazy": shape.lazy,
+        "is_eagle": shape.drafts > 0,
+    }
     return cache_params(pool, kv, shape.page, **options)
 
 
@@ -105,12 +137,18 @@ _PUBLISHED: dict[str, Any] = {}
 
 def arguments(shape: Shape) -> Any:
     """The release's own ServerArgs, published as a scheduler publishes it."""
-    strategy = "extra_buffer" if shape.tracked else "no_buffer"
-    if _PUBLISHED.get("strategy") != strategy:
+    asked = (shape.strategy, shape.drafts)
+    if _PUBLISHED.get("asked") != asked:
         server_args = publish(
-            shape.page, strategy, 64, chunked_prefill_size=shape.chunk, device="cpu"
+            shape.page,
+            shape.strategy,
+            64,
+            chunked_prefill_size=shape.chunk,
+            device="cpu",
+            **shape.speculation,
+            **({"mamba_track_interval": 64} if shape.takes_results else {}),
         )
-        _PUBLISHED.update(strategy=strategy, server_args=server_args)
+        _PUBLISHED.update(asked=asked, server_args=server_args)
     return _PUBLISHED["server_args"]
 
 
@@ -125,8 +163,7 @@ def schedule_batch(
         token_to_kv_pool_allocator=kv,
         tree_cache=tree,
         model_config=model_config(vocabulary),
-        spec_algorithm=speculation().NONE,
-        **options,
+        **{"spec_algorithm": speculation().NONE, **options},
     )
 
 

@@ -22,6 +22,7 @@ from sglang_perf_patches.verify import Different
 from sglang_perf_patches.verify.stock import MEMORY, NoneByDefault, takes
 from tests.proof import requests
 from tests.proof.caches import kv_allocator
+from tests.proof.mamba.decode_results import Launched, Results, accepted, launched
 from tests.proof.mamba.hybrid_parts import (
     VOCABULARY,
     Shape,
@@ -64,7 +65,14 @@ class HybridServer:
         self.kv = self._make_kv()
         self.tree = self._make_tree()
         self.scheduler = self._scheduler()
-        self.running = schedule_batch([], self.pool, self.kv, self.tree, enable_overlap=False)
+        self.running = schedule_batch(
+            *([], self.pool, self.kv, self.tree),
+            enable_overlap=False,
+            spec_algorithm=self.scheduler.spec_algorithm,
+        )
+        self._results = (
+            Results(model_config(), self.tree, self.pool, False) if shape.takes_results else None
+        )
         self._launched: list[Any] = []
 
     # -- what it is made of ----------------------------------------------------------------------
@@ -143,14 +151,17 @@ class HybridServer:
             self._change(None if batch is None else [req.rid for req in batch.reqs])
             if batch is not None:
                 self._forward(batch)
-            self._settle()
-            if batch is not None:
+                self._settle()
                 self._launched = [
                     req for req in batch.reqs if req is not self.scheduler.chunked_req
                 ]
                 self._merge(batch)
-            elif self.running.reqs:
-                self._decode()
+            elif self._results is not None:
+                self._launch_and_settle(self._results)
+            else:
+                self._settle()
+                if self.running.reqs:
+                    self._decode()
         self.log.append(self.state())
         self.check_slots()
         if self.slot_kept is None and any(
@@ -173,7 +184,8 @@ class HybridServer:
             if held(req).mamba_pool_idx is not None:
                 owned.append(int(held(req).mamba_pool_idx))
             if held(req).mamba_ping_pong_track_buffer is not None:
-                owned += [int(slot) for slot in held(req).mamba_ping_pong_track_buffer]
+                # A lazy request's second buffer is -1 until it is needed.
+                owned += [int(n) for n in held(req).mamba_ping_pong_track_buffer if n >= 0]
         first = min(owned, default=0)
         if sorted(owned) != list(range(first, first + self.shape.slots)):
             raise Different(f"of {self.shape.slots} slots these are owned: {sorted(owned)}")
@@ -282,6 +294,33 @@ class HybridServer:
             self._token(req)
         self._filter()
 
+    def _launch_and_settle(self, results: Results) -> None:
+        """A decode, or a verify of drafts, that is launched before the last results are taken."""
+        if not self.running.check_decode_mem():
+            self._settle()
+            if not self.running.check_decode_mem():
+                self.retract()
+        step = launched(self.running, self.shape.drafts) if self.running.reqs else None
+        self._settle()
+        for req in step.batch.reqs if step else ():
+            if not req.finished():
+                self._take(req, step, results)
+        self._filter()
+
+    def _take(self, req: Any, step: Launched, results: Results) -> None:
+        """A request's part in the forward, and its result."""
+        drafts, grid = self.shape.drafts, 64
+        count = accepted(req, drafts)
+        start = len(_ids(req)) - 1
+        ids = [*_ids(req), *[5] * count]
+        self._goes_on(req, start, start + count, ids)
+        boundary = (start + count) // grid * grid
+        if self.shape.tracked and boundary > start:
+            self._states()[:, step.into[step.row[req.rid]]] = _told(ids[:boundary])
+        results.take(req, step, count, drafts)
+        if req.finished():
+            self.ended.append(req.rid)
+
     def _filter(self) -> None:
         before = len(self.running.reqs)
         self.running.filter_batch()
@@ -302,8 +341,8 @@ class HybridServer:
                 slot = int(batch.mamba_track_indices[row])
                 states[:, slot] = _told(_ids(req)[: held(req).mamba_last_track_seqlen])
 
-    def _goes_on(self, req: Any, start: int, end: int) -> None:
-        states, slot, ids = self._states(), int(held(req).mamba_pool_idx), _ids(req)
+    def _goes_on(self, req: Any, start: int, end: int, ids: Sequence[int] = ()) -> None:
+        states, slot, ids = self._states(), int(held(req).mamba_pool_idx), ids or _ids(req)
         state = float(states[0, slot].flatten()[0])
         if start and state != _told(ids[:start]):
             raise Different(f"{req.rid} goes on after {start} tokens with another state")
@@ -371,7 +410,7 @@ class HybridServer:
             max_running_requests=self.shape.rows,
             tp_worker=NoneByDefault(model_runner=runner),
             model_config=model_config(),
-            spec_algorithm=requests.speculation().NONE,
+            spec_algorithm=requests.speculation()["EAGLE" if self.shape.drafts else "NONE"],
             disaggregation_mode=importlib.import_module(
                 "sglang.srt.disaggregation.utils"
             ).DisaggregationMode.NULL,

@@ -152,4 +152,4 @@ def _ruled(verdict: Verdict, by_id: Mapping[str, Verdict], setup: Setup) -> tupl
         return verdict.word, verdict.reason
     needed = [by_id[each] for each in verdict.patch.requires]
     acting = [each.patch for each in needed if each.word == "applies"]
-    return ruling(verdict.patch, acting, setup) or (LIVE, "")
+    return ruling(verdict.patch.proven_in(verdict.variant), acting, setup) or (LIVE, "")

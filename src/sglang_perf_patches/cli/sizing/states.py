@@ -35,10 +35,7 @@ COSTS = {
         f"{_SKIPS}: the cached state of a running request may be evicted; then a later turn "
         "finds a shorter prefix"
     ),
-    "lazy": (
-        "extra_buffer_lazy: not for disaggregated servers; mamba.slot-exhaustion is gated, so a "
-        "server without a free slot can die"
-    ),
+    "lazy": "extra_buffer_lazy: not for disaggregated servers",
     "no_buffer": (
         "no_buffer: no overlap of scheduling and forward passes, page size 1, and states are "
         "cached only at the end of a prefill"

@@ -255,6 +255,7 @@ def request_pool(
     device: str = "cpu",
     tracked: bool = True,
     context: int = 4096,
+    lazy: bool = False,
 ) -> Any:
     """The release's pool of requests and states.
 
@@ -267,6 +268,7 @@ def request_pool(
         device: where it is.
         tracked: whether states are tracked in extra buffers.
         context: most tokens of a request.
+        lazy: whether a request gets its second buffer late.
     """
     utils = importlib.import_module("sglang.srt.configs.mamba_utils")
     params = utils.Mamba2CacheParams(
@@ -285,6 +287,7 @@ def request_pool(
         cache_params=params,
         mamba_layer_ids=layers,
         enable_mamba_extra_buffer=tracked,
+        enable_mamba_extra_buffer_lazy=lazy,
     )
 
 

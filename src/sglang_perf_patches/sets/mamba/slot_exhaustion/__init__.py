@@ -12,6 +12,9 @@ _POLICY = "sglang.srt.managers.schedule_policy"
 _ADDER = f"{_POLICY}:PrefillAdder"
 _SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
 _POOL = f"{_MEMORY}.memory_pool:HybridReqToTokenPool"
+_ASSEMBLER = f"{_MEMORY}.hybrid_cache.hybrid_pool_assembler"
+_NEWER = ("eagle", "draft-trees", "hierarchical-cache", "other-tracking")
+_JOBS = "tests/mamba/slots_jobs.py"
 _SLOTS = f"{_MEMORY}.allocator.mamba:MambaSlotAllocator"
 
 
@@ -26,6 +29,7 @@ def _variant(
     commit: str = "_commit_prefill_admission",
     radix: bool = False,
     depends: tuple[str, ...] = (),
+    loads: bool = False,
 ) -> Variant:
     """The releases from `first` to `last`.
 
@@ -39,6 +43,7 @@ def _variant(
         commit: the method of admission that commits itself.
         radix: whether stock makes a radix cache for these models alone.
         depends: what else these releases have.
+        loads: whether it was proven with states that come back from the host, and with drafts.
     """
     targets = of(_ADDER, "add_one_req", commit)
     relies = [
@@ -53,6 +58,13 @@ def _variant(
         targets += of(_RADIX, "cache_unfinished_req", "match_prefix")
         relies += of(_RADIX, "_match_post_processor", "evict", "evict_mamba")
         relies += of(_RADIX, "mamba_evictable_size", "inc_lock_ref", "dec_lock_ref")
+    if loads:
+        targets += of(_UNIFIED, "load_back")
+        relies += of(_UNIFIED, "init_load_back")
+        relies += of(
+            component, "prepare_load_back", "finalize_load_back", "build_hicache_transfers"
+        )
+        relies += (f"{_ASSEMBLER}:_evict_mamba_for_device_alloc",)
     if component:
         targets += of(component, "prepare_for_caching_req", match)
         relies += of(component, "cleanup_after_caching_req")
@@ -64,6 +76,7 @@ def _variant(
         targets=targets,
         depends=tuple(relies),
         awaits=(f"{_MEMORY}.memory_pool",),
+        not_with=() if loads else _NEWER,
     )
 
 
@@ -80,8 +93,13 @@ _GAVE = of(_STATES, "alloc", "free", "available_size", "fork_from")
 PATCH = Patch(
     id="mamba.slot-exhaustion",
     only_with=("states", "prefix-cache"),
-    # Not tested: priorities, and prefills mixed with decodes.
-    proven_with={**dict.fromkeys((*STATES, "tensor-parallel"), "verify"), **TEXT},
+    proven_with={
+        **dict.fromkeys((*STATES, "tensor-parallel"), "verify"),
+        **TEXT,
+        "eagle": f"{_JOBS}: with_drafts",
+        "other-tracking": f"{_JOBS}: with_late_buffers",
+        "hierarchical-cache": f"{_JOBS}: with_a_host",
+    },
     summary="a request waits if there is no slot for its state; stock's scheduler dies",
     worth=Worth(
         "b",
@@ -115,17 +133,20 @@ PATCH = Patch(
         ),
         _variant(
             *("0.5.17", "0.5.19", "install_in_moved_components"),
+            loads=True,
             component=_MOVED,
             commit=_BEFORE_COMMIT,
             depends=(*_GIVES, f"{_MOVED}._alloc_mamba_slot", _ALLOCATION),
         ),
         _variant(
             *("0.5.20", "0.5.21", "install_in_components"),
+            loads=True,
             component=_NEW,
             depends=(*_GIVES, f"{_NEW}._alloc_mamba_slot", _ALLOCATION),
         ),
         _variant(
             *("0.5.22", "0.5.23", "install_in_components"),
+            loads=True,
             component=_NEW,
             caching="checkpoint_into_tree",
             depends=(

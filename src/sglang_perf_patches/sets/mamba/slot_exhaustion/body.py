@@ -1,16 +1,18 @@
 """``mamba.slot-exhaustion``: if no slot for a state is left, requests wait and the scheduler lives.
 
-Stock takes slots at three places, and asserts at each that it got one. The prefix cache takes one
-to cache an unfinished request, and one for the copy of the state that a new request matched. The
-pool takes those of admitted requests (`HybridReqToTokenPool.alloc`). The first is optional work, so
-it is left out. For the other two, admission refuses a request whose slots are not there.
+Stock takes slots at four places, and asserts at each that it got one. The prefix cache takes one
+to cache an unfinished request, one for the copy of the state that a new request matched, and one
+for a state that comes back from the host. The pool takes those of admitted requests
+(`HybridReqToTokenPool.alloc`). The first is optional work, so it is left out. The third is as
+optional: without it the prefix is computed again. For the other two, admission refuses a request
+whose slots are not there.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -25,6 +27,7 @@ POOLS = "sglang.srt.mem_cache.memory_pool"
 TREES = "sglang.srt.mem_cache.base_prefix_cache"
 POLICY = "sglang.srt.managers.schedule_policy"
 ADDER = f"{POLICY}:PrefillAdder"
+UNIFIED = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
 COMPONENTS = {
     "old": "sglang.srt.mem_cache.unified_cache_components.mamba_component:MambaComponent",
     "moved": "sglang.srt.mem_cache.unified_cache.components.mamba_component:MambaComponent",
@@ -65,14 +68,14 @@ def install_in_moved_components(patching: Patching) -> None:
     """0.5.17 to 0.5.19: its components are in another package."""
     waiting = _requests_without_state(patching)
     _in_component(patching, waiting, COMPONENTS["moved"], "finalize_match_result_in_cache")
-    _in_admission(patching, waiting, "_req_inc_lock_ref")
+    _in_admission(patching, waiting, "_req_inc_lock_ref", loads=True)
 
 
 def install_in_components(patching: Patching) -> None:
     """From 0.5.20 on: admission is committed in one place."""
     waiting = _requests_without_state(patching)
     _in_component(patching, waiting, COMPONENTS["new"], "finalize_match_result_in_cache")
-    _in_admission(patching, waiting, "_commit_prefill_admission")
+    _in_admission(patching, waiting, "_commit_prefill_admission", loads=True)
 
 
 def _requests_without_state(patching: Patching) -> WeakSet[Any]:
@@ -168,6 +171,7 @@ def _matched(
     """Stock's match; if no slot is left for the copy of the state, the match without that copy."""
     if not params.cow_mamba:
         return match(params)
+    waiting.discard(params.req)  # one whose prefetch goes on is matched again before it is admitted
     try:
         return match(params)
     except AssertionError as error:
@@ -185,8 +189,28 @@ def _is_exhausted(error: AssertionError) -> bool:
 # -- admission -----------------------------------------------------------------------------------
 
 
+@dataclass
+class _Admission:
+    """Of a request that is being admitted.
+
+    Attributes:
+        adder: that admits it.
+        before: slots that could be had before stock locked the prefix that the request matched.
+        loaded: whether its state comes back from the host. Its slots were added up before that, and
+            from then on it must be admitted: the copy to its slot is queued.
+    """
+
+    adder: Any
+    before: int
+    loaded: bool = False
+
+
 def _in_admission(
-    patching: Patching, waiting: WeakSet[Any], commit: str, slots_stay: bool = False
+    patching: Patching,
+    waiting: WeakSet[Any],
+    commit: str,
+    slots_stay: bool = False,
+    loads: bool = False,
 ) -> None:
     """Refuse a request at the last point before stock admits it.
 
@@ -194,15 +218,20 @@ def _in_admission(
 
     `slots_stay`: whether stock's scheduler leaves a refused request the slot of its match. Then it
     is given back, because requests that were admitted before may need it.
+    `loads`: whether a state may come back from the host while a request is admitted.
     """
     answers = patching.module(POLICY).AddReqResult
     with_slots = patching.module(POOLS).HybridReqToTokenPool
     eviction = patching.module(TREES).EvictParams
+    admitting: list[_Admission] = []  # one at most
 
     def serves(adder: Any) -> bool:
         """MLX and caches without states have their own pools."""
         tree = adder.tree_cache
         if not tree.supports_mamba() or tree.disable:
+            return False
+        if getattr(tree, "buffer_pipeline", None) or getattr(tree, "enable_storage", False):
+            patching.gate("the hierarchical cache has a storage backend, which was not tested")
             return False
         return isinstance(tree.req_to_token_pool, with_slots)
 
@@ -210,6 +239,8 @@ def _in_admission(
         def add_one_req(
             self: Any, req: Any, has_chunked_req: bool, truncation_align_size: Any
         ) -> Any:
+            if loads and serves(self):
+                admitting[:] = [_Admission(self, obtainable(self.tree_cache))]
             try:
                 answer = inner(self, req, has_chunked_req, truncation_align_size)
                 # An admitted request is the last of the list; any other was refused.
@@ -221,6 +252,7 @@ def _in_admission(
                 _return_slot(self.tree_cache.req_to_token_pool, req)
             finally:
                 waiting.discard(req)
+                admitting.clear()
             # NO_TOKEN makes the scheduler mark its batch as full, until a running request ends.
             # With nothing running no request ends, and some releases would never try again.
             if self.can_run_list or (self.running_batch is not None and self.running_batch.reqs):
@@ -231,9 +263,14 @@ def _in_admission(
 
         return add_one_req
 
+    def lacks(adder: Any, req: Any) -> bool:
+        if not serves(adder) or (admitting and admitting[0].loaded):
+            return False
+        return _lacks_slots(adder, req, waiting)
+
     def locks(inner: Any) -> Any:
         def _req_inc_lock_ref(self: Any, req: Any) -> Any:
-            if serves(self) and _lacks_slots(self, req, waiting):
+            if lacks(self, req):
                 # These releases add the request to their lists just before they lock its node.
                 self.can_run_list.remove(req)
                 if self.new_chunked_req is req:
@@ -247,12 +284,27 @@ def _in_admission(
         def _commit_prefill_admission(
             self: Any, req: Any, admission: Any, mamba_gap_reserve: int
         ) -> Any:
-            if serves(self) and _lacks_slots(self, req, waiting):
+            if lacks(self, req):
                 raise _NoSlot
             return inner(self, req, admission, mamba_gap_reserve)
 
         return _commit_prefill_admission
 
+    def loads_back(inner: Any) -> Any:
+        def load_back(self: Any, node_id: Any, mem_quota: Any, req: Any) -> bool:
+            # Only a state takes slots. Whether one comes is known from the request's match.
+            if not (admitting and req is not None and req.mamba_host_hit_length):
+                return bool(inner(self, node_id, mem_quota, req))
+            if _lacks_slots_to_load(admitting[0], req):
+                patching.ran.seen = True
+                return False  # as stock's, where the cache finds no slot for it
+            admitting[0].loaded = bool(inner(self, node_id, mem_quota, req))
+            return admitting[0].loaded
+
+        return load_back
+
+    if loads:
+        patching.override(f"{UNIFIED}.load_back", loads_back)
     patching.override(f"{ADDER}.add_one_req", admits)
     makers = {"_req_inc_lock_ref": locks, "_commit_prefill_admission": commits}
     patching.override(f"{ADDER}.{commit}", makers[commit])
@@ -270,6 +322,22 @@ def _lacks_slots(adder: Any, req: Any, waiting: WeakSet[Any]) -> bool:
     return req in waiting or needed(pool, [*others, req]) > obtainable(tree)
 
 
+def _lacks_slots_to_load(admission: _Admission, req: Any) -> bool:
+    """Whether stock would die where a request's state comes back from the host.
+
+    It takes the request's slot first and asserts that it got one. Then it takes one for the cache,
+    and calls the load off if it gets none; but it asserts again when the batch gets its slots.
+    Once the state is there its node is locked instead of the one that the request matched.
+    """
+    tree = admission.adder.tree_cache
+    now = obtainable(tree)
+    own = _held(req).mamba_pool_idx is None
+    if now <= own:
+        return now < own
+    others = [each for each in admission.adder.can_run_list if each is not req]
+    return needed(tree.req_to_token_pool, [*others, req]) + 1 > admission.before
+
+
 def needed(pool: Any, reqs: Sequence[Any]) -> int:
     """Slots that the pool will take for requests in `HybridReqToTokenPool.alloc`.
 
@@ -279,9 +347,9 @@ def needed(pool: Any, reqs: Sequence[Any]) -> int:
     """
     tracked = 0
     if pool.enable_mamba_extra_buffer:
-        tracked = getattr(
-            pool, "mamba_initial_tracking_slots", pool.mamba_ping_pong_track_buffer_size
-        )
+        tracked = pool.mamba_ping_pong_track_buffer_size
+        if getattr(pool, "enable_mamba_extra_buffer_lazy", False):
+            tracked = 1  # the second one is taken when it is needed, and done without
     count = 0
     for req in reqs:
         held = _held(req)

@@ -1,0 +1,189 @@
+"""A hybrid model's Engines with few slots for states, under chats that come back: who lives.
+
+    python tests/benchmarks/mamba/few_slots.py OUT.json
+
+Boots stock and ``mamba.slot-exhaustion`` with the same few slots, MTP and the hierarchical cache,
+dummy weights of `gdn-24`: with states tracked in two buffers (10 slots, two requests at a time),
+and in a late one (16 slots, three requests, as sgl-project/sglang#34676 has it). Each boot is on
+the next GPU of GPUS ("0 1 2 3"). All get the same load at the same time: CLIENTS (12) chats of
+TURNS (8) turns, of which each adds 700 tokens and a reply of 96. Told are how many replies came
+within LOAD_S (60), and what the scheduler died of. A chat whose reply does not come has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(_HERE.parent / "rig"))
+
+import fleet  # noqa: E402
+from engine import Server, parsed, patches_here  # noqa: E402
+
+SHAPE = os.environ.get("SHAPE", "gdn-24")
+GPUS = os.environ.get("GPUS", "0 1 2 3").split()
+BOOT_S = float(os.environ.get("BOOT_S", "200"))
+LOAD_S = float(os.environ.get("LOAD_S", "60"))
+CLIENTS = int(os.environ.get("CLIENTS", "12"))
+TURNS = int(os.environ.get("TURNS", "8"))
+NEW, REPLY = 700, 96
+"""Tokens that a turn adds, and of a reply."""
+
+COMMON = [
+    *("context_length=16384", "mem_fraction_static=0.5", "max_total_tokens=60000"),
+    *("chunked_prefill_size=2048", "enable_hierarchical_cache=true", "hicache_size=16"),
+    *("cuda_graph_bs=[1,2,4]", "cuda_graph_max_bs=4", "disable_piecewise_cuda_graph=true"),
+    *("speculative_algorithm=NEXTN", "speculative_num_steps=3", "speculative_eagle_topk=1"),
+    *("speculative_num_draft_tokens=4", "enable_cache_report=true"),
+    *os.environ.get("OPTIONS", "").split(),
+]
+KINDS = {
+    "two-buffers": [
+        *("mamba_scheduler_strategy=extra_buffer", "max_mamba_cache_size=10"),
+        "max_running_requests=2",
+    ],
+    "late-buffer": [
+        *("mamba_scheduler_strategy=extra_buffer_lazy", "max_mamba_cache_size=16"),
+        "max_running_requests=3",
+    ],
+}
+
+
+class Boot(fleet.Boot):
+    """An Engine in a process of its own."""
+
+    script = __file__
+
+    def died_of(self) -> list[str]:
+        """What its scheduler's assertions said, and where."""
+        text = self._log.read_text(errors="replace")
+        errors = r"(?:AssertionError|RuntimeError): [^\n]{0,160}"
+        return re.findall(rf"{errors}|line \d+, in \w+", text)[-8:]
+
+    def begin(self, what: str) -> None:
+        """Have it do something, together with the others; `answer` waits for it."""
+        assert self._process.stdin is not None
+        self.rest(False)
+        self._process.stdin.write((json.dumps([what]) + "\n").encode())
+        self._process.stdin.flush()
+
+
+def plans() -> list[dict[str, Any]]:
+    """Of all boots."""
+    boots = []
+    for kind, own in KINDS.items():
+        for side in ("stock", "patched"):
+            gpu = GPUS[len(boots) % len(GPUS)]
+            boots.append(
+                {
+                    "name": f"{side}-{kind}",
+                    "group": "",
+                    "options": [*COMMON, *own],
+                    "env": {"CUDA_VISIBLE_DEVICES": gpu},
+                    **({"patches": "mamba.slot-exhaustion"} if side == "patched" else {}),
+                }
+            )
+    return boots
+
+
+def main(out: Path) -> None:
+    """Boot, have all serve the load at once, and write what came of it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no Engine stays behind
+    began = time.monotonic()
+    folder = out.parent / f"{out.stem}-logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    boots = [Boot(plan, folder) for plan in plans()]
+    found: dict[str, Any] = {}
+    try:
+        up = fleet.booted(boots, began + BOOT_S)
+        for boot in up:
+            boot.begin("serve")
+        until = time.monotonic() + LOAD_S + 30
+        for boot in boots:
+            served = boot.answer(max(1.0, until - time.monotonic())) if boot in up else None
+            found[boot.name] = {"served": served, "died of": boot.died_of(), **boot.found}
+            print(boot.name, json.dumps(served), boot.died_of(), flush=True)
+            out.write_text(json.dumps(found, indent=1) + "\n")
+    finally:
+        for boot in boots:
+            boot.kill()
+
+
+class Seat:
+    """One Engine, in this process, which serves chats."""
+
+    def __init__(self, plan: Mapping[str, Any]) -> None:
+        """Boot it, and have kernels compile."""
+        options, model = parsed(plan["options"])
+        self.server = Server(SHAPE, options, model)
+        self.server.generate(self.server.prompts(1, NEW), 8)
+        self.server.flush()
+        self._done: list[int] = []
+        self._host = 0
+
+    def serve(self) -> dict[str, Any]:
+        """All chats at once, for LOAD_S at most."""
+        self.server.seed("chats")
+        asked = [self.server.prompts(TURNS, NEW) for _ in range(CLIENTS)]
+        began = time.monotonic()
+
+        async def chat(number: int) -> None:
+            ids: list[int] = []
+            for new in asked[number]:
+                ids += new
+                reply = await self.server.engine.async_generate(
+                    input_ids=list(ids),
+                    sampling_params={"temperature": 0, "max_new_tokens": REPLY, "ignore_eos": True},
+                )
+                got = list(reply["output_ids"])
+                if len(got) < REPLY:
+                    return
+                ids += got
+                self._done.append(number)
+                where = reply["meta_info"].get("cached_tokens_details") or {}
+                self._host += bool(where.get("host"))
+
+        async def chats() -> None:
+            all_of_them = asyncio.gather(*map(chat, range(CLIENTS)), return_exceptions=True)
+            await asyncio.wait_for(all_of_them, LOAD_S)
+
+        error = ""
+        try:
+            self.server.engine.loop.run_until_complete(chats())
+        except Exception as failed:
+            error = f"{type(failed).__name__}: {failed}"
+        return {
+            "replies": len(self._done),
+            "of": CLIENTS * TURNS,
+            "with a prefix from the host": self._host,
+            "seconds": round(time.monotonic() - began, 1),
+            "error": error[:300],
+            "patches": patches_here(),
+        }
+
+
+def seat(replies: str, plan: Mapping[str, Any]) -> None:
+    """Boot one Engine, then answer until standard input ends."""
+
+    def boot() -> tuple[Server, dict[str, Any], fleet.Does]:
+        mine = Seat(plan)
+        return mine.server, {"patches": patches_here()}, {"serve": mine.serve}
+
+    fleet.answer_until_end(replies, boot)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if sys.argv[1] == "seat":
+        seat(sys.argv[2], json.loads(sys.argv[3]))
+    else:
+        main(Path(sys.argv[1]))

@@ -302,9 +302,10 @@ class HybridServer:
                 self.retract()
         step = launched(self.running, self.shape.drafts) if self.running.reqs else None
         self._settle()
-        for req in step.batch.reqs if step else ():
-            if not req.finished():
-                self._take(req, step, results)
+        if step is not None:
+            for req in step.batch.reqs:
+                if not req.finished():
+                    self._take(req, step, results)
         self._filter()
 
     def _take(self, req: Any, step: Launched, results: Results) -> None:

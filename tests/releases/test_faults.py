@@ -120,6 +120,9 @@ EXAMPLES = {
     "mlx-max-running": Example("0.5.16", "plain --max-running-requests 4", "plain", gpu=MLX),
     "mlx-buffer-end": Example("0.5.14", "plain", ON_A_GPU, gpu=MLX),
     "mlx-windows": Example("0.5.17", "gemma", "plain", gpu=MLX),
+    "mlx-hybrid-defaults": Example(
+        NEWEST, "next", "next --disable-radix-cache", gpu=MLX, refused=True
+    ),
     "mlx-hybrids": Example(
         "0.5.17",
         "next --mamba-radix-cache-strategy no_buffer --disable-overlap-schedule",
@@ -230,10 +233,3 @@ def test_commands_that_people_run_on_old_releases_are_warned(
     answers = answered(release, given)
     found = {name: set(answer["faults"]) for name, answer in zip(expected, answers, strict=True)}
     assert found == expected
-
-
-def test_hybrids_on_mlx_are_refused_with_the_reason(tmp_path: Path) -> None:
-    (answer,) = asked(NEWEST, tmp_path, [("next", MLX)])
-    known = faults.of_message(NEWEST, answer["failed"])
-    assert known is not None
-    assert known.name == "mlx-hybrids"

@@ -281,10 +281,19 @@ FAULTS = (
         on="mlx windows",
     ),
     Fault(
+        name="mlx-hybrid-defaults",
+        symptom="MLX refuses a hybrid model (Qwen3.5, Qwen3-Next) with default arguments: "
+        "`extra_buffer needs CUDA/MUSA/NPU`, from 0.5.22 on `extra_buffer requires platform "
+        "support`",
+        releases="0.5.17 … 0.5.23",
+        threads=(32449,),
+        on="mlx states prefix-cache tracked-states|other-tracking",
+        help="`--disable-radix-cache`",
+    ),
+    Fault(
         name="mlx-hybrids",
-        symptom="MLX dies with a hybrid model (Qwen3.5, Qwen3-Next) and the radix cache: at the "
-        "arguments (`extra_buffer requires platform support`) or at the first request "
-        "(`mamba_checkpoint_grid`)",
+        symptom="MLX dies at the first request to a hybrid model with the radix cache: from 0.5.17 "
+        "on `has no attribute 'mamba_checkpoint_grid'`",
         releases="0.5.14 … 0.5.23",
         threads=(32449, 39238, 29490),
         on="mlx states prefix-cache",

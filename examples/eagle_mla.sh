@@ -1,11 +1,12 @@
 #!/bin/sh
 # Speculative decoding on Hopper GPUs with FlashAttention 3. Live in it, as `sglang-perf-patches doctor --
 # COMMAND` says for DeepSeek-V3 on 0.5.23: mla.page-table-bound, which prevents a crash near the context
-# limit, and mla.draft-metadata, which acts only with another attention backend.
+# limit, and mla.draft-metadata, which acts only with another attention backend. Both are live with
+# --dp 8 --enable-dp-attention too.
 #
-# STRICT: the server exits with 1 if a patch of the set is not live in it. With --enable-dp-attention both
-# are gated, so this script then fails while the server boots, with a line that names the feature. Pin
-# sglang's version: a patch may not know a newer one, and then the server does not start either.
+# STRICT: the server exits with 1 if a patch of the set is gated or refused. With --enable-mixed-chunk, for
+# example, both are gated, so this script then fails while the server boots, with a line that names the
+# flag. Pin sglang's version: a patch may not know a newer one, and then the server does not start either.
 #
 #   examples/eagle_mla.sh --model-path MODEL --speculative-draft-model-path DRAFT
 set -eu

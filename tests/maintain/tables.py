@@ -23,7 +23,7 @@ from sglang_perf_patches.model.patch import PatchSet, by_id
 from tests.benchmarks import gains
 from tests.benchmarks.gains import Gain
 
-from . import ROOT, fingerprints, pages, symptoms, tested, upstream
+from . import ROOT, badges, fingerprints, pages, symptoms, tested, upstream
 
 PATCHES = "src/sglang_perf_patches/pages/patches.md"
 """The page that ``sglang-perf-patches help patches`` prints."""
@@ -112,6 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text, "releases", release_table(patch_sets, words, measured)
         ),
         gains.CHART: lambda _: gains.chart(measured),
+        badges.PICTURE: lambda _: badges.picture(ROOT),
         gains.PAGE: lambda _: gains.page(measured, page_of),
         "tests/releases/verdicts.md": lambda _: verdict_page(patch_sets, words),
         tested.PAGE: lambda _: tested.page(ROOT, patch_sets, words),

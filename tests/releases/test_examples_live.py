@@ -28,7 +28,8 @@ SERVERS = {
     "compose.yaml": ("gpt-oss-20b", ""),
     "pd_decode_swa.sh": ("gpt-oss-20b", ""),
     "eagle_mla.sh": ("deepseek-v3", "--tp 8"),
-    "eagle_mla.sh with DP attention": ("deepseek-v3", "--tp 8 --dp 8 --enable-dp-attention"),
+    "eagle_mla.sh and DP attention": ("deepseek-v3", "--tp 8 --dp 8 --enable-dp-attention"),
+    "eagle_mla.sh with mixed chunks": ("deepseek-v3", "--tp 8 --enable-mixed-chunk"),
 }
 """Example → its model, and the flags that its reader adds."""
 
@@ -50,7 +51,11 @@ def flags_of(example: str) -> list[str]:
 
 
 def live_in_readme(example: str) -> set[str]:
-    (line,) = (line for line in text_of("README.md").splitlines() if f"[`{example}`]" in line)
+    (line,) = (
+        line
+        for line in text_of("README.md").splitlines()
+        if f"[`{example.partition(' ')[0]}`]" in line
+    )
     return set(re.findall(r"`([a-z]+\.[a-z0-9-]+)`", line.rpartition(" | ")[2]))
 
 

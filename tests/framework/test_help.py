@@ -35,11 +35,13 @@ if x:
 """
 SHOWN = """A TITLE
 
-  a
-      what it is
+  `a`
+      meaning: what it
+      is
   b
-      two words; and
-      more
+      meaning: two
+      words
+      more: and more
 
 One paragraph with
 `code` and a link.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _COMMENT = re.compile(r"^<!-- .*? -->\n?", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
@@ -16,10 +16,15 @@ def plain(text: str) -> str:
     return _words(text).replace("`", "")
 
 
-def rows(text: str) -> tuple[tuple[str, ...], ...]:
-    """The rows of a table, without the line below the heading; empty without a table."""
+def rows(text: str, words: Callable[[str], str] = plain) -> tuple[tuple[str, ...], ...]:
+    """The rows of a table, without the line below the heading; empty without a table.
+
+    Args:
+        text: Markdown.
+        words: what becomes of a cell.
+    """
     cells = [
-        tuple(plain(cell.strip()) for cell in line.strip().strip("|").split(" | "))
+        tuple(words(cell.strip()) for cell in line.strip().strip("|").split(" | "))
         for line in text.splitlines()
         if line.startswith("|")
     ]
@@ -43,9 +48,12 @@ def _lines(block: str, columns: int) -> Iterator[str]:
         if rest:
             yield from _lines(rest, columns)
     elif block.startswith("|"):
-        for first, *others in rows(block)[1:]:
+        (_, *heads), *lines = rows(block, _words)
+        for first, *others in lines:
             yield from _filled(first, columns, "  ", "    ")
-            yield from _filled("; ".join(filter(None, others)), columns, "      ", "      ")
+            for head, cell in zip(heads, others, strict=True):
+                label = f"{head}: " if len(heads) > 1 and cell else ""
+                yield from _filled(label + cell, columns, "      ", "      ")
     elif block.startswith("- "):
         for item in _BULLET.split(block)[1:]:
             yield from _filled(_words(item.removeprefix("- ")), columns, "  - ", "    ")

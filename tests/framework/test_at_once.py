@@ -149,7 +149,7 @@ def test_a_call_that_has_begun_ends_with_what_it_began_with(throwaway: Throwaway
         + """
 ours.deactivate()
 state = engine.report().of("one.parts")
-assert state.state == "live" and "until no thread is in a call of it" in state.reason, state
+assert state.state == "live" and "until no thread is inside it" in state.reason, state
 assert engine.report().of("two.call").state == "off"
 assert a.helper(0) == 1000                  # on, whole
 go_on.set()
@@ -162,7 +162,7 @@ while engine.report() is not None:          # the tick does it
 assert a.helper(0) == 0 and a.Worker().step(1) == 2
 """
     )
-    assert "deactivate() waits: one.parts until no thread is in a call of it" in done.stderr
+    assert "deactivate() waits: one.parts until no thread is inside it" in done.stderr
 
 
 def test_taken_off_from_inside_of_its_own_call(throwaway: Throwaway) -> None:

@@ -48,7 +48,7 @@ ours.deactivate()
 assert a.Worker().step(1) == 102 and a.helper(1) == 1       # the other one holds nothing
 state = engine.report().of("one.holds")
 assert (state.state, state.reason) == (
-    "live", "to be taken off: waits until the last copy is made"
+    "live", "to be removed: waits until the last copy is made"
 ), state
 assert ours.activate("all").of("one.holds").state == "live"  # of the one that is being left
 held.clear()

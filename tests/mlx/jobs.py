@@ -1138,7 +1138,7 @@ def together() -> dict[str, Any]:
 
 
 def leaving() -> dict[str, Any]:
-    """What patches do that are to be taken off while they hold something."""
+    """What patches do that are to be removed while they hold something."""
     installed_release()
     import leaving as plays
 

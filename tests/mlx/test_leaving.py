@@ -18,7 +18,7 @@ def test_a_postponed_write_is_waited_for(found: Found, release: str) -> None:
     of = found(release, "leaving")["postponed"]
     (asked,) = of["asked"]
     assert asked == (
-        "mlx.pool-write to be taken off: waits until what a prefill has computed is in the pool"
+        "mlx.pool-write to be removed: waits until what a prefill has computed is in the pool"
     )
     assert of["afterwards"] == ""
     assert of["mlx.pool-write"] == of["none"]
@@ -28,7 +28,7 @@ def test_a_postponed_write_is_waited_for(found: Found, release: str) -> None:
 def test_running_requests_are_waited_for(found: Found, release: str) -> None:
     of = found(release, "leaving")["running"]
     # mlx.kv-arena needs mlx.pool-write, which stays with it.
-    waits = "mlx.kv-arena to be taken off: waits until no request's "
+    waits = "mlx.kv-arena to be removed: waits until no request's "
     assert waits in of["mlx.kv-arena"]["asked"]
     assert of["mlx.kv-arena"]["afterwards"] == ""
     assert of["mlx.kv-arena"]["played"] == of["none"]["played"]

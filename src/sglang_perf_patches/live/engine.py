@@ -55,7 +55,10 @@ def activate_now(
             try:
                 observer.keep(report, look_again, activation)
             except Exception:
-                logger.warning("sglang-perf-patches: nothing is recorded", exc_info=True)
+                logger.warning(
+                    "sglang-perf-patches: `status` will not show this process",
+                    exc_info=True,
+                )
     return activation.report()
 
 

@@ -146,7 +146,7 @@ class Entry:
             return
         if not is_shown:
             member.forget()
-            reason = "a thread is in a call that it would change"
+            reason = "a thread is inside the code that it would change"
             self._notices.set_status(member, "pending", reason)
         elif member.gate:
             self._notices.set_status(member, "gated", member.gate)

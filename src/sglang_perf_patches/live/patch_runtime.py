@@ -245,7 +245,7 @@ def why_it_stays(members: Iterable[PatchRuntime]) -> str:
     waits = next(filter(None, (member.waits_for() for member in members)), "")
     if not waits and not has_gil() and not is_alone():
         return "no other thread runs, as this Python has no GIL"
-    return waits or "no thread is in a call of it"
+    return waits or "no thread is inside it"
 
 
 class Notices:

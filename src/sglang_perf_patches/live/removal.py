@@ -62,7 +62,7 @@ class Removal:
                 if member.end is not None:
                     state, reason = member.end
                     why = reason and f" ({state}: {reason})"
-                    waits = f"to be taken off{why}: waits until {why_it_stays(group)}"
+                    waits = f"to be removed{why}: waits until {why_it_stays(group)}"
                     self._notices.set_status(member, "live", waits)
 
     def waits_for(self) -> str:

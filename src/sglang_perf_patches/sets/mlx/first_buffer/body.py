@@ -34,7 +34,7 @@ def refuse_cudnn(core: Any) -> None:
     """
     if attends_by_cudnn(core):
         raise Gated(
-            "cuDNN's attention gives other bits in a smaller buffer; "
+            "cuDNN's attention rounds differently in a smaller buffer; "
             f"with {CUDNN_ATTENTION}=0 this patch runs"
         )
 

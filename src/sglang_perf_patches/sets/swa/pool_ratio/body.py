@@ -87,9 +87,9 @@ def unserved(configurator: Any, runner: Any) -> str | None:
     if getattr(configurator, "_enable_unified_memory", False):
         return "both pools share one memory"
     if configurator._swa_full_tokens_ratio != sizes.STOCK_RATIO:
-        return "the ratio is the operator's or the model's own"
+        return "the operator or the model sets the ratio"
     if setting(runner, "_swa_full_tokens_ratio_explicitly_set"):
-        return "the operator gave --swa-full-tokens-ratio"
+        return "--swa-full-tokens-ratio is set"
     if not setting(runner, "max_running_requests"):
         return "--max-running-requests is not given"
     if not runner.sliding_window_size or runner.sliding_window_size < 0:

@@ -75,11 +75,11 @@ def unserved(model: Any, layers: Sequence[int] | None, context: Any) -> str | No
     if layers is None:
         return f"{model.hf_config.architectures[0]} has the pools that stock gives it"
     if not getattr(model.hf_text_config, "sliding_window", None) or len({*layers}) < 2:
-        return "not both kinds of layers: the model has no sliding window, or nothing else"
+        return "not both kinds of layers: no layer has a sliding window, or every layer has one"
     if context.get_server_args().disable_hybrid_swa_memory:
-        return "the operator gave --disable-hybrid-swa-memory"
+        return "--disable-hybrid-swa-memory is set"
     if model.is_multimodal:
-        return "the model takes images, whose tokens see what follows them"
+        return "the model takes images, and image tokens attend to later tokens"
     if not model.is_generation or getattr(
         model.hf_text_config, "use_bidirectional_attention", False
     ):
@@ -88,7 +88,7 @@ def unserved(model: Any, layers: Sequence[int] | None, context: Any) -> str | No
     if len(backends) > 1:
         return "prefill and decode have different attention backends"
     if not backends <= {*BACKENDS}:
-        return f"not proven with the attention backend {backends.pop()}: {', '.join(BACKENDS)} are"
+        return f"attention was tested only on {', '.join(BACKENDS)}, not on {backends.pop()}"
     return None
 
 

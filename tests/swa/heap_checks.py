@@ -6,6 +6,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
 from typing import Any
 from unittest import mock
@@ -16,6 +17,10 @@ from hypothesis import strategies as st
 import sglang_perf_patches
 from sglang_perf_patches.sets.swa.eviction_heap.leaves import SLACK, Leaves, Walk
 from sglang_perf_patches.verify.comparing import live
+from sglang_perf_patches.verify.stock import publish_server as publish
+from tests.proof.mamba.exhaustion import ACTIONS, act, submit
+from tests.proof.mamba.host_states import drawn_shape
+from tests.proof.mamba.hosted_server import HostedServer
 from tests.proof.swa import evictions
 from tests.proof.swa.prefix_trees import POLICIES, Ask, PrefixTree, prepare
 
@@ -55,6 +60,41 @@ def full_caches(episodes: int) -> int:
     with live(PATCH):
         each()
     return evicted
+
+
+def a_tree_with_a_host(policy: str, episodes: int) -> int:
+    """Servers of a hybrid model with the hierarchical cache: how many leaves the device evicts.
+
+    Raises:
+        AssertionError: stock evicts other leaves, or requests find other prefixes.
+    """
+    publish()  # no patch may be on when a proof begins, and the last server had a host's cache
+
+    def told(seed: int) -> tuple[list[list[int]], Any]:
+        random = Random(seed)
+        server = HostedServer(replace(drawn_shape(random), policy=policy, tokens=64 * 24))
+        evicted: list[list[int]] = []
+        stock = server.tree._evict_device_leaf
+
+        def evict(node: Any, tracker: Any) -> Any:
+            value = server.tree.tree_core.node_by_id(node).component_data[FULL].value
+            evicted.append(value.tolist())
+            return stock(node, tracker)
+
+        server.tree._evict_device_leaf = evict
+        for _ in range(ACTIONS):
+            submit(server, random)
+            act(server, random)
+        server.drain()
+        server.check_drained()
+        return evicted, server.found
+
+    expected = [told(seed) for seed in range(episodes)]
+    with live(PATCH):
+        assert [told(seed) for seed in range(episodes)] == expected
+    hosted = sum(host > 0 for _, found in expected for _, host in found.values())
+    assert hosted, "nothing is loaded back"
+    return sum(len(evicted) for evicted, _ in expected)
 
 
 def what_is_not_served_is_stocks() -> None:
@@ -263,6 +303,7 @@ CHECKS: dict[str, Callable[..., Any]] = {
     check.__name__: check
     for check in (
         full_caches,
+        a_tree_with_a_host,
         what_is_not_served_is_stocks,
         memory_is_bounded,
         a_walk_outlives_the_patch,

@@ -103,6 +103,9 @@ def plan_of_caches(release: str, episodes: int, whole: bool = True) -> Plan:
     jobs: Plan = [("caches: select", "select", {"text": "none"})]
     jobs += [(f"caches: {name}", name, {}) for name in CACHES]
     jobs.append(("caches: play", "full_caches", {"episodes": 4 * episodes}))
+    for policy in ("write_through", "write_back"):
+        given = {"policy": policy, "episodes": 2}
+        jobs.append((f"caches: host, {policy}", "a_tree_with_a_host", given))
     for how in BROKEN_HEAPS if whole and release in HEAPS else ():
         given = {"how": how, "episodes": 40}
         jobs.append((f"broken: heap, {how}", "broken_heap", given))

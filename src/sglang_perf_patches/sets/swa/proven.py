@@ -32,6 +32,7 @@ RANKS = {"pipeline": _EPISODES, "dp-attention": _EPISODES}
 """Tails are allocated by each rank for itself, from its own pools."""
 IDLE_RANKS = {"dp-attention": "tests/swa/checks.py: an_idle_rank_is_served"}
 _CACHES = "tests/swa/heap_checks.py: full_caches"
+_HOSTED = "tests/swa/heap_checks.py: a_tree_with_a_host"
 PREFIXES = {
     **BESIDE,
     "eagle": "verify",
@@ -40,6 +41,7 @@ PREFIXES = {
     "mixed-chunks": "verify",
     **dict.fromkeys(("dp-attention", "multimodal", "prefill-server", "no-window-pool"), "verify"),
     **dict.fromkeys(("pages", "draft-trees", "tracked-states"), _CACHES),
+    "hierarchical-cache": _HOSTED,
 }
 """A prefix cache, which knows no more of a server than its pools, pages, keys and priorities."""
 POOLED = {

@@ -215,6 +215,11 @@ def with_late_buffers(count: int, first: int = 0) -> Any:
     return dict(exhaustion.alike(range(first, first + count), draw=exhaustion.late))
 
 
+def with_transfers(count: int, first: int = 0) -> Any:
+    """The same on prefill servers."""
+    return dict(exhaustion.alike(range(first, first + count), draw=exhaustion.sending))
+
+
 def with_a_host(count: int, first: int = 0) -> Any:
     """The same with the hierarchical cache, whose copies take their time, and with drafts too."""
     return dict(exhaustion.alike(range(first, first + count), draw=exhaustion.hosted))

@@ -18,8 +18,8 @@ Found = Callable[..., Any]
 RELEASES = newest_of_each_group("mamba")
 EACH = pytest.mark.parametrize("release", RELEASES)
 HOSTED = tuple(each for each in RELEASES if not before(each, "0.5.17"))
-OTHERS = ("with_drafts", "with_late_buffers", "with_a_host")
-"""Episodes of servers with drafts, lazy tracking and the hierarchical cache."""
+OTHERS = ("with_drafts", "with_late_buffers", "with_a_host", "with_transfers")
+"""Episodes with drafts, lazy tracking, the hierarchical cache, and of prefill servers."""
 ALONE = {"mamba.slot-exhaustion", "mamba.host-states"}
 """The patch itself, and one that goes live on servers where this one is gated."""
 ASSERTED = {

@@ -70,13 +70,19 @@ def drafting(random: Random) -> Shape:
     """The same with drafts, whichever way states are tracked."""
     drawn = shape(random)
     lazy = drawn.tracked and random.random() < 0.5
-    return replace(drawn, drafts=random.randint(2, 6), lazy=lazy)
+    branches = random.choice((1, 1, 2))
+    return replace(drawn, drafts=random.randint(2, 6), lazy=lazy, branches=branches)
 
 
 def late(random: Random) -> Shape:
     """The same with states that are tracked in a second buffer when it is needed."""
     drawn = shape(random)
     return replace(drawn, tracked=True, lazy=True, slots=max(drawn.slots, 3))
+
+
+def sending(random: Random) -> Shape:
+    """The same as a prefill server, whose requests hold their slots until their KV was sent."""
+    return replace(shape(random), transfer=random.choice((1, 3, 10)))
 
 
 def hosted(random: Random) -> Shape:

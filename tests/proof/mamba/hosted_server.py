@@ -77,7 +77,7 @@ class HostedServer(HybridServer):
             hicache_size=shape.gigabytes,
             hicache_write_policy=shape.policy,
             hicache_mem_layout="page_first",
-            **shape.speculation,
+            **shape.more_arguments,
             **({"mamba_track_interval": 64} if shape.takes_results else {}),
             **dict(shape.more),
         )

@@ -35,6 +35,9 @@ class Shape:
         context: most tokens of a request.
         lazy: whether a tracked request gets its second buffer only where it reaches a boundary.
         drafts: most tokens that a verify accepts; 0 without speculation.
+        branches: drafts that branch from a token.
+        transfer: rounds until a prefill server's KV was sent, while the request holds its slots; 0
+            for a server that decodes.
     """
 
     tree: str
@@ -47,6 +50,8 @@ class Shape:
     context: int = 4096
     lazy: bool = False
     drafts: int = 0
+    branches: int = 1
+    transfer: int = 0
 
     @property
     def strategy(self) -> str:
@@ -54,14 +59,16 @@ class Shape:
         return f"extra_buffer{'_lazy' * self.lazy}" if self.tracked else "no_buffer"
 
     @property
-    def speculation(self) -> dict[str, Any]:
-        """The arguments of a server that drafts; none of one that does not."""
+    def more_arguments(self) -> dict[str, Any]:
+        """What a server that drafts, or only prefills, is started with besides."""
+        if self.transfer:
+            return {"disaggregation_mode": "prefill"}
         if not self.drafts:
             return {}
         return {
             "speculative_algorithm": "EAGLE",
             "speculative_num_steps": self.drafts - 1,
-            "speculative_eagle_topk": 1,
+            "speculative_eagle_topk": self.branches,
             "speculative_num_draft_tokens": self.drafts,
         }
 
@@ -137,7 +144,7 @@ _PUBLISHED: dict[str, Any] = {}
 
 def arguments(shape: Shape) -> Any:
     """The release's own ServerArgs, published as a scheduler publishes it."""
-    asked = (shape.strategy, shape.drafts)
+    asked = (shape.strategy, shape.more_arguments)
     if _PUBLISHED.get("asked") != asked:
         server_args = publish(
             shape.page,
@@ -145,7 +152,7 @@ def arguments(shape: Shape) -> Any:
             64,
             chunked_prefill_size=shape.chunk,
             device="cpu",
-            **shape.speculation,
+            **shape.more_arguments,
             **({"mamba_track_interval": 64} if shape.takes_results else {}),
         )
         _PUBLISHED.update(asked=asked, server_args=server_args)

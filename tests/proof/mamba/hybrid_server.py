@@ -74,6 +74,7 @@ class HybridServer:
             Results(model_config(), self.tree, self.pool, False) if shape.takes_results else None
         )
         self._launched: list[Any] = []
+        self._sent: list[tuple[int, Any]] = []  # when each request's KV is sent
 
     # -- what it is made of ----------------------------------------------------------------------
 
@@ -144,6 +145,8 @@ class HybridServer:
                 none.
         """
         began = len(self.log)
+        if self.shape.transfer:  # as in each round of a prefill server
+            self.running.batch_is_full = False
         with _Unpinned():
             if not self.shape.overlap:
                 self._settle()
@@ -155,7 +158,8 @@ class HybridServer:
                 self._launched = [
                     req for req in batch.reqs if req is not self.scheduler.chunked_req
                 ]
-                self._merge(batch)
+                if not self.shape.transfer:
+                    self._merge(batch)
             elif self._results is not None:
                 self._launch_and_settle(self._results)
             else:
@@ -178,7 +182,8 @@ class HybridServer:
         chunked = self.scheduler.chunked_req
         owned = [int(slot) for slot in self.slots.free_slots]
         owned += [int(slot) for slot in self.tree.all_mamba_values_flatten()]
-        for req in {*self.waiting, *self.running.reqs, *([chunked] if chunked else [])}:
+        sent = [*self._launched, *(req for _, req in self._sent)]
+        for req in {*self.waiting, *self.running.reqs, *sent, *([chunked] if chunked else [])}:
             if req.finished():
                 continue
             if held(req).mamba_pool_idx is not None:
@@ -214,7 +219,8 @@ class HybridServer:
 
     def is_idle(self) -> bool:
         """Whether no request is anywhere."""
-        return not (self.waiting or self.running.reqs or self.scheduler.chunked_req)
+        sending = self._sent or (self.shape.transfer and self._launched)
+        return not (self.waiting or self.running.reqs or sending or self.scheduler.chunked_req)
 
     def check_drained(self) -> None:
         """See that all is the tree's, that nothing of it is locked, and that all can be had.
@@ -262,10 +268,15 @@ class HybridServer:
     def _settle(self) -> None:
         """Take the results of the last prefill: a token each, and the cache."""
         launched, self._launched = self._launched, []
+        for due, req in [each for each in self._sent if each[0] <= len(self.log)]:
+            self._sent.remove((due, req))
+            self._end(req)
         for req in launched:
             self._token(req)
             if not req.finished():
                 self._cache(req)
+                if self.shape.transfer:
+                    self._sent.append((len(self.log) + 2 * self.shape.transfer, req))
         self._filter()
 
     def _merge(self, batch: Any) -> None:
@@ -355,9 +366,12 @@ class HybridServer:
     def _token(self, req: Any) -> None:
         req.output_ids.append(5)
         if len(req.output_ids) >= req.sampling_params.max_new_tokens:
-            req.finished_reason = self._batches.FINISH_LENGTH(len(req.output_ids))
-            requests.release(req, self.tree, keep=True)
-            self.ended.append(req.rid)
+            self._end(req)
+
+    def _end(self, req: Any) -> None:
+        req.finished_reason = self._batches.FINISH_LENGTH(len(req.output_ids))
+        requests.release(req, self.tree, keep=True)
+        self.ended.append(req.rid)
 
     def _cache(self, req: Any, chunked: bool = False) -> None:
         common = importlib.import_module(f"{MEMORY}.common")
@@ -386,8 +400,13 @@ class HybridServer:
                     raise AttributeError(name)
                 return None
 
-            def get_num_allocatable_reqs(self, running: int, *_: Any, **__: Any) -> int:
-                return int(self.max_running_requests) - running
+            def get_num_allocatable_reqs(
+                self, running: int, *_: Any, num_held_rows: int = 0, **__: Any
+            ) -> int:
+                most = int(self.max_running_requests) - running
+                if self.disaggregation_mode.name == "PREFILL":  # those whose KV is sent hold rows
+                    most = min(most, self.req_to_token_pool.available_size() + num_held_rows)
+                return most
 
         runner = NoneByDefault(attn_backend=SimpleNamespace(extend_attention_block_m=64))
         return Scheduler(
@@ -414,7 +433,7 @@ class HybridServer:
             spec_algorithm=requests.speculation()["EAGLE" if self.shape.drafts else "NONE"],
             disaggregation_mode=importlib.import_module(
                 "sglang.srt.disaggregation.utils"
-            ).DisaggregationMode.NULL,
+            ).DisaggregationMode["PREFILL" if self.shape.transfer else "NULL"],
             load_inquirer=SimpleNamespace(_get_num_pending_tokens=lambda **_: 0),
             enable_overlap=False,
             device="cpu",

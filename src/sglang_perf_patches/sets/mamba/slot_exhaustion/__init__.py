@@ -13,7 +13,12 @@ _ADDER = f"{_POLICY}:PrefillAdder"
 _SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
 _POOL = f"{_MEMORY}.memory_pool:HybridReqToTokenPool"
 _ASSEMBLER = f"{_MEMORY}.hybrid_cache.hybrid_pool_assembler"
-_NEWER = ("eagle", "draft-trees", "hierarchical-cache", "other-tracking")
+_ELSEWHERE = (
+    *("tensor-parallel", "expert-parallel", "dp-attention", "lora", "deterministic"),
+    *("forward-metrics", "returned-insides", "compiled"),
+)
+"""Each rank admits by its own lists and slots, which none of these change."""
+_NEWER = ("eagle", "draft-trees", "hierarchical-cache", "other-tracking", "prefill-server")
 _JOBS = "tests/mamba/slots_jobs.py"
 _SLOTS = f"{_MEMORY}.allocator.mamba:MambaSlotAllocator"
 
@@ -94,11 +99,13 @@ PATCH = Patch(
     id="mamba.slot-exhaustion",
     only_with=("states", "prefix-cache"),
     proven_with={
-        **dict.fromkeys((*STATES, "tensor-parallel"), "verify"),
+        **dict.fromkeys((*STATES, *_ELSEWHERE), "verify"),
         **TEXT,
         "eagle": f"{_JOBS}: with_drafts",
         "other-tracking": f"{_JOBS}: with_late_buffers",
+        "draft-trees": f"{_JOBS}: with_drafts",
         "hierarchical-cache": f"{_JOBS}: with_a_host",
+        "prefill-server": f"{_JOBS}: with_transfers",
     },
     summary="a request waits if there is no slot for its state; stock's scheduler dies",
     worth=Worth(

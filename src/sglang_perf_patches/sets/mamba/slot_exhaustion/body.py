@@ -257,7 +257,7 @@ def _in_admission(
             # With nothing running no request ends, and some releases would never try again.
             if self.can_run_list or (self.running_batch is not None and self.running_batch.reqs):
                 return answers.NO_TOKEN
-            if not _makes_room(self.tree_cache, req, eviction):
+            if not (_makes_room(self.tree_cache, req, eviction) or _are_held(self.tree_cache)):
                 _tell(self, req)
             return answers.OTHER
 
@@ -380,6 +380,12 @@ def _makes_room(tree: Any, req: Any, eviction: Any) -> bool:
     if missing > 0:
         tree.evict(eviction(num_tokens=0, mamba_num=int(missing)))
     return True
+
+
+def _are_held(tree: Any) -> bool:
+    """Whether requests hold slots: on a prefill server those whose KV is sent, while none runs."""
+    slots = tree.req_to_token_pool.mamba_pool.size
+    return bool(obtainable(tree) + tree.mamba_protected_size() < slots)
 
 
 def _return_slot(pool: Any, req: Any) -> bool:

@@ -116,6 +116,15 @@ def test_a_released_server_gates_what_does_not_declare_a_feature(
         assert said in line.get("missing", line.get("refused", "")), line
 
 
+@pytest.mark.parametrize("feature", ["eagle", "hierarchical-cache"])
+def test_a_body_is_gated_with_what_it_was_not_played_with(feature: str) -> None:
+    """Newer releases' bodies were (`Variant.not_with`)."""
+    patch = "mamba.slot-exhaustion"
+    assert feature in (by_id(sets.load())[patch].proven_with or {})
+    (line,) = released.answers(released.tree("0.5.16"), SCRIPT, feature, patch)
+    assert line.get("missing", "").startswith("gated here"), line
+
+
 def test_every_check_that_is_named_exists() -> None:
     for patch in by_id(sets.load()).values():
         for check in (patch.proven_with or {}).values():

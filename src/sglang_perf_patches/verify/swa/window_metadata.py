@@ -318,10 +318,10 @@ def _translator(table: Any, pool: Any, allocator: Any, page: int, device: str) -
 EDGES: Sequence[Play] = (
     # A long batch leaves slots behind that a short one does not overwrite.
     Play((Step("replayed", (45, 40, 30)), Step("replayed", (3,)), Step("replayed", (45,)))),
+    Play((Step("replayed", (33, 3)), Step("decode", (33, 3))), page=16),
     Play((Step("replayed", (16, 17, 15)), Step("decode", (16, 17, 15)))),
     Play((Step("extend", (0, 0), (4, 4)), Step("extend", (0, 40), (4, 4)))),
     Play((Step("decode", (CONTEXT,) * ROWS), Step("replayed", (CONTEXT,) * ROWS)), window=1),
-    Play((Step("replayed", (33, 3)), Step("decode", (33, 3))), page=16),
 )
 
 

@@ -32,9 +32,13 @@ pytestmark = [
     pytest.mark.whole_matrix,
 ]
 
-FLAG = "--enable-priority-scheduling"
-GATED = {"mlx.pool-write", "mlx.first-buffer", "mlx.last-row", "mlx.kv-arena"}
-CAUSE = "gated because requests have priorities: "
+FLAG = "--enable-return-hidden-states"
+CLAUSE = "hidden states, experts or indices are returned"
+GATED = {
+    *("mlx.pool-write", "mlx.first-buffer", "mlx.last-row", "mlx.kv-arena"),
+    "swa.eviction-heap",
+}
+CAUSE = f"gated because {CLAUSE}: "
 KNOWN = "sglang-perf-patches: known fault of sglang "
 
 
@@ -83,11 +87,11 @@ def test_the_log_names_the_known_faults_of_a_server_that_is_ready(server: Server
 def test_status_and_doctor_call_it_a_problem_and_doctor_names_the_flag(server: Server) -> None:
     code, text = command(server, "status")
     assert code == 1
-    assert f"mlx.pool-write is gated: requests have priorities ({FLAG})" in text
+    assert f"mlx.pool-write is gated: {CLAUSE} ({FLAG})" in text
     code, text = command(server, "doctor")
     assert code == 1
     assert text.startswith("to check: live")
-    assert f"gated because requests have priorities ({FLAG}): mlx.pool-write" in text
+    assert f"gated because {CLAUSE} ({FLAG}): mlx.pool-write" in text
 
 
 def test_what_the_server_has_no_use_for_is_not_needed(server: Server) -> None:
@@ -131,7 +135,7 @@ def test_strict_ends_the_server_with_one_line(release: str, tmp_path: Path) -> N
     ours = [line for line in log.read_text().splitlines() if "sglang-perf-patches: " in line]
     # Another process may see it too before the launcher ends all of them.
     assert {*ours} == {
-        f"sglang-perf-patches: mlx.pool-write is gated: requests have priorities ({FLAG}): "
+        f"sglang-perf-patches: mlx.pool-write is gated: {CLAUSE} ({FLAG}): "
         "this patch was not tested with that"
     }
 

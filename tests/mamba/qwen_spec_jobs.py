@@ -56,8 +56,9 @@ def replies() -> dict[str, Any]:
 
 def _lend() -> None:
     """Let a CPU run the release's Triton kernels of drafts."""
-    trees: Any = importlib.import_module(f"{_KERNELS}.speculative.spec_tree")
-    trees._is_xpu = True
+    for name in (f"{_KERNELS}.speculative.spec_tree", "sglang.srt.speculative.eagle_utils"):
+        trees: Any = importlib.import_module(name)  # 0.5.22 chooses the kernels in the second
+        trees._is_xpu = True
     scatters: Any = importlib.import_module(f"{_KERNELS}.mamba.mamba_state_scatter_triton")
     for name in ("fused_mamba_state_scatter_with_mask", "fused_conv_window_scatter_with_mask"):
         setattr(scatters, name, _anywhere(getattr(scatters, name)))

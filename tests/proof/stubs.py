@@ -33,6 +33,7 @@ def lend() -> None:
 
     torch.set_num_threads(1)
     _lend_triton(torch)
+    _lend_operators(torch)
     rig.AROUND = on_cpu.OnCpu
 
 
@@ -78,6 +79,18 @@ def _lend_triton(torch: Any) -> None:
     triton.autotune = lambda configs, *args, **kwargs: autotune(configs[:1], *args, **kwargs)
     triton_names.lend()
     _exchange_once_a_launch()
+
+
+def _lend_operators(torch: Any) -> None:
+    """Of sglang's own operators, which are Python and registered for CUDA only, what they run."""
+    impl = torch.library.Library.impl
+
+    def run_directly(self: Any, name: Any, run: Any, key: str = "", **options: Any) -> Any:
+        if (self.ns, key) == ("sglang", "CUDA"):
+            setattr(torch.ops.sglang, name, run)
+        return impl(self, name, run, key, **options)
+
+    torch.library.Library.impl = run_directly
 
 
 def _exchange_once_a_launch() -> None:

@@ -86,7 +86,8 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
         return result
 
 
-def noting_kernels() -> None:
+@functools.cache
+def note_kernels() -> None:
     """Have Triton's interpreter note a kernel in place of running it, while a tape records."""
     from triton.runtime import interpreter
 
@@ -142,23 +143,6 @@ def on_cpu() -> Iterator[None]:
         mock.patch.object(torch.cuda, "CUDAGraph", Tape),
     ):
         yield
-
-
-@functools.cache
-def note_kernels() -> None:
-    """Have tapes note Triton's kernels; once a process."""
-    noting_kernels()
-    layers: Any = importlib.import_module("sglang.srt.layers.radix_linear_attention")
-    if hasattr(layers, "unified_linear_attention_with_output"):
-        # 0.5.22 has an operator here, for GPUs only; this is what that runs.
-        layers.unified_linear_attention_with_output = (
-            layers._unified_linear_attention_with_output_impl
-        )
-        breaks = importlib.import_module(_GRAPHS).eager_on_graph
-        stub = layers._linear_attention_capture_stub
-        layers.bcg_unified_linear_attention_with_output = breaks(True, capture_stub=stub)(
-            layers.unified_linear_attention_with_output
-        )
 
 
 @contextlib.contextmanager

@@ -437,6 +437,7 @@ USES = {
     "host-cache": ({}, {"enable_hierarchical_cache": True}),
     "mla": ("Model()", "Model('MLA')"),
     "states": ("Model()", "Model(states=True)"),
+    "delta-nets": ("Model(states=True)", "Model(states=True, linear_num_value_heads=8)"),
     "windows": ("Model(sliding_window=None, layer_types=['full'])", "Model(sliding_window=8)"),
 }
 """Use → a server that is known to lack it, and one that has it; a text stands for its model."""
@@ -465,7 +466,7 @@ for name, (without, having) in USES.items():
     publish(having)
     assert state() == ("live", "") and a.Worker().step(1) == 102, (name, state())
     ours.deactivate()
-    if name in {"mla", "states", "windows"}:
+    if name in {"mla", "states", "delta-nets", "windows"}:
         ours.activate("all")
         publish({})
         assert state() == ("live", ""), "nobody says what the model is"

@@ -21,6 +21,8 @@ for name in ("sglang", "sglang_perf_patches"):
 
 import qwen_server
 
+from sglang_perf_patches.live import published
+from sglang_perf_patches.model.setups import FEATURES
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import prefill_tables
 from sglang_perf_patches.verify.comparing import live, require_same
 from sglang_perf_patches.verify.stock import publish_server as publish
@@ -30,19 +32,33 @@ GRAPH = "mamba.gdn-prefill-graph"
 SLOTS = "mamba.slot-exhaustion"
 BUCKETS = (8, 64)
 _DRAW = Random(5)
-_BASE = [_DRAW.randrange(3, 100) for _ in range(120)]
+BASE = [_DRAW.randrange(3, 100) for _ in range(120)]
 ROUNDS = (
-    ((_BASE[:90], 3), (_BASE[90:97], 2)),
+    ((BASE[:90], 3), (BASE[90:97], 2)),
     # The prefix of the round before, whose state is cached, and a chunk of another request.
-    ((_BASE[:100], 2), (_BASE[60:], 2)),
+    ((BASE[:100], 2), (BASE[60:], 2)),
 )
 """Of each round its prompts, and how many tokens they get: 2 chunks, 2 buckets, a cached prefix."""
+SERVERS: dict[str, dict[str, Any]] = {
+    "no-radix-cache mixed-chunks": {"disable_radix_cache": True, "enable_mixed_chunk": True},
+    "tracked-states sessions priorities": {
+        "mamba_radix_cache_strategy": "extra_buffer",
+        "enable_streaming_session": True,
+        "enable_priority_scheduling": True,
+    },
+}
+"""By the features that they have on, as `model.setups` names them."""
+_IMAGE = [qwen_server.WORDS - 2, *[qwen_server.IMAGE] * 4, qwen_server.WORDS - 1]
+_SEEN = [*BASE[:9], *_IMAGE, *BASE[9:60]]
+WITH_IMAGE = (((BASE[:100], 3), (_SEEN, 3)), (([*_SEEN, *BASE[60:110]], 3),))
+"""Text beside a prompt with an image, whose prefix is found again."""
 
 
 def play(server: WindowServer) -> dict[str, Any]:
     for asked in ROUNDS:
-        for ids, new in asked:
-            server.submit(ids, new)
+        # The shortest first: its tokens are decoded while the chunks of the others come.
+        for ids, new in sorted(asked, key=lambda each: len(each[0])):
+            server.submit(ids, new, images=qwen_server.images_in(ids))
         server.serve()
     server.check_drained()
     cache = server.runner.req_to_token_pool.mamba_pool.mamba_cache
@@ -97,6 +113,34 @@ def replies() -> dict[str, Any]:
         "buckets": len(BUCKETS),
         "on tables": len(patched["on tables"]),
         "rows": sum(map(len, patched["played"]["logits"].values())),
+    }
+
+
+def with_features(names: str) -> dict[str, Any]:
+    """What `SERVERS` has by those names: eager, and replayed from tables.
+
+    Raises:
+        Different: they are not the same in all bits.
+    """
+    return _like_eager(**SERVERS[names])
+
+
+def with_images() -> dict[str, Any]:
+    """As `with_features`, of a plain server that is sent `WITH_IMAGE`."""
+    with mock.patch(f"{__name__}.ROUNDS", WITH_IMAGE):
+        return _like_eager()
+
+
+def _like_eager(**asked: Any) -> dict[str, Any]:
+    eager = replies_of(buckets=(), **asked)
+    patched = replies_of(GRAPH, **asked)
+    require_same("the patched graph", eager["played"], patched["played"])
+    prefills = [each for each in patched["played"]["batches"] if each[0] == "prefill"]
+    return {
+        "cached": sum(sum(each[3]) for each in prefills),
+        "on": sorted(FEATURES.of(published.published())),
+        "prefills": len(prefills),
+        "on tables": len(patched["on tables"]) - len(BUCKETS),
     }
 
 

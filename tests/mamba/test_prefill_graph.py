@@ -38,7 +38,7 @@ def test_the_gate_reads_what_the_release_resolved(found: Found, release: str) ->
         "--enable-dp-attention": ["dp-attention"],
         "--enable-two-batch-overlap": ["two-batch-overlap"],
         "--attn-cp-size 2": ["context-parallel"],
-        "--moe-dense-tp-size 1": ["expert-parallel"],
+        "--moe-dense-tp-size 1": [],
     }
 
 

@@ -25,5 +25,26 @@ def test_text_gets_stocks_replies(found: Callable[..., Any], release: str) -> No
 
 @pytest.mark.whole_matrix  # the whole play again
 @EACH
-def test_a_broken_patch_changes_logits(found: Callable[..., Any], release: str) -> None:
-    assert "result['logits']" in found(release, "qwen_jobs", "broken")
+def test_a_broken_patch_changes_replies(found: Callable[..., Any], release: str) -> None:
+    assert found(release, "qwen_jobs", "broken").startswith("broken: result['")
+
+
+@pytest.mark.whole_matrix  # two servers each
+@pytest.mark.parametrize(
+    "names", ["no-radix-cache mixed-chunks", "tracked-states sessions priorities"]
+)
+@pytest.mark.parametrize("release", ["0.5.22", "0.5.23"])
+def test_servers_with_other_features_get_stocks_replies(
+    found: Callable[..., Any], release: str, names: str
+) -> None:
+    told = found(release, "qwen_jobs", "with_features", names=names)
+    assert set(names.split()) <= set(told["on"])
+    assert told["on tables"] > 2
+
+
+@pytest.mark.whole_matrix  # two servers
+@pytest.mark.parametrize("release", ["0.5.22", "0.5.23"])
+def test_images_get_stocks_replies(found: Callable[..., Any], release: str) -> None:
+    told = found(release, "qwen_jobs", "with_images")
+    assert told["on tables"] == told["prefills"] > 2
+    assert told["cached"] > 0

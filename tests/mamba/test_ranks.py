@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import released
 
 GRAPH = "mamba.gdn-prefill-graph"
-_RANK = Path(__file__).with_name("qwen_rank.py")
+_HERE = Path(__file__).parent
 _LIMIT_S = 900
 
 
@@ -34,15 +35,30 @@ def test_a_server_boots_and_computes_the_same_if_one_rank_has_no_patch(release: 
     assert [each["computed"] for each in patched] == [each["computed"] for each in stock]
 
 
-def _ranks(release: str, *selections: str) -> list[dict[str, Any]]:
+@pytest.mark.whole_matrix  # four processes with a model each
+@pytest.mark.parametrize("release", ["0.5.22", "0.5.23"])
+def test_ranks_with_experts_of_their_own_compute_what_stocks_do(release: str) -> None:
+    stock = _ranks(release, "none", "none", ep_size=2)
+    patched = _ranks(release, GRAPH, GRAPH, ep_size=2)
+    for each in patched:
+        assert each["patch"] == ["live", ""]
+        assert "expert-parallel" in each["on"]
+    assert min(each["on tables"] for each in patched) > 2
+    assert [each["on tables"] for each in stock] == [0, 0]
+    assert [each["computed"] for each in patched] == [each["computed"] for each in stock]
+
+
+def _ranks(
+    release: str, *selections: str, script: str = "qwen_rank", **server: Any
+) -> list[dict[str, Any]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     place = released.tree(release, beginning="")
 
     def play(rank: int) -> dict[str, Any]:
-        words = (str(rank), str(len(selections)), port, selections[rank])
-        (told,) = released.answers(place, _RANK, *words, limit_s=_LIMIT_S)
+        words = (str(rank), str(len(selections)), port, selections[rank], json.dumps(server))
+        (told,) = released.answers(place, _HERE / f"{script}.py", *words, limit_s=_LIMIT_S)
         return dict(told)
 
     with ThreadPoolExecutor(len(selections)) as all_ranks:

@@ -37,6 +37,8 @@ FEATURES.uses = ()  # the server that is published here is none that the patches
 
 OWN = ("pages", "draft-trees", "tracked-states")
 """What cases have on by themselves, of several sizes or with a model that has it."""
+STATES = ("other-tracking",)
+"""What a server of this model refuses: what cases publish has it, with a model of their own."""
 
 
 def main(names: str, patches: list[str]) -> None:
@@ -71,8 +73,11 @@ def _publish(model: str, chosen: list[Feature]) -> str:
         for each in chosen
         if each.name not in OWN and known & set(each.arguments()) & set(example(each))
     ]
-    asked = {name: value for each in chosen for name, value in example(each).items()}
-    some = {name: value for name, value in asked.items() if name in known}
+    asked = {
+        name: value for each in chosen for name, value in example(each).items() if name in known
+    }
+    apart = {name for each in chosen if each.name in STATES for name in example(each)}
+    some = {name: value for name, value in asked.items() if name not in apart}
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             arguments = server_args.ServerArgs(
@@ -81,9 +86,11 @@ def _publish(model: str, chosen: list[Feature]) -> str:
             server_args.set_global_server_args_for_scheduler(arguments)
     except (Exception, SystemExit) as error:
         return f"{type(error).__name__}: {error}"[:200]
-    off = {each.name for each in chosen} - FEATURES.of(published.published()).keys()
+    off = {each.name for each in chosen if each.name not in STATES} - FEATURES.of(
+        published.published()
+    ).keys()
     assert not off, off
-    stock.EXTRA_ARGUMENTS.update(some)
+    stock.EXTRA_ARGUMENTS.update(asked)
     return ""
 
 

@@ -84,9 +84,9 @@ def test_gates_name_the_flag_and_the_gpu(models: Path) -> None:
         "gated",
         "the GPU is not a Hopper (H100, H200): this patch was not tested with that",
     )
-    data = asked("0.5.23", "H200", command, "--enable-mixed-chunk")
+    data = asked("0.5.23", "H200", command, "--num-continuous-decode-steps", "2")
     assert data["states"][graph][1].startswith(
-        "prefills are mixed with decodes (--enable-mixed-chunk)"
+        "the scheduler decodes several steps at once (--num-continuous-decode-steps)"
     )
     short = next(each["short"] for each in data["patches"] if each["id"] == graph)
     assert short["gain"]

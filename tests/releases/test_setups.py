@@ -53,7 +53,7 @@ BRINGS = {
 MODELS: dict[str, set[str]] = {
     "Qwen3ForCausalLM": set(),
     "LlamaForCausalLM": set(),
-    "Qwen3NextForCausalLM": {"states"},
+    "Qwen3NextForCausalLM": {"states", "delta_nets"},
     "GptOssForCausalLM": {"windows"},
     "Gemma3ForCausalLM": {"windows"},
     "DeepseekV2ForCausalLM": {"mla"},

@@ -264,8 +264,7 @@ def of_model(arguments: Any, name: str) -> Any:
 
     Args:
         arguments: ``ServerArgs``.
-        name: ``has_mla``, ``has_states``, ``has_windows``, ``architecture``, or an attribute of
-            ``ModelConfig``.
+        name: one of `_ANSWERS`, such as ``has_mla``, or an attribute of ``ModelConfig``.
 
     Returns:
         its value; `MISSING` if there is no ``ModelConfig``, or it has no such attribute.
@@ -287,6 +286,15 @@ def _has_mla(config: Any) -> bool:
 def _has_states(config: Any) -> bool:
     """Whether any part of the model has states, by the property that sglang sizes their pool by."""
     return any(hasattr(type(part), _STATES) for part in _parts(config))
+
+
+def _has_delta_nets(config: Any) -> bool:
+    """Whether any part has them, by the heads of their values; Jet's have none of that name."""
+    return any(
+        hasattr(part, "linear_num_value_heads")
+        or str(getattr(part, "model_type", "")).startswith("jet")
+        for part in _parts(config)
+    )
 
 
 def _has_windows(config: Any) -> bool:
@@ -314,5 +322,6 @@ _ANSWERS: dict[str, Callable[[Any], Any]] = {
     "architecture": _architecture,
     "has_mla": _has_mla,
     "has_states": _has_states,
+    "has_delta_nets": _has_delta_nets,
     "has_windows": _has_windows,
 }

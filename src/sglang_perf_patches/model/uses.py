@@ -26,6 +26,11 @@ USES = (
         off={"model.has_states": NOTHING},
     ),
     Use(
+        name="delta-nets",
+        lacking="the model has no gated delta nets",
+        off={"model.has_delta_nets": NOTHING},
+    ),
+    Use(
         name="windows",
         lacking="the model has no sliding windows",
         off={"model.has_windows": NOTHING},

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -143,6 +144,16 @@ def on_cpu() -> Iterator[None]:
         mock.patch.object(torch.cuda, "CUDAGraph", Tape),
     ):
         yield
+
+
+class Unpinned(TorchFunctionMode):  # type: ignore[misc]
+    """No memory is pinned: that needs a GPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Leave it out."""
+        kwargs = dict(kwargs or {})
+        kwargs.pop("pin_memory", None)
+        return args[0] if getattr(func, "__name__", "") == "pin_memory" else func(*args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -16,13 +16,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from sglang_perf_patches.verify import Different
 from sglang_perf_patches.verify.stock import MEMORY, NoneByDefault, takes
 from tests.proof import requests
 from tests.proof.caches import kv_allocator
 from tests.proof.mamba.decode_results import Launched, Results, accepted, launched
+from tests.proof.mamba.fake_cuda_graph import Unpinned
 from tests.proof.mamba.hybrid_parts import (
     VOCABULARY,
     Shape,
@@ -147,7 +147,7 @@ class HybridServer:
         began = len(self.log)
         if self.shape.transfer:  # as in each round of a prefill server
             self.running.batch_is_full = False
-        with _Unpinned():
+        with Unpinned():
             if not self.shape.overlap:
                 self._settle()
             batch = self._prefill_batch()
@@ -438,15 +438,6 @@ class HybridServer:
             enable_overlap=False,
             device="cpu",
         )
-
-
-class _Unpinned(TorchFunctionMode):  # type: ignore[misc]
-    """No memory is pinned: that needs a GPU."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        kwargs.pop("pin_memory", None)
-        return args[0] if getattr(func, "__name__", "") == "pin_memory" else func(*args, **kwargs)
 
 
 def held(req: Any) -> Any:

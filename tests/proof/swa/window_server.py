@@ -93,7 +93,8 @@ class WindowServer:
         else:
             context.publish(made, role="scheduler")
         module = importlib.import_module("sglang.srt.managers.scheduler")
-        others = dict.fromkeys(("moe_ep_rank", "pp_rank", "attn_cp_rank", "moe_dp_rank"), 0)
+        others = dict.fromkeys(("pp_rank", "attn_cp_rank", "moe_dp_rank"), 0)
+        others["moe_ep_rank"] = rank * made.ep_size // made.tp_size
         told = {"gpu_id": rank, "tp_rank": rank, "dp_rank": None, **others}
         self.scheduler: Any = stock.called(module.Scheduler, made, ports, **told)
         self.runner = self.scheduler.tp_worker.model_runner
@@ -115,8 +116,18 @@ class WindowServer:
 
     # -- what comes and goes ---------------------------------------------------------------------
 
-    def submit(self, ids: Ids, new: int, rid: str = "", **sampling_options: Any) -> None:
-        """A request for so many tokens, greedily; `sampling_options` are SamplingParams'."""
+    def submit(
+        self, ids: Ids, new: int, rid: str = "", *, images: Any = None, **sampling_options: Any
+    ) -> None:
+        """A request for so many tokens, greedily.
+
+        Args:
+            ids: its prompt.
+            new: how many tokens.
+            rid: its name; one is made without it.
+            images: the release's MultimodalInputs.
+            sampling_options: SamplingParams'.
+        """
         kinds = importlib.import_module("sglang.srt.managers.io_struct")
         sampling = importlib.import_module("sglang.srt.sampling.sampling_params").SamplingParams
         options = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
@@ -128,7 +139,7 @@ class WindowServer:
             input_text=None,
             input_ids=array("q", ids),
             input_embeds=None,
-            mm_inputs=None,
+            mm_inputs=images,
             token_type_ids=None,
             sampling_params=params,
             return_logprob=False,

@@ -13,7 +13,12 @@ ALL = (*STATES, "priorities")
 TEXT = {"multimodal": "tests/mamba/qwen_jobs.py: replies"}
 """A model that takes images, tested with text. A server does not know at boot whether images will
 come; these patches read lengths, slots and states, and nothing of an image."""
-RANKS = {"tensor-parallel": "tests/mamba/qwen_rank.py: main"}
+RANKS = dict.fromkeys(("tensor-parallel", "expert-parallel"), "tests/mamba/qwen_rank.py: main")
 """Two processes that meet over gloo."""
 DRAFTS = {"eagle": "tests/mamba/qwen_spec_jobs.py: replies"}
 """NEXTN, with the model's own draft layer, whose worker stays stock's."""
+SERVERS = dict.fromkeys(
+    ("no-radix-cache", "mixed-chunks", "sessions"),
+    "tests/mamba/qwen_jobs.py: with_features",
+)
+"""A small model behind a real scheduler."""

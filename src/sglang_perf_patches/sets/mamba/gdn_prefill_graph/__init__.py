@@ -2,7 +2,7 @@
 
 from ....model.patch import Patch, Variant, Worth
 from ....model.releases import between
-from ..proven import ALL, DRAFTS, RANKS, TEXT
+from ..proven import ALL, DRAFTS, RANKS, SERVERS
 from ..references import (
     ATTENTION,
     BASE,
@@ -30,13 +30,18 @@ _LOADS = "sglang.srt.managers.cache_controller:LayerDoneCounter"
 
 PATCH = Patch(
     id="mamba.gdn-prefill-graph",
-    only_with=("states", "prefills"),
+    only_with=("delta-nets", "prefills"),
     # Its graphs hold kernels, which were compared on an H100 and an H200: not `other-gpu`.
     proven_with={
-        **{name: "verify" for name in (*ALL, "hierarchical-cache") if name != "other-gpu"},
+        **{
+            name: "verify"
+            for name in (*ALL, "hierarchical-cache", "other-tracking", "prefill-server")
+            if name != "other-gpu"
+        },
         **RANKS,
         **DRAFTS,
-        **TEXT,
+        "multimodal": "tests/mamba/qwen_jobs.py: with_images",
+        **SERVERS,
     },
     summary="captures gated-delta-net layers in the breakable prefill CUDA graph",
     worth=Worth(

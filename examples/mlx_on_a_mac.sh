@@ -6,10 +6,11 @@
 #
 # The second form takes ten minutes at most, needs no model, and writes one file, mlx-on-this-mac.txt
 # (or $FILE): please attach it to an issue, whatever the result. It says whether the patches' results are
-# stock's, and what stock and patched servers reply in turns, how fast, and with how much memory. Nothing
-# is sent anywhere. VERIFY (default: mlx), LOAD and SERVER replace the options of the parts; MODEL is your
-# own model instead of random weights. Live in a server, as `sglang-perf-patches doctor -- COMMAND` says for
-# a dense model: mlx.pool-write, mlx.first-buffer, mlx.last-row and mlx.kv-arena.
+# stock's, and what stock and patched servers reply in turns, how fast, and with how much memory, and
+# whether a hybrid model starts. Nothing is sent anywhere. VERIFY (default: mlx), LOAD and SERVER replace the
+# options of the parts; MODEL is your own model instead of random weights. Live in a server, as
+# `sglang-perf-patches doctor -- COMMAND` says for a dense model: mlx.pool-write, mlx.first-buffer,
+# mlx.last-row and mlx.kv-arena.
 set -u
 
 export SGLANG_USE_MLX=1 SGLANG_PERF_PATCHES=mlx
@@ -35,6 +36,36 @@ part() {
     wait "$running"
     echo "it ended with $?"
     kill "$limit" 2> /dev/null
+}
+ask() {
+    curl -s -m 100 "127.0.0.1:$port/generate" -H "Content-Type: application/json" -d "{
+        \"input_ids\": $(python -c "print(list(range(3, 3 + $1)))"),
+        \"sampling_params\": {\"temperature\": 0, \"max_new_tokens\": 8, \"ignore_eos\": true}}"
+    echo
+}
+# hybrid SELECTION: serve a small model with states, with default arguments, and ask it four times.
+hybrid() {
+    say "a hybrid with SGLANG_PERF_PATCHES=$1"
+    port=${PORT:-31357}
+    SGLANG_PERF_PATCHES=$1 python -m sglang.launch_server --model-path "$scratch/hybrid" \
+        --host 127.0.0.1 --port "$port" ${SERVER:---max-total-tokens 16384} > "$scratch/log" 2>&1 &
+    server=$!
+    (sleep "${HYBRID_S:-150}" && kill "$server") > /dev/null 2>&1 &
+    limit=$!
+    while kill -0 "$server" 2> /dev/null; do
+        if curl -sf -m 20 "127.0.0.1:$port/health" > /dev/null; then
+            ask 300
+            ask 300
+            ask 260 & asking=$!
+            ask 200
+            wait "$asking"
+            break
+        fi
+        sleep 1
+    done
+    kill "$limit" "$server" 2> /dev/null
+    wait "$server"
+    grep -E "^[A-Za-z]*Error: |sglang-perf-patches: " "$scratch/log" | tail -n 4
 }
 machine() {
     say the machine
@@ -66,6 +97,9 @@ print(mlx.core.default_device(), mlx.core.device_info())"
         ${LOAD:---num-prompts 32 --max-concurrency 8 --random-input-len 256 --random-output-len 64} -- \
         python -m sglang.launch_server --model-path "$MODEL" --host 127.0.0.1 \
         ${SERVER:---max-total-tokens 16384}
+    python "$tests/harness/linux_mlx/tiny_model.py" "$scratch/hybrid" hybrid
+    hybrid none
+    hybrid mlx
 } 2>&1 | sed "s|$HOME|~|g" | tee "$file"
 echo
 echo "All of this is in $file: please attach it to an issue."

@@ -5,7 +5,9 @@
 needs Linux, Python 3.11 or newer and pip. It makes an environment of its own in your cache folder
 (the first time: some minutes, 2.5 GB), starts the real server with the mlx patches on, sends it
 requests all at once, shows what `sglang-perf-patches` says about it, and does the same with the
-patches off. One run a side says nothing about speed. With `--bench` it then measures:
+patches off. One run a side says nothing about speed. With `--hybrid` the model has layers with a
+state, as Qwen3-Next and Qwen3.5 have: stock ends at once, and is compared without its radix cache.
+With `--bench` it then measures:
 `sglang-perf-patches bench server` starts the server three times with patches and three times
 without.
 
@@ -14,6 +16,7 @@ not, and with 2 if it could not find out.
 """
 
 import argparse
+import re
 import signal
 import subprocess
 import sys
@@ -170,11 +173,16 @@ def _compare(options: argparse.Namespace) -> str | None:
     with ExitStack() as stack:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
-        model = write_model(environment, folder)
+        model = write_model(environment, folder, "hybrid" if options.hybrid else "dense")
         launcher = (environment.script("sglang-perf-patches"), "run") if options.run else ()
         outcomes = []
         for name, selection in (("patched", options.patches), ("stock", "none")):
             print(f"\nsglang {options.sglang} with SGLANG_PERF_PATCHES={selection}:", flush=True)
+            arguments = _arguments(options)
+            if options.hybrid and selection == "none":
+                _show_how_it_ends(environment, model, folder / "ended.log", arguments)
+                arguments = ("--disable-radix-cache",)
+                print("and with --disable-radix-cache:", flush=True)
             outcome = serve(
                 environment,
                 model,
@@ -182,7 +190,7 @@ def _compare(options: argparse.Namespace) -> str | None:
                 selection=selection,
                 log=folder / f"{name}.log",
                 launcher=launcher,
-                arguments=_arguments(options),
+                arguments=arguments,
                 show=True,
             )
             outcomes.append(outcome)
@@ -193,6 +201,26 @@ def _compare(options: argparse.Namespace) -> str | None:
         if not wrong and options.bench:
             wrong = _measure(environment, model, options)
     return wrong
+
+
+def _show_how_it_ends(
+    environment: Environment, model: Path, log: Path, arguments: Sequence[str]
+) -> None:
+    """Start stock with the same arguments, and print its error.
+
+    Raises:
+        Failure: it serves.
+    """
+    try:
+        with running_server(
+            environment, model, selection="none", log=log, arguments=arguments
+        ) as server:
+            complete(server.url, workload(1))
+    except Failure:
+        errors = [line for line in log.read_text().splitlines() if re.match(r"\w*Error: ", line)]
+        print(f"it ends: {errors[-1] if errors else 'see its log'}", flush=True)
+        return
+    raise Failure("stock serves a hybrid: no patch is needed")
 
 
 def _print_verdict(requests: Sequence[Completion], patched: Outcome) -> None:
@@ -260,6 +288,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="whether the server shares common prefixes (default: it does)",
     )
     parser.add_argument(
+        "--hybrid", action="store_true", help="serve a model with states, on the newest release"
+    )
+    parser.add_argument(
         "--run",
         action="store_true",
         help="start the server under `sglang-perf-patches run`, as releases before 0.5.11 need",
@@ -276,6 +307,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.requests < 2:
         parser.error("it takes two requests to be decoded together")
+    if options.hybrid and (options.bench or options.sglang != releases()[0]):
+        parser.error("--hybrid is for the newest release, and not to be measured")
     return options
 
 

@@ -16,6 +16,7 @@ import forked
 import released
 import tiers
 from sglang_perf_patches import sets
+from tests.proof import needs_no_scheduler
 
 # The same examples in each run, however slow the machine is.
 hypothesis.settings.register_profile(
@@ -81,9 +82,15 @@ def proved() -> Proved:
 
     @cache
     def run(release: str, patches: tuple[str, ...]) -> dict[str, Any]:
-        # MLX needs stand-ins of another kind.
-        beginning = "mlx" if any(patch.startswith("mlx.") for patch in patches) else "stubs"
-        lines = released.answers(released.tree(release, beginning=beginning), _SCRIPT, *patches)
+        # MLX's runner needs stand-ins of another kind.
+        by_beginning: dict[str, list[str]] = {}
+        for patch in patches:
+            beginning = "mlx" if needs_no_scheduler(patch) else "stubs"
+            by_beginning.setdefault(beginning, []).append(patch)
+        lines = []
+        for beginning, some in by_beginning.items():
+            place = released.tree(release, beginning=beginning)
+            lines += released.answers(place, _SCRIPT, *some)
         by_patch = {line["patch"]: line for line in lines}
         assert set(by_patch) == set(patches)
         return by_patch

@@ -16,12 +16,19 @@ from sglang_perf_patches import verify
 from sglang_perf_patches.model.patch import room_of
 from sglang_perf_patches.verify import Check, Inputs, child
 
+_OF_SCHEDULER = ("mlx.hybrid-cache", "mlx.hybrid-defaults", "mlx.relay-device")
 
-def prepare(set_name: str) -> None:
-    """Make this process fit for the checks of a set, before sglang is imported."""
+
+def needs_no_scheduler(patch_id: str) -> bool:
+    """Whether a patch is of MLX's runner alone: stand-ins take the place of the rest of sglang."""
+    return patch_id.startswith("mlx.") and patch_id not in _OF_SCHEDULER
+
+
+def prepare(patch_id: str) -> None:
+    """Make this process fit for the checks of a patch, before sglang is imported."""
     from tests.proof import standalone, stubs
 
-    (standalone if set_name == "mlx" else stubs).lend()
+    (standalone if needs_no_scheduler(patch_id) else stubs).lend()
 
 
 def checks(patch_id: str) -> dict[str, Check]:
@@ -40,7 +47,7 @@ def checks(patch_id: str) -> dict[str, Check]:
 
 
 def run(patches: Sequence[str], inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """The line of each patch of one set: see `child`."""
-    for name in dict.fromkeys(patch.partition(".")[0] for patch in patches):
-        prepare(name)
+    """The line of each patch of one set, and of one kind of process: see `child`."""
+    for patch in patches:
+        prepare(patch)
     yield from child.run(patches, checks, inputs)

@@ -31,13 +31,13 @@ Held = dict[str, tuple[Any, Any, Any]]
 _applying: dict[str, Verdict] = {}
 
 
-def begin(set_name: str) -> list[str]:
-    """Have stand-ins for what a CPU lacks; the patches of the set that apply."""
+def begin(patches: list[str]) -> list[str]:
+    """Have stand-ins for what a CPU lacks; those of the patches that apply."""
     os.environ["SGLANG_PERF_PATCHES"] = "none"
     logging.getLogger("sglang_perf_patches").setLevel(logging.CRITICAL)
-    proof.prepare(set_name)
+    proof.prepare(patches[0])
     verdicts = [each for each in ours.verdicts() if each.word == "applies"]
-    _applying.update({each.patch.id: each for each in verdicts if each.patch.set == set_name})
+    _applying.update({each.patch.id: each for each in verdicts if each.patch.id in patches})
     return list(_applying)
 
 

@@ -24,6 +24,7 @@ from linux_mlx.environments import (
     sglang_environment,
     variables,
 )
+from linux_mlx.server import free_port
 from sglang_perf_patches import sets
 from sglang_perf_patches.model import selection as selections
 from sglang_perf_patches.model.patch import by_id
@@ -86,6 +87,8 @@ def test_what_a_mac_gives_is_in_one_file(tmp_path: Path) -> None:
         SHAPE="tiny",
         LOAD=f"--turns 1 {load}",
         SERVER="--max-total-tokens 4096 --device cpu",
+        PORT=str(free_port()),
+        HYBRID_S="600",
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.endswith(f"All of this is in {file}: please attach it to an issue.\n")
@@ -97,6 +100,11 @@ def test_what_a_mac_gives_is_in_one_file(tmp_path: Path) -> None:
     assert "greedy tokens: equal for 16 prompts in 2 boots" in text
     assert re.search(r"^mlx\.kv-arena: live in 1 scheduler process, run in 1$", text, re.M)
     assert str(Path.home()) not in text
+    stock, patched = text.split("== a hybrid with SGLANG_PERF_PATCHES=")[1:]
+    assert "AssertionError: extra_buffer requires platform support" in stock
+    cached = re.findall(r'"cached_tokens": ?(\d+)', patched)
+    assert cached[:2] == ["0", "256"], patched
+    assert len(cached) == 4
 
 
 def test_the_gate_lets_a_good_upgrade_through_and_stops_a_bad_one() -> None:

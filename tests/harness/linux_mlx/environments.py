@@ -20,6 +20,7 @@ from typing import TextIO
 from linux_mlx.processes import Failure, last_lines, started
 
 _REQUIREMENTS = Path(__file__).parent / "requirements"
+_OTHERS = _REQUIREMENTS / "others"  # releases that only the whole matrix boots
 _CHECKOUT = Path(__file__).parents[3]
 _PACKAGE = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src")
 _REPORT_S = 10
@@ -51,7 +52,8 @@ def releases() -> list[str]:
 
 def sglang_environment(release: str) -> Environment:
     """One release of stock sglang, with the packages its MLX server needs on a Linux CPU."""
-    return environment(_REQUIREMENTS / f"sglang-{release}.txt")
+    name = f"sglang-{release}.txt"
+    return environment((_OTHERS if (_OTHERS / name).is_file() else _REQUIREMENTS) / name)
 
 
 def environment(requirements: Path) -> Environment:

@@ -36,10 +36,10 @@ def arguments_of(release: str) -> tuple[str, ...]:
     return ()
 
 
-def write_model(environment: Environment, folder: Path) -> Path:
-    """Write the tiny model with the environment's Python; this one need not have mlx."""
+def write_model(environment: Environment, folder: Path, kind: str = "dense") -> Path:
+    """Write a model of `tiny_model.KINDS` with the environment's Python, which has mlx."""
     model = folder / "model"
-    command: list[str | Path] = [environment.python, tiny_model.__file__, model]
+    command: list[str | Path] = [environment.python, tiny_model.__file__, model, kind]
     if subprocess.run(command, env=variables(), check=False).returncode:
         raise Failure("the tiny model could not be written")
     return model

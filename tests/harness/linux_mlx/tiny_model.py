@@ -1,12 +1,14 @@
-"""A Qwen3 model small enough for a CPU, with random weights and a tokenizer of whole words.
+"""Models small enough for a CPU, with random weights and a tokenizer of whole words.
 
-Run it as a script with an environment's Python, which has mlx: `tiny_model.py FOLDER`.
+Run it as a script with an environment's Python, which has mlx: `tiny_model.py FOLDER [KIND]`.
 """
 
 import json
 import math
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 _SPECIAL = ("<bos>", "<eos>", "<unk>")
 WORDS = tuple(f"w{number}" for number in range(512 - len(_SPECIAL)))
@@ -38,12 +40,38 @@ _CONFIG = {
     "eos_token_id": 1,
 }
 
+# Every other layer is a gated delta net, which has a state in place of KV.
+_HYBRID = _CONFIG | {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 4,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "partial_rotary_factor": 0.5,
+    "num_experts": 0,
+    "num_experts_per_tok": 1,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [0, 1, 2, 3],
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
 
-def write_tiny_model(folder: Path) -> None:
+KINDS = ("dense", "hybrid")
+
+
+def write_tiny_model(folder: Path, kind: str = "dense") -> None:
     """Write config, weights and tokenizer; the same bytes every time."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(_CONFIG))
-    _write_weights(folder / "model.safetensors")
+    config, write_weights = {
+        "dense": (_CONFIG, _write_weights),
+        "hybrid": (_HYBRID, _write_hybrid_weights),
+    }[kind]
+    (folder / "config.json").write_text(json.dumps(config))
+    write_weights(folder / "model.safetensors")
     _write_tokenizer(folder)
 
 
@@ -82,6 +110,26 @@ def _write_weights(path: Path) -> None:
     mx.save_safetensors(str(path), weights, metadata={"format": "pt"})
 
 
+def _write_hybrid_weights(path: Path) -> None:
+    """The same for a hybrid: mlx-lm's module names its weights."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    qwen3_next: Any = import_module("mlx_lm.models.qwen3_next")
+
+    mx.random.seed(7)
+
+    def weight(name: str, like: mx.array) -> mx.array:
+        if "norm" in name:
+            return mx.ones(like.shape)
+        fan_in = 1 if "embed" in name or like.ndim == 1 else math.prod(like.shape[1:])
+        return mx.random.normal(like.shape) / math.sqrt(fan_in)
+
+    module = qwen3_next.Model(qwen3_next.ModelArgs.from_dict(_HYBRID))
+    weights = {name: weight(name, like) for name, like in tree_flatten(module.parameters())}
+    mx.save_safetensors(str(path), weights, metadata={"format": "pt"})
+
+
 def _write_tokenizer(folder: Path) -> None:
     bos, eos, unknown = _SPECIAL
     vocabulary = {word: number for number, word in enumerate(_VOCABULARY)}
@@ -103,4 +151,4 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_tiny_model(Path(sys.argv[1]))
+    write_tiny_model(Path(sys.argv[1]), *sys.argv[2:])

@@ -25,3 +25,6 @@ UNREAD = dict.fromkeys(
 PREFILL_AND_DECODE = (
     ANY | WITHOUT_CACHE | SAMPLING | REPLICAS | UNREAD | {"quantised-weights": _CASE}
 )
+_HYBRID = "tests/server/test_mlx_hybrid.py"
+MIXED = {"mixed-chunks": _HYBRID}
+HYBRIDS = dict.fromkeys((*ANY, *SAMPLING, "quantised-weights"), _HYBRID) | REPLICAS | UNREAD | MIXED

@@ -1,6 +1,7 @@
 """References to stock's definitions that several patches of this set name."""
 
 MLX = "sglang.srt.hardware_backend.mlx"
+ENVIRONMENT = "sglang.srt.environ"
 RUNNER = f"{MLX}.model_runner:MlxModelRunner"
 
 WRAPPER = f"{MLX}.kv_cache.attention_wrapper"
@@ -23,3 +24,11 @@ CONTIGUOUS = f"{MLX}.kv_cache.contiguous_cache:ContiguousKVCache"
 
 ATTENTION = f"{MLX}.kv_cache.attention_kv_cache:ContiguousAttentionKVCache"
 """The same cache, from 0.5.13 on."""
+
+_PARTS = "sglang.srt.mem_cache.unified_cache.components"
+STOCKS = f"{_PARTS}.mamba:MambaComponent"
+STOCKS_BEFORE = f"{_PARTS}.mamba_component:MambaComponent"
+"""Stock's owner of states in the radix cache: from 0.5.20 on, and from 0.5.17 on."""
+
+STATES_SINCE = (f"{STOCKS}.__init__", f"{STOCKS_BEFORE}.__init__")
+"""Before they were there hybrids on MLX had other faults."""

@@ -1,0 +1,28 @@
+"""``mlx.hybrid-defaults``."""
+
+from ....model.patch import Patch, Variant, Worth
+from ....model.releases import between
+from ..proven import HYBRIDS, WITHOUT_CACHE
+from ..references import ENVIRONMENT, STATES_SINCE
+
+SUPPORTS = "sglang.srt.arg_groups.overrides:supports_mamba_cache_extra_buffer"
+
+PATCH = Patch(
+    id="mlx.hybrid-defaults",
+    only_with=("mlx",),
+    proven_with=HYBRIDS | WITHOUT_CACHE,
+    summary="the default arguments of hybrid models are those that MLX supports",
+    worth=Worth("b", "stock's defaults for a hybrid model end an MLX server at its start"),
+    requires=("mlx.hybrid-cache",),
+    anchors=STATES_SINCE,
+    absent_because="before 0.5.17 hybrids on MLX have other faults",
+    variants=(
+        Variant(
+            releases=between("0.5.17", "0.5.23"),
+            install=f"{__name__}.body:install",
+            targets=(SUPPORTS,),
+            depends=("sglang.srt.arg_groups.overrides:_mamba_radix_cache_resolution",),
+            awaits=(ENVIRONMENT,),
+        ),
+    ),
+)

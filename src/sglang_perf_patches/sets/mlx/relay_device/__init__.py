@@ -1,0 +1,32 @@
+"""``mlx.relay-device``."""
+
+from ....model.patch import Patch, Variant, Worth
+from ....model.releases import between
+from ..proven import MIXED, PREFILL_AND_DECODE
+from ..references import ENVIRONMENT
+
+RESOLVES = "sglang.srt.managers.overlap_utils:resolve_forward_inputs"
+MAKES = "sglang.srt.managers.overlap_utils:FutureMap.__init__"
+
+PATCH = Patch(
+    id="mlx.relay-device",
+    only_with=("mlx",),
+    proven_with=PREFILL_AND_DECODE | MIXED,
+    summary="the tokens that one step hands to the next are on the device of what indexes them",
+    worth=Worth(
+        "b",
+        "without overlap scheduling stock's scheduler dies on a Mac once it decodes two requests",
+    ),
+    upstream_note="sgl-project/sglang#39281 reports it",
+    anchors=(RESOLVES,),
+    absent_because="steps hand over their tokens in another way here",
+    variants=(
+        Variant(
+            releases=between("0.5.13", "0.5.23"),
+            install=f"{__name__}.body:install",
+            targets=(MAKES,),
+            depends=(RESOLVES,),
+            awaits=(ENVIRONMENT,),
+        ),
+    ),
+)

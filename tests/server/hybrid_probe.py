@@ -1,0 +1,28 @@
+"""A plugin that says what a server does with the states of a hybrid model, for the tests.
+
+It prints ``restored`` for each layer whose state a prefill gets. With ``HYBRID_BYTES`` the states
+that no running request uses take at most so many bytes.
+"""
+
+import importlib
+import multiprocessing
+import os
+from typing import Any
+
+STATES = "sglang.srt.hardware_backend.mlx.kv_cache.auxiliary_state"
+
+
+def load() -> None:
+    if multiprocessing.current_process().name == "MainProcess":
+        return
+    states: Any = importlib.import_module(STATES)
+    restore = states._restore_cache
+
+    def says(*words: Any) -> Any:
+        print("restored", flush=True)
+        return restore(*words)
+
+    states._restore_cache = says
+    if "HYBRID_BYTES" in os.environ:
+        body: Any = importlib.import_module("sglang_perf_patches.sets.mlx.hybrid_cache.body")
+        body.MOST_BYTES = int(os.environ["HYBRID_BYTES"])

@@ -1,0 +1,279 @@
+"""A hybrid model on MLX with default arguments: stock dies, and a patched server serves it.
+
+Its replies are those of stock without a radix cache, the only way in which stock serves it. When a
+server is idle, stock itself raises unless each token and each state is free or in the cache.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import tiers
+from linux_mlx.environments import Environment, install_checkout, sglang_environment
+from linux_mlx.patches import live_and_run
+from linux_mlx.processes import Failure
+from linux_mlx.server import Server, running_server, write_model
+
+pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
+
+WHOLE = ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22")
+EACH = pytest.mark.parametrize(
+    "release", [*(pytest.param(each, marks=pytest.mark.whole_matrix) for each in WHOLE), "0.5.23"]
+)
+DIES = {"0.5.22": "extra_buffer requires platform support", "0.5.23": "extra_buffer requires"}
+DEFAULTS = "mlx.hybrid-cache,mlx.hybrid-defaults"
+POLICIES = "mlx,mlx.length-groups,mlx.next-turn,mlx.batched-prefill"
+WAVES = 50
+FEW_WAVES = 15  # in the default tier
+LONG = 4500  # more than a chunk
+STATE_LAYERS = 2
+LIMIT_S = 600
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: its tokens, how many to generate, and whose it is."""
+
+    tokens: tuple[int, ...]
+    count: int
+    tenant: str = ""
+
+
+@dataclass
+class Talk:
+    """What a server was asked and replied.
+
+    Attributes:
+        server: it.
+        replies: request → the tokens of its reply.
+    """
+
+    server: Server
+    replies: dict[Asked, tuple[int, ...]] = field(default_factory=dict)
+
+    def ask(self, asked: Asked) -> int:
+        """Generate; how many tokens of the prompt were cached. A repeated reply is the same."""
+        said = post(self.server, "/generate", body(asked))
+        reply = tuple(said["output_ids"])
+        assert self.replies.setdefault(asked, reply) == reply, "the same request, another reply"
+        return int(said["meta_info"]["cached_tokens"])
+
+    def ask_together(self, asked: Sequence[Asked]) -> list[int]:
+        """Several at once."""
+        with ThreadPoolExecutor(len(asked)) as executor:
+            return list(executor.map(self.ask, asked))
+
+
+@EACH
+def test_a_hybrid_serves_with_its_prefixes(
+    release: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    waves = WAVES if tiers.is_whole(pytestconfig) else FEW_WAVES
+    environment, model = prepared(release, tmp_path)
+    with serving(environment, model, "mlx", tmp_path) as server:
+        talk = Talk(server)
+        found = prefixes_are_found(talk, Random(51))
+        # The runner went on from a state, and did not compute the prompt again.
+        assert server.log.read_text().count("restored\n") == found * STATE_LAYERS
+        random_requests(talk, Random(release), waves)
+        assert len(talk.replies) >= 3 * waves
+        assert "mlx.hybrid-cache" in live_and_run(server, patience_s=15)
+        assert "mlx.kv-arena" in live_and_run(server)
+        is_whole(talk)
+    replies_are_stocks(environment, model, talk, tmp_path)
+
+
+@EACH
+def test_stock_dies(release: str, tmp_path: Path) -> None:
+    environment, model = prepared(release, tmp_path)
+    with (
+        pytest.raises(Failure, match=DIES.get(release, "extra_buffer needs")),
+        serving(environment, model, "none", tmp_path),
+    ):
+        pass
+
+
+@pytest.mark.whole_matrix
+@pytest.mark.parametrize(
+    ("arguments", "model_arguments"),
+    [
+        ("--chunked-prefill-size 64 --enable-mixed-chunk --max-mamba-cache-size 16", ""),
+        ("--chunked-prefill-size -1 --mlx-enable-sampling", "--quantization mlx_q4"),
+    ],
+)
+def test_with_every_patch_of_the_set(arguments: str, model_arguments: str, tmp_path: Path) -> None:
+    """Few slots, small chunks, mixed with decodes; and what else the patch declares."""
+    environment, model = prepared("0.5.23", tmp_path)
+    words = f"{arguments} {model_arguments}".split()
+    with serving(environment, model, POLICIES, tmp_path, *words) as server:
+        talk = Talk(server)
+        random_requests(talk, Random(5))
+        assert "mlx.hybrid-cache" in live_and_run(server, patience_s=15)
+        is_whole(talk)
+    replies_are_stocks(environment, model, talk, tmp_path, *model_arguments.split())
+
+
+@pytest.mark.whole_matrix
+def test_states_take_no_more_than_they_may(tmp_path: Path) -> None:
+    environment, model = prepared("0.5.23", tmp_path)
+    chance = Random(7)
+    with serving(environment, model, DEFAULTS, tmp_path, HYBRID_BYTES="400000") as server:
+        talk = Talk(server)
+        first, *others = (Asked(words(chance, 100), 2) for _ in range(20))
+        for asked in (first, *others):
+            assert talk.ask(asked) == 0
+        # Two states a prompt, each of 39 kB, are in 400 kB for the last five prompts.
+        assert talk.ask(others[-1]) == 64
+        assert talk.ask(others[-4]) == 64
+        assert talk.ask(first) == 0
+
+
+def prefixes_are_found(talk: Talk, chance: Random) -> int:
+    """How much of a prompt the cache has: a state is kept at each 64th token of a new part.
+
+    Returns:
+        how many prompts were found.
+    """
+    again = Asked(words(chance, 300), 2)
+    turn = Asked(words(chance, 180), 32)
+    dropped = Asked(words(chance, 200), 8)
+    system = words(chance, 260)
+    first = Asked(system + words(chance, 26), 4)
+    assert talk.ask_together([again, turn, dropped, first]) == [0, 0, 0, 0]
+    more = words(chance, 40)
+    assert talk.ask(again) == 256
+    assert talk.ask(Asked(turn.tokens + talk.replies[turn] + more, 4)) == 180 + 31
+    assert talk.ask(Asked(dropped.tokens + more, 4)) == 192
+    assert talk.ask(Asked(system + words(chance, 26), 4)) == 256
+    other = Asked(again.tokens, 2, "other")
+    assert talk.ask(other) == 0
+    assert talk.ask(other) == 256
+    return 5
+
+
+def random_requests(talk: Talk, chance: Random, waves: int = WAVES) -> None:
+    """Four at once, of new prompts and of what continues earlier ones; some are aborted."""
+    system = words(chance, 150)
+    for wave in range(waves):
+        asked = [_next(talk, chance, system) for _ in range(3 if wave % 5 == 0 else 4)]
+        if wave == waves // 2:
+            assert "Cache flushed" in post(talk.server, "/flush_cache", None)
+            asked += [Asked(words(chance, LONG), 4)] * (waves == WAVES)
+        if wave % 5:
+            talk.ask_together(asked)
+            continue
+        aborted = Asked(words(chance, 100), 4000)
+        with ThreadPoolExecutor(1) as executor:
+            ended = executor.submit(post, talk.server, "/generate", body(aborted) | {"rid": "x"})
+            talk.ask_together(asked)
+            post(talk.server, "/abort_request", {"rid": "x"})
+            assert ended.result()["meta_info"]["finish_reason"]["type"] == "abort"
+        talk.ask(Asked(aborted.tokens + words(chance, 9), 4))
+
+
+def _next(talk: Talk, chance: Random, system: tuple[int, ...]) -> Asked:
+    count, tenant = chance.randint(1, 12), chance.choice(("", "", "", "other"))
+    kind = chance.choice(("new", "new", "system", "again", "turn", "turn", "dropped"))
+    earlier = [each for each in talk.replies if len(each.tokens) < 500]
+    if kind == "system" or not earlier:
+        return Asked(system + words(chance, chance.randint(1, 60)), count, tenant)
+    if kind == "new":
+        return Asked(words(chance, chance.randint(1, 250)), count, tenant)
+    before = chance.choice(earlier)
+    if kind == "again":
+        return before
+    reply = talk.replies[before] if kind == "turn" else ()
+    return Asked(before.tokens + reply + words(chance, chance.randint(1, 60)), count, tenant)
+
+
+def is_whole(talk: Talk) -> None:
+    """Nothing is left in the pools: else stock refuses the flush, or raises when it is idle."""
+    assert "Cache flushed" in post(talk.server, "/flush_cache", None)
+    asked = next(iter(talk.replies))
+    assert talk.ask(asked) == 0
+    assert "leak" not in talk.server.log.read_text()
+
+
+def replies_are_stocks(
+    environment: Environment, model: Path, talk: Talk, folder: Path, *arguments: str
+) -> None:
+    """Ask stock without a radix cache the same; the oldest releases serve only with the patches."""
+    is_old = any(each in environment.folder.name for each in ("0.5.17", "0.5.18"))
+    selection = DEFAULTS if is_old else "none"
+    without = ("--disable-radix-cache", *arguments)
+    with serving(environment, model, selection, folder, *without) as server:
+        stock = Talk(server)
+        asked = list(talk.replies)
+        for at in range(0, len(asked), 8):
+            stock.ask_together(asked[at : at + 8])
+    different = [each for each in asked if stock.replies[each] != talk.replies[each]]
+    assert not different, f"{len(different)} of {len(asked)}"
+
+
+def prepared(release: str, folder: Path) -> tuple[Environment, Path]:
+    """A release's environment with this checkout, and a hybrid model."""
+    environment = sglang_environment(release)
+    install_checkout(environment)
+    return environment, write_model(environment, folder, "hybrid")
+
+
+@contextmanager
+def serving(
+    environment: Environment,
+    model: Path,
+    selection: str,
+    folder: Path,
+    *arguments: str,
+    **settings: str,
+) -> Iterator[Server]:
+    """A server with that selection of patches, and `hybrid_probe`."""
+    plugin = folder / "hybrid_probe-1.dist-info"
+    plugin.mkdir(exist_ok=True)
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: hybrid-probe\nVersion: 1\n")
+    (plugin / "entry_points.txt").write_text("[sglang.srt.plugins]\nprobe = hybrid_probe:load\n")
+    with running_server(
+        environment,
+        model,
+        selection=selection,
+        log=folder / f"{len(arguments)}-{selection}.log",
+        arguments=arguments,
+        settings=settings,
+        python_path=(folder, Path(__file__).parent),
+    ) as server:
+        yield server
+
+
+def body(asked: Asked) -> dict[str, Any]:
+    """The request's content."""
+    sampling = {"temperature": 0, "max_new_tokens": asked.count, "ignore_eos": True}
+    tenant = {"extra_key": asked.tenant} if asked.tenant else {}
+    return {"input_ids": list(asked.tokens), "sampling_params": sampling, **tenant}
+
+
+def post(server: Server, path: str, content: Any) -> Any:
+    """What the server replies: JSON if it is that, else text."""
+    request = urllib.request.Request(
+        server.url + path,
+        data=json.dumps(content).encode() if content is not None else b"",
+        headers={"Content-Type": "application/json"},
+        method="POST",
+    )
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(request, timeout=LIMIT_S) as reply:
+        text = reply.read().decode()
+    return json.loads(text) if text.startswith("{") else text
+
+
+def words(chance: Random, count: int) -> tuple[int, ...]:
+    """Tokens that are words."""
+    return tuple(chance.randrange(3, 500) for _ in range(count))

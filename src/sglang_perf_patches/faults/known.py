@@ -369,8 +369,8 @@ SYMPTOMS = (
     ),
     Symptom(
         "the GPU idles during a short prefill of DeepSeek-V2-Lite on 0.5.23",
-        "stock's `--cuda-graph-backend-prefill full`, experimental: `doctor` prints how to "
-        "measure it",
+        "stock's `--cuda-graph-backend-prefill full`, experimental, with other values: `doctor` "
+        "prints how to measure it",
     ),
     Symptom(
         "speculative decoding waits for the GPU at each step",

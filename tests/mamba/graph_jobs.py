@@ -35,6 +35,7 @@ from sglang_perf_patches.sets.mamba.gdn_prefill_graph import (
     PATCH,
     chunk_tables,
     kernel_break,
+    one_request,
     prefill_tables,
 )
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
@@ -44,7 +45,7 @@ from sglang_perf_patches.verify.mamba.harness import alike
 from sglang_perf_patches.verify.mamba.rig import Rig, called
 from sglang_perf_patches.verify.mamba.runner import Runner
 from tests.proof.mamba import fake_cuda_graph, flashinfer
-from tests.proof.mamba.gdn_prefill_graph import with_breaks
+from tests.proof.mamba.gdn_prefill_graph import ONE, WithOne, with_breaks
 from tests.proof.mamba.harness import Counted, counted_gdn
 
 PREFILL_GRAPH = PATCH.id
@@ -323,6 +324,36 @@ def broken_breaks() -> dict[str, str]:
                 replayed = with_breaks(play).replayed
                 count = alike((PREFILL_GRAPH,), replayed, [wanted], most=None)
                 errors[name] = f"equal: {count}"
+            except AssertionError as different:
+                errors[name] = f"different: {different}"
+        _off()
+    return errors
+
+
+def broken_one() -> dict[str, str]:
+    """The same where the kernel of one request is in the graph."""
+    one = one_request.OneRequest
+    fill = one.fill
+
+    def changed(name: str) -> Any:
+        def wrong(self: Any, live: Any) -> None:
+            fill(self, live)
+            getattr(self, name).add_(1)
+
+        return wrong
+
+    breaks: dict[str, tuple[str, Any]] = {
+        "any split": ("takes", lambda _, live: len(live.slots) == 1 and bool(live.at_chunks)),
+        "another slot": ("fill", changed("slot")),
+        "kept in another slot": ("fill", changed("target")),
+        "another end": ("fill", changed("starts")),
+    }
+    errors = {}
+    for name, (attribute, wrong) in breaks.items():
+        with mock.patch.object(one, attribute, wrong):
+            try:
+                replayed = WithOne(counted_gdn()).replayed
+                errors[name] = f"equal: {alike((PREFILL_GRAPH,), replayed, ONE[:1], most=None)}"
             except AssertionError as different:
                 errors[name] = f"different: {different}"
         _off()

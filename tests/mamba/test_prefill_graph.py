@@ -118,3 +118,11 @@ def test_a_broken_break_is_found(found: Found, release: str) -> None:
     errors = found(release, "graph_jobs", "parts")["broken_breaks"]
     assert all(each.startswith("different: ") for each in errors.values()), errors
     assert len(errors) == 5
+
+
+@pytest.mark.whole_matrix  # the proof's replays four times more
+@EACH
+def test_a_broken_graph_of_one_request_is_found(found: Found, release: str) -> None:
+    errors = found(release, "graph_jobs", "broken_one")
+    assert all(each.startswith("different: ") for each in errors.values()), errors
+    assert len(errors) == 4

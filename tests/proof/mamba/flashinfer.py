@@ -13,20 +13,26 @@ from typing import Any
 
 import torch
 
-from tests.proof.mamba import waits
+from tests.proof.mamba import fake_cuda_graph, waits
 
 
-def kernel(counter: waits.Counter) -> Any:
+def kernel(counter: waits.Counter, *, is_captured: bool = False) -> Any:
     """Stock's FlashInferGDNKernel, as it is on a Hopper GPU but for the kernel.
 
     Args:
         counter: of the device's tensors. A kernel's reads are no waits.
+        is_captured: whether the call of one request may be in a graph, with unused rows.
     """
     module = importlib.import_module("sglang.srt.layers.attention.linear.kernels.gdn_flashinfer")
     stocks = object.__new__(module.FlashInferGDNKernel)
     stocks.use_state_pool = stocks._prefill_needs_fp32_state = False
-    stocks._prefill_fn = lambda **arguments: _prefill(counter, **arguments)
+    stocks._prefill_fn = lambda **arguments: _prefill(counter, is_captured, **arguments)
     return stocks
+
+
+def chunk_length(tokens: int) -> int:
+    """Into chunks of how many tokens one request is split where the call may be captured."""
+    return 64 if tokens <= 68 else 128
 
 
 def is_whole(requests: int) -> bool:
@@ -34,13 +40,24 @@ def is_whole(requests: int) -> bool:
     return requests > 1
 
 
-def _prefill(counter: waits.Counter, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    with counter.paused():
-        _gated_delta_rule(**arguments)
+def _prefill(
+    counter: waits.Counter, is_captured: bool, **arguments: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    def run() -> None:
+        with counter.paused():
+            _gated_delta_rule(is_captured, **arguments)
+
+    tape = fake_cuda_graph.Tape.recording
+    if tape is None:
+        run()
+    else:
+        assert is_captured, "the kernel is called within a capture"
+        tape.steps.append(run)
     return arguments["output"], arguments["output_state"]
 
 
 def _gated_delta_rule(
+    is_captured: bool,
     *,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -73,7 +90,10 @@ def _gated_delta_rule(
     assert not use_qk_l2norm_in_kernel
     assert cu_seqlens.dtype == torch.int64
     assert ends[0] == 0
-    assert ends[-1] == tokens
+    if is_captured and requests == 1:
+        assert not any(rows[ends[-1] :].any() for rows in (q, k, v))
+    else:
+        assert ends[-1] == tokens
     assert g.shape == beta.shape == (tokens, heads)
     assert g.dtype == beta.dtype == torch.float32
     assert output.shape == v.shape
@@ -85,7 +105,8 @@ def _gated_delta_rule(
     every = checkpoint_every_n_tokens
     assert (every > 0) == (state_checkpoints is not None) == (checkpoint_cu_starts is not None)
     first = checkpoint_cu_starts.tolist() if checkpoint_cu_starts is not None else []
-    picked = 1 + (requests * 7 + tokens) % 5 / 8
+    split = chunk_length(tokens) // 64 if is_captured and requests == 1 else tokens
+    picked = 1 + (requests * 7 + split) % 5 / 8
     for row in range(requests):
         state = initial_state[row].clone()
         for count, token in enumerate(range(ends[row], ends[row + 1]), 1):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest import mock
+
+from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body, one_request
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import some
 from sglang_perf_patches.verify.mamba.cases import Batch, Request
@@ -44,4 +48,55 @@ def replays_with_breaks(inputs: Inputs) -> int:
     return alike((PATCH,), counted, some(inputs, BREAKS), most=None)
 
 
-CHECKS = {"replays with breaks": replays_with_breaks}
+ONE = (
+    replays_of(
+        Batch((Request(70, 64),)),
+        # more requests, a split of another length, a state after the last token, none, and all rows
+        Batch((Request(30, tracked=False), Request(5, 64, tracked=False))),
+        Batch((Request(66),)),
+        Batch((Request(64),)),
+        Batch((Request(72, tracked=False),)),
+        Batch((Request(75),)),
+        loads=True,
+    ),
+    replays_of(Batch((Request(70, 64),)), smaller=(8, 16, 32, 64)),  # too many buckets
+)
+TAKEN = [True, False, False, False, False, True, False]
+"""Which batches of `ONE` replay a graph of one request."""
+
+
+class WithOne(Captured):
+    """Replays where the kernel of one request is in a graph too.
+
+    Attributes:
+        taken: whether each batch that was replayed took it.
+    """
+
+    def __init__(self, play: Counted) -> None:
+        kernel = flashinfer.kernel(play.counter, is_captured=True)
+        super().__init__(play, kernel, flashinfer.is_whole)
+        self.taken: list[bool] = []
+
+    def replayed(self, wanted: Any) -> Any:
+        """As `Captured.replayed`."""
+        length = flashinfer.chunk_length
+        with mock.patch.object(one_request, "chunk_length", return_value=length):
+            return super().replayed(wanted)
+
+    def _left(self, batch: Any) -> dict[str, Any]:
+        tables = body._tables_of(self.play.rig.backend.forward_metadata)
+        if tables is not None:
+            self.taken.append(tables.has_one)
+        return super()._left(batch)
+
+
+def replays_with_one(inputs: Inputs) -> int:
+    """The kernel of one request is in the graph."""
+    captured, wanted = WithOne(counted_gdn()), some(inputs, ONE)
+    count = alike((PATCH,), captured.counted, wanted, most=None)
+    if len(wanted) == len(ONE) and captured.taken != TAKEN:
+        raise AssertionError(f"graphs of one request: {captured.taken}, not {TAKEN}")
+    return count
+
+
+CHECKS = {"replays with breaks": replays_with_breaks, "replays with one": replays_with_one}

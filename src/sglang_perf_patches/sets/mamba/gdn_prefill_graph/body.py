@@ -7,7 +7,8 @@ depends on the batch's shapes, keeping tracked states, is done next to it.
 
 There are two kinds of tables. With Triton's kernel (`chunk_tables`) the whole layer is captured.
 FlashInfer's kernel picks its algorithm by the batch. So the graph breaks at the kernel's call, and
-all else of the layer is captured (`kernel_break`).
+all else of the layer is captured (`kernel_break`). With few buckets a second graph also has that
+call, for a batch of one request (`one_request`).
 
 A batch that the tables can't hold replays a second graph of its bucket, which is stock's own with
 its breaks. Buckets that gain little have stock's graph only.
@@ -15,7 +16,9 @@ its breaks. Buckets that gain little have stock's graph only.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 SHORT = 2048
 """Tokens up to which layers are captured. The kernels of longer prefills take longer than their
 launches, so nothing is gained, and the graphs of those take most of the memory."""
+FEW = 4
+"""Buckets of up to `SHORT` tokens with which a server also captures graphs of one request: each
+takes some two seconds of its boot."""
 _TAKING_PART: WeakSet[Any] = WeakSet()
 """Stock's hybrid backends whose layers may be captured. A runner holds one for as long as it may
 replay what it captured."""
@@ -35,6 +41,8 @@ _CAPTURING = "_sglang_perf_patches_capturing"
 """On a backend while layers are captured on tables: whether the bucket has no graph of stock's."""
 _TABLES = "_sglang_perf_patches_tables"
 """On the metadata of a captured prefill."""
+_AGAIN = "_sglang_perf_patches_again"
+"""On a backend while a bucket is captured a second time: the metadata of the first."""
 
 
 def install(patching: Patching) -> None:
@@ -108,7 +116,7 @@ def _supports(patching: Patching) -> Any:
 
 
 def _take_part(patching: Patching) -> Any:
-    from . import ranks
+    from . import one_request, ranks
 
     gdn = patching.get(GDN)
 
@@ -120,7 +128,9 @@ def _take_part(patching: Patching) -> Any:
             if takes_part and isinstance(backend, gdn):
                 _TAKING_PART.add(self)
                 kind = tables_for(backend).__name__
-                ranks.announce(backend, (SHORT, kind, _rows(patching, backend)))
+                version = one_request.flashinfer_version()
+                state = (SHORT, FEW, kind, _rows(patching, backend), version)
+                ranks.announce(backend, state)
 
         return __init__
 
@@ -158,13 +168,19 @@ def _capture_one_shape(patching: Patching) -> Any:
                 if len(stocks) != 1:
                     patching.gate("the runner keeps its graphs elsewhere")
                     return
-            setattr(backend, _CAPTURING, not stocks)
-            try:
+            is_few = sum(each <= SHORT for each in self.capture_num_tokens) <= FEW
+            before = dict(graphs)
+            with _set(backend, _CAPTURING, not stocks):
                 inner(self, size, **kwargs)
-            finally:
-                delattr(backend, _CAPTURING)
-            for key, graph in stocks.items():
-                graphs[key] = _Either(backend, graphs[key], graph)
+                for key in [key for key, made in graphs.items() if made is not before.get(key)]:
+                    ours, one = graphs[key], None
+                    metadata = self.attn_metadata_buffers[key]
+                    if is_few and _tables_of(metadata).prepare_one(backend, patching.module):
+                        with _set(backend, _AGAIN, metadata):
+                            inner(self, size, **kwargs)
+                        one = graphs[key]
+                    if stocks or one:
+                        graphs[key] = _Either(backend, ours, stocks.get(key), one)
 
         return capture_one_shape
 
@@ -178,16 +194,31 @@ def _leaves_some(runner: Any, size: int, rows: int, backend: Any) -> bool:
     return rows < most or not tables_for(backend).rounds_alike(least, size)
 
 
-class _Either:
-    """The two graphs of a bucket: replays the one that the metadata of a batch is made for."""
+@contextlib.contextmanager
+def _set(backend: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute of a backend within a block."""
+    setattr(backend, name, value)
+    try:
+        yield
+    finally:
+        delattr(backend, name)
 
-    def __init__(self, backend: Any, ours: Any, stocks: Any) -> None:
+
+class _Either:
+    """The graphs of a bucket: replays the one that the metadata of a batch is made for."""
+
+    def __init__(self, backend: Any, ours: Any, stocks: Any, one: Any) -> None:
         self._backend = backend
         self._ours = ours
         self._stocks = stocks
+        self._one = one
 
     def replay(self) -> None:
-        (self._ours if _is_active(self._backend) else self._stocks).replay()
+        tables = _tables_of(self._backend.forward_metadata)
+        if tables is None:
+            self._stocks.replay()
+        else:
+            (self._one if tables.has_one else self._ours).replay()
 
 
 def _capture(patching: Patching) -> Any:
@@ -197,6 +228,10 @@ def _capture(patching: Patching) -> Any:
         if not hasattr(self, _CAPTURING):
             self.init_forward_metadata(forward_batch)
             return None  # stock breaks the graph at the layers, as usual
+        if hasattr(self, _AGAIN):
+            again = getattr(self, _AGAIN)
+            _fill(patching, self, again, forward_batch)
+            return again
         exec_context = patching.module("sglang.srt.runtime_context").get_exec()
         tables = tables_for(self)(
             tokens=forward_batch.extend_num_tokens,

@@ -11,7 +11,6 @@ Needs torch: imported by the install function only.
 from __future__ import annotations
 
 import copy
-import importlib.metadata
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 
-from . import BREAKABLE
+from . import BREAKABLE, one_request
 from .prefill_tables import Tables
 
 _PER_TOKEN = ("q", "k", "v", "g", "beta", "output")
@@ -90,11 +89,7 @@ def stays(own: Any, heads: int, device: Any) -> Callable[[int], bool]:
         heads: of a state.
         device: of the states.
     """
-    try:
-        version = importlib.metadata.version("flashinfer-python")
-    except importlib.metadata.PackageNotFoundError:
-        version = ""
-    if version not in _IN_PLACE:
+    if one_request.flashinfer_version() not in _IN_PLACE:
         return lambda _: False
     theirs: Any = sys.modules[own._prefill_fn.__module__]
     units, name = theirs.get_device_sm_count(device), theirs.get_device_name(device)
@@ -113,11 +108,14 @@ class BreakTables(Tables):
 
     Attributes:
         live: the batch that the kernel's call reads, set before each replay.
+        one: what the kernel reads in a graph of one request; None where there is no such graph.
     """
 
     MOST = 256  # a request costs little: the kernel's call has the batch's own
     live: Live
+    one: one_request.OneRequest | None = None
     _own: Any = None  # the server's FlashInferGDNKernel
+    _captures_one = False
 
     @classmethod
     def unserved(cls, backend: Any, modules: Any) -> str | None:
@@ -133,8 +131,22 @@ class BreakTables(Tables):
     def begin(self, backend: Any, forward_batch: Any) -> torch.Tensor:
         """As `Tables.begin`."""
         self.live = live(backend, forward_batch)
+        self.has_one = self.one is not None and self.one.takes(self.live)
+        if self.one is not None and self.has_one:
+            self.one.fill(self.live)
         slots: torch.Tensor = self.live.metadata.mamba_cache_indices
         return slots
+
+    def prepare_one(self, backend: Any, modules: Any) -> bool:
+        """As `Tables.prepare_one`: from now on the kernel's calls are captured too."""
+        every = int(modules("sglang.srt.runtime_context").mamba_cache_chunk_size())
+        states = backend.req_to_token_pool.mamba_pool.mamba_cache.temporal
+        length = one_request.chunk_length(self._own, states.shape[2], states.device)
+        if length is None or not self.tracks or self.tokens < every:
+            return False
+        self.one = one_request.OneRequest(self.tokens, every, length, self._stay(1), states.device)
+        self._captures_one = True
+        return True
 
     def kernel(self, backend: Any, modules: Any) -> Any:
         """These tables, whose `extend` stands in for the kernel's."""
@@ -172,6 +184,10 @@ class BreakTables(Tables):
     def _prefill(self, states: torch.Tensor) -> Callable[..., Any]:
         def prefill(**kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
             rows = [kwargs.pop(name) for name in _PER_TOKEN]
+            if self._captures_one and self.one is not None:
+                of_token = dict(zip(_PER_TOKEN, rows, strict=True))
+                self.one.run(self._own._prefill_fn, states, kwargs, of_token)
+                return rows[-1], kwargs["output_state"]
             self._break(*rows, lambda *now: self._run(states, kwargs, *now))
             return rows[-1], kwargs["output_state"]
 

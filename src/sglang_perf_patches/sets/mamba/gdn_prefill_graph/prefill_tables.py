@@ -59,6 +59,7 @@ class Tables(ABC):
         slots: where each request's states are, of shape ``[requests]``; `NOBODY` where none is.
         layers: the layers that were captured on them.
         alone: whether a batch that does not fit has no other graph.
+        has_one: whether the batch in them has a graph of its own, see `one_request`.
     """
 
     MOST = 0
@@ -94,6 +95,7 @@ class Tables(ABC):
         self._destinations = self.slots.new_zeros(requests, dtype=torch.int64)
         self.layers: list[int] = []
         self.alone = True
+        self.has_one = False
 
     # -- what the kinds of tables differ in ---------------------------------------------------
 
@@ -119,6 +121,10 @@ class Tables(ABC):
     def kernel(self, backend: Any, modules: Any) -> Any:
         """The kernel of the delta rule that a captured layer calls."""
         return backend.kernel_dispatcher.extend_kernel
+
+    def prepare_one(self, backend: Any, modules: Any) -> bool:
+        """Prepare for a second capture, see `one_request`; False if there is to be none."""
+        return False
 
     def keep_states(self, at_chunks: torch.Tensor, states: torch.Tensor) -> None:  # noqa: B027  (a kind need not)
         """Keep the tracked recurrent states within the graph.

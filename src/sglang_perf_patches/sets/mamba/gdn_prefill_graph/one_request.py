@@ -1,0 +1,142 @@
+"""FlashInfer's kernel of the delta rule inside the graph, for a batch of one request.
+
+The kernel's Python picks an algorithm by three numbers. With one request two of them do not depend
+on the batch: whether the sequence is split among blocks of threads, and the variant of each kernel.
+The third is the length of a split's chunks, which follows from the number of tokens. So where the
+batch's tokens and the bucket's give the same length, a call with the bucket's rows and the batch's
+offsets computes the same. Rows past the batch are zero, as they are past the end of a tensor.
+
+Everything that the kernel reads is here at fixed addresses; FlashInfer keeps its own scratch memory
+(`_cache_buf_retired`). A batch that keeps no state at a chunk, or one after its last token, takes
+another variant of the kernel, so it replays the graph with breaks.
+
+Needs torch: imported by the install function only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_LENGTHS = "flashinfer.gdn_kernels.delta_rule_dsl.varlen_helper"
+_READ = ("0.7.2",)
+"""Versions of FlashInfer of which the above was read, and compared on a GPU."""
+
+
+def flashinfer_version() -> str:
+    """The installed version of FlashInfer; "" if it is not installed."""
+    try:
+        return importlib.metadata.version("flashinfer-python")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def chunk_length(own: Any, heads: int, device: Any) -> Callable[[int], int] | None:
+    """A function of a request's tokens: the tokens of a chunk into which FlashInfer splits it.
+
+    Args:
+        own: the FlashInferGDNKernel.
+        heads: of a state.
+        device: of the states.
+
+    Returns:
+        None if it is not known of this FlashInfer.
+    """
+    if flashinfer_version() not in _READ:
+        return None
+    theirs: Any = sys.modules[own._prefill_fn.__module__]
+    choose = importlib.import_module(_LENGTHS).choose_cp_chunk_len_host
+    units = theirs.get_device_sm_count(device)
+    options = {
+        "device_capability": theirs.get_compute_capability(device),
+        "device_name": theirs.get_device_name(device),
+    }
+    return lambda tokens: int(choose(tokens, heads, units, total_seqlen=tokens, **options))
+
+
+class OneRequest:
+    """What the kernel reads in a graph of one request.
+
+    Attributes:
+        starts: ``cu_seqlens``, int64 of shape ``[2]``.
+        slot: where its states are, int64 of shape ``[1]``.
+        checkpoints: ``checkpoint_cu_starts``, int64 of shape ``[2]``.
+        source: which of the states at chunks is kept, int64 of shape ``[1]``.
+        target: in which slot, int64 of shape ``[1]``.
+    """
+
+    def __init__(
+        self, tokens: int, every: int, length: Callable[[int], int], is_whole: bool, device: Any
+    ) -> None:
+        """Allocate.
+
+        Args:
+            tokens: the bucket.
+            every: tokens between the states that the kernel keeps.
+            length: see `chunk_length`.
+            is_whole: whether one request's states may be updated in place.
+            device: of the states.
+        """
+        self._tokens = tokens
+        self._every = every
+        self._length = length
+        self._is_whole = is_whole
+        self._rows = torch.arange(tokens, device=device).view(-1, 1, 1)
+        held = torch.zeros(8, dtype=torch.int64, device=device)
+        self.starts, self.checkpoints = held[:2], held[2:4]
+        self.slot, self.source, self.target = held[4:5], held[5:6], held[6:7]
+        self.starts[1] = tokens
+        self.checkpoints[1] = tokens // every
+
+    def takes(self, live: Any) -> bool:
+        """Whether a batch, see `kernel_break.Live`, gives the same bits in this graph."""
+        return (
+            len(live.slots) == 1
+            and live.at_chunks is not None
+            and live.final is None
+            and live.metadata.state_checkpoint_every_n_tokens == self._every
+            and self._length(live.tokens) == self._length(self._tokens)
+        )
+
+    def fill(self, live: Any) -> None:
+        """Have the graph read a batch that it takes."""
+        self.starts.copy_(live.starts)
+        self.slot.copy_(live.slots)
+        self.checkpoints.copy_(live.metadata.state_checkpoint_cu_starts)
+        source, target = live.at_chunks
+        self.source.copy_(source)
+        self.target.copy_(target)
+
+    def run(
+        self,
+        prefill: Callable[..., Any],
+        states: torch.Tensor,
+        kwargs: dict[str, Any],
+        rows: dict[str, torch.Tensor],
+    ) -> None:
+        """Call the kernel, then keep the state at a chunk: what a capture takes note of."""
+        unused = self._rows >= self.starts[1]
+        for name in ("q", "k", "v"):
+            rows[name] = rows[name].masked_fill(unused, 0)
+        kept = states.new_empty((self._tokens // self._every, *states.shape[1:]))
+        kwargs = kwargs | rows
+        kwargs |= {
+            "cu_seqlens": self.starts,
+            "state_checkpoints": kept,
+            "checkpoint_cu_starts": self.checkpoints,
+            "checkpoint_every_n_tokens": self._every,
+        }
+        if self._is_whole:
+            kwargs |= {"initial_state": states, "output_state": states, "state_indices": self.slot}
+            prefill(**kwargs)
+        else:
+            before = states.index_select(0, self.slot)
+            after = torch.empty_like(before)
+            prefill(**kwargs | {"initial_state": before, "output_state": after})
+            states.index_copy_(0, self.slot, after)
+        states.index_copy_(0, self.target, kept.index_select(0, self.source))

@@ -61,8 +61,10 @@ PATCH = Patch(
     only_with=("mlx", "states"),
     # Without a prefix cache too: 0.5.17 does not start at all.
     proven_with=HYBRIDS | WITHOUT_CACHE,
-    summary="hybrid models serve with the radix cache, and their prefixes are found again",
-    worth=Worth("b", "no hybrid serves on stock's MLX with the radix cache: the warm-up dies"),
+    summary="hybrid models run on MLX with the radix cache, and find their prefixes again",
+    worth=Worth(
+        "b", "with a hybrid model and the radix cache, stock's MLX server dies in its warm-up"
+    ),
     anchors=STATES_SINCE,
     absent_because="before 0.5.17 hybrids on MLX have other faults",
     variants=(

@@ -12,7 +12,7 @@ PATCH = Patch(
     id="mlx.relay-device",
     only_with=("mlx",),
     proven_with=PREFILL_AND_DECODE | MIXED,
-    summary="the tokens that one step hands to the next are on the device of what indexes them",
+    summary="on MLX, keeps the tokens passed from step to step on the device that indexes them",
     worth=Worth(
         "b",
         "without overlap scheduling stock's scheduler dies on a Mac once it decodes two requests",

@@ -26,11 +26,9 @@ def metadata(inputs: Inputs) -> int:
 
 
 def forwards(_: Inputs) -> int:
-    """Outputs and states; on an old release mamba.zero-sync spares the other waits."""
+    """Outputs and states."""
     scenarios = harness.prefills("mamba.mamba", PREFIX, FORWARDS["no mask"])[:1]
     run = harness.of(Mamba2()).forwards
-    if harness.is_old():
-        return alike((PATCH, "mamba.zero-sync"), run, scenarios)
     return alike((PATCH,), run, scenarios, most=None)
 
 

@@ -2,7 +2,7 @@
 
 from ....model.patch import Patch, Variant, Worth
 from ....model.releases import between
-from ..proven import ALL
+from ..proven import ALL, TEXT
 from ..references import LISTS, METADATA
 
 MAMBA2 = f"{METADATA}:Mamba2Metadata"
@@ -23,7 +23,15 @@ def _variant(releases: tuple[str, ...], install: str) -> Variant:
 PATCH = Patch(
     id="mamba.mamba2-chunk-indices",
     only_with=("states", "prefills"),
-    proven_with=dict.fromkeys(ALL, "verify"),
+    # It reads a prefill's lists alone. What is no plain or mixed prefill, whose lists the scheduler
+    # passed whole, runs stock's code (`host.prefill`).
+    proven_with={
+        **dict.fromkeys((*ALL, "hierarchical-cache", "no-radix-cache", "mixed-chunks"), "verify"),
+        **dict.fromkeys(
+            ("sessions", "other-tracking", "prefill-server", "eagle", "lora"), "verify"
+        ),
+        **TEXT,
+    },
     summary="computes Mamba2's logical chunks on the host, without a sync",
     worth=Worth(
         "a",

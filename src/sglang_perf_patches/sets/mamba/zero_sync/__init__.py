@@ -2,7 +2,7 @@
 
 from ....model.patch import Marker, Patch, Variant, Worth
 from ....model.releases import between
-from ..proven import ALL
+from ..proven import ALL, RANKS
 from ..references import (
     ATTENTION,
     BASE,
@@ -20,7 +20,7 @@ FLA = f"{ATTENTION}.fla"
 PATCH = Patch(
     id="mamba.zero-sync",
     only_with=("states", "prefills"),
-    proven_with=dict.fromkeys((*ALL, "mixed-chunks", "no-radix-cache"), "verify"),
+    proven_with=dict.fromkeys((*ALL, *RANKS, "mixed-chunks", "no-radix-cache"), "verify"),
     summary="builds a prefill's mamba metadata from the host's lists, without a sync",
     worth=Worth("c", "sgl-project/sglang#20522"),
     upstream=("sgl-project/sglang#20522",),

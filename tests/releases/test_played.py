@@ -37,6 +37,7 @@ TOGETHER = (
     | {"draft-vocabulary", "sessions", "mixed-chunks", "no-radix-cache"},
     {"decode-server", "retracted-in-tensors"},
     {"prefill-server"},
+    {"two-batch-overlap"},
 )
 """Features that one server has on, apart from all others, which another one has."""
 NOT_THERE = {("context-parallel", "0.5.11"), ("context-parallel", "0.5.14")}

@@ -19,6 +19,7 @@ BESIDE = dict.fromkeys(
 DECODING = {
     **BESIDE,
     "decode-server": "verify",
+    "two-batch-overlap": "verify",  # it splits a forward, after the queue has its batch
     "whole-prefills": "verify",
     "quantised-kv": "verify",
     "no-radix-cache": "verify",
@@ -40,6 +41,7 @@ PREFIXES = {
     "whole-prefills": "verify",
     "mixed-chunks": "verify",
     **dict.fromkeys(("dp-attention", "multimodal", "prefill-server", "no-window-pool"), "verify"),
+    "two-batch-overlap": "verify",
     **dict.fromkeys(("pages", "draft-trees", "tracked-states"), _CACHES),
     "hierarchical-cache": _HOSTED,
 }

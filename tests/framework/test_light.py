@@ -12,6 +12,7 @@ from throwaway import Throwaway
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import downloads
+from tests.proof import OF_RUNNER
 
 LOADED = """
 import json, sys
@@ -122,7 +123,7 @@ from sglang_perf_patches import plugin; plugin.load()
 files = {name.partition(":")[0] for name in looked}
 assert files and all("mlx" in name or "model_runner" in name for name in files), files
 """
-    loaded(throwaway, script, **with_release(throwaway, newest, SGLANG_PERF_PATCHES="mlx"))
+    loaded(throwaway, script, **with_release(throwaway, newest, SGLANG_PERF_PATCHES=OF_RUNNER))
 
 
 def test_python_under_run_without_sglang_imports_nothing_of_ours(throwaway: Throwaway) -> None:

@@ -137,6 +137,8 @@ def off() -> dict[str, Any]:
     from attributes import describe, held, patched_modules
     from sglang.srt.plugins import load_plugins
 
+    from tests.proof import OF_RUNNER
+
     if os.environ.get("LOAD_PLUGINS"):
         load_plugins()
     modules = [import_module(name) for name in patched_modules()]
@@ -146,7 +148,7 @@ def off() -> dict[str, Any]:
     }
     sglang_perf_patches.deactivate()
     before = held(modules)
-    report = sglang_perf_patches.activate("mlx", strict=True)
+    report = sglang_perf_patches.activate(OF_RUNNER, strict=True)
     results["live"] = [patch.id for patch in report.patches if patch.state == "live"]
     results["changed"] = sorted(name for name, now in held(modules).items() if now != before[name])
     sglang_perf_patches.deactivate()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from linux_mlx.environments import install_checkout, sglang_environment
+from tests.proof import OF_RUNNER
 
 Found = Callable[..., Any]
 
@@ -46,7 +47,7 @@ def test_deactivate_puts_the_identical_objects_back(found: Found, release: str) 
 @pytest.mark.parametrize("release", ["0.5.23"], indirect=True)
 def test_on_the_attributes_differ(found: Found, release: str) -> None:
     """Otherwise the two tests above could not fail."""
-    on = found(release, "off", LOAD_PLUGINS="1", SGLANG_PERF_PATCHES="mlx")
+    on = found(release, "off", LOAD_PLUGINS="1", SGLANG_PERF_PATCHES=OF_RUNNER)
     off = found(release, "off", LOAD_PLUGINS="1", SGLANG_PERF_PATCHES="none")
     differing = {k for k in on["attributes"] if on["attributes"][k] != off["attributes"].get(k)}
     assert CORE in differing

@@ -17,6 +17,8 @@ from sglang_perf_patches.model.patch import room_of
 from sglang_perf_patches.verify import Check, Inputs, child
 
 _OF_SCHEDULER = ("mlx.hybrid-cache", "mlx.hybrid-defaults", "mlx.relay-device")
+OF_RUNNER = "mlx" + "".join(f",-{patch}" for patch in _OF_SCHEDULER)
+"""The selection of the other mlx patches that are on by default."""
 
 
 def needs_no_scheduler(patch_id: str) -> bool:

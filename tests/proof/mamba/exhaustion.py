@@ -87,7 +87,7 @@ def sending(random: Random) -> Shape:
 
 def hosted(random: Random) -> Shape:
     """The same, or the same with drafts, with a hierarchical cache whose copies take their time."""
-    drawn = random.choice((shape, drafting, late))(random)
+    drawn = replace(random.choice((shape, drafting))(random), lazy=False)
     return Hosted(
         **asdict(drawn),
         ratio=random.choice((1.0, 1.5, 3.0)),
@@ -185,25 +185,6 @@ def chunks_backed_up() -> HybridServer:
     return server
 
 
-def drafts_backed_up() -> HybridServer:
-    """sgl-project/sglang#34676: three requests with drafts, 16 slots, of which many are pinned."""
-    server = served(
-        Hosted("unified", tracked=True, lazy=True, slots=16, rows=3, drafts=4, delay=60)
-    )
-    for number in range(20):
-        server.submit([11 + number] * 50 + [9] * 20, 60)
-    return server
-
-
-def late_buffers_backed_up() -> HybridServer:
-    """sgl-project/sglang#40416: a prompt's states are on their way, and it goes on."""
-    server = served(
-        Hosted("unified", tracked=True, lazy=True, slots=3, rows=1, chunk=128, delay=20)
-    )
-    server.submit([11] * 600, 5)
-    return server
-
-
 def short_of_loads() -> HybridServer:
     """A request's state is on the host, and a running request has all slots."""
     server = served(Hosted("unified", tracked=False, slots=2, rows=2))
@@ -216,7 +197,7 @@ def short_of_loads() -> HybridServer:
     return server
 
 
-HOSTED = (chunks_backed_up, drafts_backed_up, late_buffers_backed_up, short_of_loads)
+HOSTED = (chunks_backed_up, short_of_loads)
 
 
 def drained(server: HybridServer) -> Told:

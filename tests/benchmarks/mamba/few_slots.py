@@ -6,7 +6,7 @@ Boots stock and ``mamba.slot-exhaustion`` with the same few slots, MTP and the h
 dummy weights of `gdn-24`: states are tracked in two buffers, 10 slots for two requests at a time.
 Each boot is on the next GPU of GPUS ("0 1"). Both get the same load at the same time: CLIENTS (12)
 chats of TURNS (8) turns, of which each adds 700 tokens and a reply of 96. Told are how many
-replies came within LOAD_S (60), and what the scheduler died of. A chat whose reply does not come has ended.
+replies came within LOAD_S (60), and what the scheduler died of. A chat without a reply has ended.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 # whether a hybrid model starts. Nothing is sent anywhere. VERIFY (default: mlx), LOAD and SERVER replace the
 # options of the parts; MODEL is your own model instead of random weights. Live in a server, as
 # `sglang-perf-patches doctor -- COMMAND` says for a dense model: mlx.pool-write, mlx.first-buffer,
-# mlx.last-row and mlx.kv-arena.
+# mlx.last-row, mlx.kv-arena and mlx.relay-device.
 set -u
 
 export SGLANG_USE_MLX=1 SGLANG_PERF_PATCHES=mlx

@@ -123,8 +123,9 @@ EXAMPLES = {
     "mlx-hybrid-defaults": Example(
         NEWEST, "next", "next --disable-radix-cache", gpu=MLX, refused=True
     ),
+    "mlx-hybrid-boot": Example("0.5.17", "next --disable-radix-cache", "plain", gpu=MLX),
     "mlx-hybrids": Example(
-        "0.5.17",
+        NEWEST,
         "next --mamba-radix-cache-strategy no_buffer --disable-overlap-schedule",
         "next --disable-radix-cache",
         gpu=MLX,

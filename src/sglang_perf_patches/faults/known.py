@@ -288,16 +288,28 @@ FAULTS = (
         releases="0.5.17 … 0.5.23",
         threads=(32449,),
         on="mlx states prefix-cache tracked-states|other-tracking",
-        help="`--disable-radix-cache`",
+        help="`--disable-radix-cache`, from 0.5.19 on",
+        patch="mlx.hybrid-defaults",
+    ),
+    Fault(
+        name="mlx-hybrid-boot",
+        symptom="MLX dies at boot with a hybrid model: `'NoneType' object has no attribute "
+        "'conv'`, or on 0.5.18 `object has no attribute 'mamba_allocator'`",
+        releases="0.5.14 … 0.5.18",
+        fixed=True,
+        threads=(32802, 29490),
+        on="mlx states",
+        patch="mlx.hybrid-cache",
     ),
     Fault(
         name="mlx-hybrids",
-        symptom="MLX dies at the first request to a hybrid model with the radix cache: from 0.5.17 "
-        "on `has no attribute 'mamba_checkpoint_grid'`",
-        releases="0.5.14 … 0.5.23",
-        threads=(32449, 39238, 29490),
+        symptom="MLX dies at the first request to a hybrid model with the radix cache: "
+        "`has no attribute 'mamba_checkpoint_grid'`",
+        releases="0.5.19 … 0.5.23",
+        threads=(39238,),
         on="mlx states prefix-cache",
         help="`--disable-radix-cache`",
+        patch="mlx.hybrid-cache",
     ),
     Fault(
         name="mlx-relay-device",
@@ -308,6 +320,7 @@ FAULTS = (
         on="mlx no-overlap",
         reads={"device": ("mps",)},
         help="leave overlap scheduling on",
+        patch="mlx.relay-device",
     ),
     Fault(
         name="mlx-pool-memory",

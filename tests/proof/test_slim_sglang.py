@@ -51,6 +51,21 @@ BREAKS = {
         "common = min(_common(self.tokens, prompt), len(prompt) - 1)",
         "common = min(len(self.tokens), len(prompt) - 1)",
     ),
+    "mlx.hybrid-cache": (
+        "mlx/hybrid_cache/body.py",
+        "slots.copy_from(held.mamba_cow_src_index, held.mamba_pool_idx)",
+        "slots.copy_from(held.mamba_pool_idx, held.mamba_pool_idx)",
+    ),
+    "mlx.hybrid-defaults": (
+        "mlx/hybrid_defaults/body.py",
+        "return False",
+        "return True",
+    ),
+    "mlx.relay-device": (
+        "mlx/relay_device/body.py",
+        "device = pool.req_to_token.device",
+        "pass",
+    ),
     "mla.draft-metadata": (
         "mla/draft_metadata/body.py",
         "step.forward_decode_metadata = first.forward_decode_metadata",

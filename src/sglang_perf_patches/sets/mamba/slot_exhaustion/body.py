@@ -184,8 +184,17 @@ def _matched(
         return match(replace(params, cow_mamba=False))
 
 
+def _has_storage(tree: Any) -> bool:
+    return bool(getattr(tree, "buffer_pipeline", None) or getattr(tree, "enable_storage", False))
+
+
 def _is_untested(tree: Any) -> bool:
-    """With both, an episode found a wrong state behind a cached prefix where stock dies before."""
+    """A host cache with storage, or with late buffers.
+
+    With late buffers an episode found a wrong state behind a cached prefix where stock dies before.
+    """
+    if _has_storage(tree):
+        return True
     if getattr(tree, "cache_controller", None) is None:
         return False
     return bool(getattr(tree.req_to_token_pool, "enable_mamba_extra_buffer_lazy", False))
@@ -239,7 +248,7 @@ def _in_admission(
         tree = adder.tree_cache
         if not tree.supports_mamba() or tree.disable:
             return False
-        if getattr(tree, "buffer_pipeline", None) or getattr(tree, "enable_storage", False):
+        if _has_storage(tree):
             patching.gate("the hierarchical cache has a storage backend, which was not tested")
             return False
         if _is_untested(tree):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import time
 import venv
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from throwaway import PUBLISHING, Throwaway
@@ -386,9 +389,13 @@ def test_it_says_what_to_change(
     assert any(each.startswith(check) and word in each for each in done.stdout.splitlines())
 
 
-def test_it_sees_what_is_live_and_has_run(throwaway: Throwaway) -> None:
+@contextlib.contextmanager
+def serving(
+    throwaway: Throwaway, program: str
+) -> Iterator[tuple[subprocess.Popen[str], IO[str], IO[str]]]:
+    """A process that is up, its input and its output; it ends when its input does."""
     with subprocess.Popen(
-        [sys.executable, "-c", SERVE],
+        [sys.executable, "-c", program],
         env=throwaway.environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -397,16 +404,21 @@ def test_it_sees_what_is_live_and_has_run(throwaway: Throwaway) -> None:
         assert process.stdin
         assert process.stdout
         assert process.stdout.readline() == "up\n"
+        yield process, process.stdin, process.stdout
+        process.stdin.close()
+
+
+def test_it_sees_what_is_live_and_has_run(throwaway: Throwaway) -> None:
+    with serving(throwaway, SERVE) as (process, into, out):
         by_check = checks(throwaway)
         assert by_check["live"] == ("ok", f"process {process.pid}: live 1, pending 0, refused 0")
         assert by_check["has run"][0] == "-"  # it is no server, so nobody waits for it
-        process.stdin.write("\n")
-        process.stdin.flush()
-        process.stdout.readline()
+        into.write("\n")
+        into.flush()
+        out.readline()
         deadline = time.monotonic() + 300
         while checks(throwaway)["has run"][0] != "ok":
             assert time.monotonic() < deadline
-        process.stdin.close()
 
 
 GATES = "declare('one.step', install='gates', targets=(f'{A}:Worker.step',))"
@@ -415,21 +427,11 @@ GATES = "declare('one.step', install='gates', targets=(f'{A}:Worker.step',))"
 def test_a_server_of_another_environment_is_named_apart(throwaway: Throwaway) -> None:
     """A patch is gated in it; that is no problem of this environment."""
     failing = SERVE.replace("use(STEP, POLICY)", f"use({GATES})")
-    with subprocess.Popen(
-        [sys.executable, "-c", failing],
-        env=throwaway.environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin
-        assert process.stdout
-        assert process.stdout.readline() == "up\n"
+    with serving(throwaway, failing) as (process, _, _):
         assert checks(throwaway)["live"][0] == "bad"
         throwaway.put("sitecustomize.py", "import sys\nsys.prefix = '/elsewhere'\n")
         where = f"it runs in another environment, {sys.prefix}; run doctor there"
         assert checks(throwaway)["live"] == ("-", f"process {process.pid}: {where}")
-        process.stdin.close()
 
 
 def test_without_sglang_it_is_exit_2(throwaway: Throwaway) -> None:

@@ -12,7 +12,7 @@ import dataclasses
 import gc
 import importlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -280,20 +280,14 @@ def broken() -> dict[str, str]:
         (Batch((Request(15, 3, tracked=False),)),), bucket=33, left=frozenset({0}), smaller=(8,)
     )
 
-    breaks: dict[str, tuple[Any, str, Any, Any]] = {
+    def compared(wanted: Replays) -> int:
+        return alike((PREFILL_GRAPH,), Captured(counted_gdn()).replayed, [wanted])
+
+    breaks: dict[str, tuple[Any, str, Any, Replays]] = {
         "no wait": (gdn_prefill_graph, "_wait_for_loads", lambda *_: None, loaded),
         "any tile": (chunk_tables, "tile", lambda _: 64, crossing),
     }
-    errors = {}
-    for name, (owner, attribute, wrong, wanted) in breaks.items():
-        with mock.patch.object(owner, attribute, wrong):
-            try:
-                replayed = Captured(counted_gdn()).replayed
-                errors[name] = f"equal: {alike((PREFILL_GRAPH,), replayed, [wanted])}"
-            except AssertionError as different:
-                errors[name] = f"different: {different}"
-        _off()
-    return errors
+    return _found(breaks, compared)
 
 
 def broken_breaks() -> dict[str, str]:
@@ -309,25 +303,18 @@ def broken_breaks() -> dict[str, str]:
         live_rows = live(*given)
         return dataclasses.replace(live_rows, slots=live_rows.slots + 1)
 
-    breaks: dict[str, tuple[Any, str, Any, Any]] = {
+    def compared(wanted: Replays) -> int:
+        play = counted_gdn()
+        return alike((PREFILL_GRAPH,), with_breaks(play).replayed, [wanted], most=None)
+
+    breaks: dict[str, tuple[Any, str, Any, Replays]] = {
         "no wait": (gdn_prefill_graph, "_wait_for_loads", lambda *_: None, loaded),
         "all rows of the bucket": (kernel_break, "live", changed(tokens=5), loaded),
         "another slot": (kernel_break, "live", other_slots, loaded),
         "no state kept at chunks": (kernel_break, "live", changed(at_chunks=None), kept),
         "no state kept at the end": (kernel_break, "live", changed(final=None), kept),
     }
-    errors = {}
-    for name, (owner, attribute, wrong, wanted) in breaks.items():
-        with mock.patch.object(owner, attribute, wrong):
-            try:
-                play = counted_gdn()
-                replayed = with_breaks(play).replayed
-                count = alike((PREFILL_GRAPH,), replayed, [wanted], most=None)
-                errors[name] = f"equal: {count}"
-            except AssertionError as different:
-                errors[name] = f"different: {different}"
-        _off()
-    return errors
+    return _found(breaks, compared)
 
 
 def broken_one() -> dict[str, str]:
@@ -342,18 +329,31 @@ def broken_one() -> dict[str, str]:
 
         return wrong
 
-    breaks: dict[str, tuple[str, Any]] = {
-        "any split": ("takes", lambda _, live: len(live.slots) == 1 and bool(live.at_chunks)),
-        "another slot": ("fill", changed("slot")),
-        "kept in another slot": ("fill", changed("target")),
-        "another end": ("fill", changed("starts")),
+    def compared(wanted: Replays) -> int:
+        return alike((PREFILL_GRAPH,), WithOne(counted_gdn()).replayed, [wanted], most=None)
+
+    def any_split(_: Any, live: Any) -> bool:
+        return len(live.slots) == 1 and bool(live.at_chunks)
+
+    (wanted,) = ONE[:1]
+    breaks: dict[str, tuple[Any, str, Any, Replays]] = {
+        "any split": (one, "takes", any_split, wanted),
+        "another slot": (one, "fill", changed("slot"), wanted),
+        "kept in another slot": (one, "fill", changed("target"), wanted),
+        "another end": (one, "fill", changed("starts"), wanted),
     }
+    return _found(breaks, compared)
+
+
+def _found(
+    breaks: Mapping[str, tuple[Any, str, Any, Replays]], compared: Callable[[Replays], int]
+) -> dict[str, str]:
+    """Break → what the comparison says while an attribute of an owner is another."""
     errors = {}
-    for name, (attribute, wrong) in breaks.items():
-        with mock.patch.object(one, attribute, wrong):
+    for name, (owner, attribute, wrong, wanted) in breaks.items():
+        with mock.patch.object(owner, attribute, wrong):
             try:
-                replayed = WithOne(counted_gdn()).replayed
-                errors[name] = f"equal: {alike((PREFILL_GRAPH,), replayed, ONE[:1], most=None)}"
+                errors[name] = f"equal: {compared(wanted)}"
             except AssertionError as different:
                 errors[name] = f"different: {different}"
         _off()

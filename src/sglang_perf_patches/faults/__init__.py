@@ -1,6 +1,6 @@
 """Known faults of released sglang, and which of them a server has.
 
-`known` has the data: it alone says which faults there are. A running server reads it once, when it
+`known` has the data, and nothing else names a fault. A running server reads it once, when it
 logs that it is ready; ``doctor`` and the page of ``help symptoms`` read it too.
 """
 

@@ -403,4 +403,4 @@ SYMPTOMS = (
         "`mlx.next-turn`, opt-in",
     ),
 )
-"""No release is at fault: ``help symptoms`` alone lists them."""
+"""No release is at fault: only ``help symptoms`` lists them."""

@@ -146,7 +146,7 @@ class Patch:
         return self.id.partition(".")[0]
 
     def proven_in(self, variant: Variant | None) -> Patch:
-        """This patch with the features alone that one of its variants was proven with."""
+        """This patch with only the features that one of its variants was proven with."""
         if variant is None or not variant.not_with or self.proven_with is None:
             return self
         kept = {name: by for name, by in self.proven_with.items() if name not in variant.not_with}

@@ -55,7 +55,7 @@ class Fate:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a release says of a server.
+    """What a release tells about a server.
 
     Attributes:
         setup: its features and uses.

@@ -18,4 +18,4 @@ TABLES = dict.fromkeys(
     (*METADATA, "forward-metrics", "dp-attention", "multimodal", "prefill-server"), "verify"
 )
 """Of the patches of page tables. Ranks of data-parallel attention have unequal batches: their cases
-have idle ones, and graphs that are padding alone."""
+have idle ones, and graphs that hold only padding."""

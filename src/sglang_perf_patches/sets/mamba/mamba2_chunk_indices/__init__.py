@@ -23,7 +23,7 @@ def _variant(releases: tuple[str, ...], install: str) -> Variant:
 PATCH = Patch(
     id="mamba.mamba2-chunk-indices",
     only_with=("states", "prefills"),
-    # It reads a prefill's lists alone. What is no plain or mixed prefill, whose lists the scheduler
+    # It reads only a prefill's lists. What is no plain or mixed prefill, whose lists the scheduler
     # passed whole, runs stock's code (`host.prefill`).
     proven_with={
         **dict.fromkeys((*ALL, "hierarchical-cache", "no-radix-cache", "mixed-chunks"), "verify"),

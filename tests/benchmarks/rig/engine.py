@@ -227,13 +227,16 @@ def quartiles(values: Sequence[float]) -> list[float]:
 
 
 def patches_here() -> dict[str, list[str]]:
-    """The patches that ran in a process of this server, and those that stayed out, with why."""
+    """The patches that ran in processes of this server, and those that stayed out, with why.
+
+    A patch that ran in several processes, such as two ranks, is there as often.
+    """
     from sglang_perf_patches.telemetry import records
 
     processes = [each for each in records.read_all() if each["server"] == os.getpid()]
     states: list[dict[str, Any]] = [one for each in processes for one in each["patches"]]
     return {
-        "ran": sorted({state["id"] for state in states if state["ran"]}),
+        "ran": sorted(state["id"] for state in states if state["ran"]),
         "left out": sorted(
             {
                 f"{state['id']} {state['state']}: {state['reason']}"

@@ -91,7 +91,7 @@ def proved() -> Proved:
         for beginning, some in by_beginning.items():
             place = released.tree(release, beginning=beginning)
             lines += released.answers(place, _SCRIPT, *some)
-        by_patch = {line["patch"]: line for line in lines}
+        by_patch = {line["case"]: line for line in lines}
         assert set(by_patch) == set(patches)
         return by_patch
 

@@ -27,18 +27,21 @@ t.use(t.STEP, t.TEN, t.HELPER, t.POLICY, gone)
 CHECKS = {"one.step": ["step"], "one.ten": FUNCTIONS, "two.helper": ["helper"], "two.policy": []}
 for patch in WITHOUT:
     del CHECKS[patch]
+FILES = {"one.step": ["one.step_part"]} if PART else {}
+CHECKS["one.step_part"] = PART
 
-def case(patch):
+def cases(patch):
     device = "mlx" if patch == "two.policy" else "cuda"
-    return verify.Case(patch, "results", device) if patch in CHECKS else None
+    modules = [patch, *FILES.get(patch, ())] if patch in CHECKS else []
+    return [verify.Case(patch, f"results of {module}", device, module) for module in modules]
 
 def play(name, inputs):
     import throwaway_cases
     return getattr(throwaway_cases, name)(inputs)
 
-verify.case = runner.case = case
-verify.checks = lambda patch: {
-    f"check {name}": functools.partial(play, name) for name in CHECKS[patch]
+verify.cases = runner.cases = cases
+verify.checks = lambda module: {
+    f"check {name}": functools.partial(play, name) for name in CHECKS[module]
 }
 verify.NEEDS.update(cuda=("sglang",), mlx=("not_there",))
 runner.gpu.capability = lambda: GPU
@@ -99,6 +102,7 @@ def verify(
     *words: str,
     without: tuple[str, ...] = (),
     gpu: str | None = "9.0",
+    part: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run it on a machine with a GPU or none.
 
@@ -108,8 +112,9 @@ def verify(
         words: arguments.
         without: patches of which nothing depends on the device.
         gpu: its compute capability.
+        part: the checks of a second file of one.step.
     """
-    values = {"FUNCTIONS": function.split(","), "WITHOUT": without, "GPU": gpu}
+    values = {"FUNCTIONS": function.split(","), "WITHOUT": without, "GPU": gpu, "PART": part}
     text = SETS
     for name, value in values.items():
         text = text.replace(name, repr(value))
@@ -181,7 +186,7 @@ def test_what_a_part_of_a_case_lacks_is_told_beside_what_is_equal(prepared: Thro
         for outcome in json.loads(done.stdout)["outcomes"]
     ]
     lacks = "check lacks: it needs a device that is not here"
-    assert told == [("equal", 8, "results"), ("skipped", 0, lacks)]
+    assert told == [("equal", 8, "results of one.ten"), ("skipped", 0, lacks)]
     assert done.returncode == 0
     lines = verify(prepared, "helper,lacks", "one.ten").stdout.splitlines()
     assert lines[-1] == "1 equal, 0 built-in or absent, 0 of 1 could not run"
@@ -216,6 +221,25 @@ def test_each_set_has_its_own_process(prepared: Throwaway) -> None:
     }
 
 
+def test_each_file_of_a_patch_that_has_several_has_its_own_process(prepared: Throwaway) -> None:
+    """The patch of both is not equal if one of them is not."""
+    done = verify(prepared, "helper", "one", "--json", part=("dies",))
+    told = {
+        outcome["reason"]: (outcome["patch"], outcome["word"])
+        for outcome in json.loads(done.stdout)["outcomes"]
+    }
+    assert told == {
+        "results of one.step": ("one.step", "equal"),
+        "results of one.ten": ("one.ten", "equal"),
+        "its process ended: last words": ("one.step", "failed"),
+    }
+    assert done.returncode == 1
+    lines = verify(prepared, "helper", "one", part=("dies",)).stdout.splitlines()
+    assert lines[-1] == "1 equal, 1 failed, 0 built-in or absent, 0 of 2 could not run"
+    assert verify(prepared, "helper", "one", part=("lacks",)).returncode == 0
+    assert verify(prepared, "helper", "one.step", part=("lacks",)).returncode == 0
+
+
 def test_what_depends_on_no_device_is_proven_and_nothing_runs(prepared: Throwaway) -> None:
     done = verify(prepared, "dies", "one", without=("one.step", "one.ten"))
     assert done.returncode == 0, done.stderr
@@ -239,7 +263,7 @@ def test_every_patch_is_proven_on_the_device_or_by_the_tests() -> None:
     from sglang_perf_patches import verify as package
     from sglang_perf_patches.model.patch import by_id, room_of
 
-    of_device = {id for id in by_id(sets.load()) if package.case(id)}
+    of_device = {id for id in by_id(sets.load()) if package.cases(id)}
     assert {id for id in of_device if not id.startswith("mlx.")} == {
         "mamba.gdn-prefill-graph",
         "mamba.mamba2-chunk-indices",
@@ -253,9 +277,17 @@ def test_every_patch_is_proven_on_the_device_or_by_the_tests() -> None:
         path = folder / f"{room_of(id).replace('.', '/')}.py"
         assert id in of_device or path.is_file(), id
     for id in of_device:
-        found = package.case(id)
-        assert found
-        assert found.what.endswith("."), id
+        assert all(case.what.endswith(".") for case in package.cases(id)), id
+    parts = [case.module for case in package.cases("mamba.gdn-prefill-graph")]
+    name = "mamba.gdn_prefill_graph"
+    assert parts == [name, f"{name}_one", f"{name}_several"]
+    total = sum(len(package.cases(id)) for id in of_device)
+    folder = Path(package.__file__).parent
+    assert (
+        total
+        == len(of_device) + 2
+        == sum("CHECKS = {" in file.read_text("utf-8") for file in folder.glob("*/*.py"))
+    )
 
 
 def test_one_closing_line(prepared: Throwaway) -> None:
@@ -307,7 +339,7 @@ def test_seconds_are_those_of_the_checks(monkeypatch: pytest.MonkeyPatch) -> Non
         return {"one": lambda _: passing(2)}
 
     lines = list(child.run(["mla.one"], checks, child.seeded))
-    assert lines == [{"patch": "mla.one", "compared": 1, "seconds": 2.0}]
+    assert lines == [{"case": "mla.one", "compared": 1, "seconds": 2.0}]
 
 
 def test_what_a_case_started_ends_with_it(prepared: Throwaway, tmp_path: Path) -> None:

@@ -174,14 +174,14 @@ def _commands(patch: Patch) -> str:
     text = (
         f"    SGLANG_PERF_PATCHES=all,{sign}{patch.id}\n    sglang-perf-patches verify {patch.id}"
     )
-    case = verify.case(patch.id)
-    if case is None:
+    cases = verify.cases(patch.id)
+    if not cases:
         return (
             f"{text}\n\nIts results do not depend on your machine: the project's tests compared "
             "them with stock's on the code of each release."
         )
-    what = case.what[:1].lower() + case.what[1:]
-    return f"{text}\n\n`verify` compares on {ON[case.device]}: {what}"
+    what = cases[0].what[:1].lower() + cases[0].what[1:]
+    return f"{text}\n\n`verify` compares on {ON[cases[0].device]}: {what}"
 
 
 def _releases(patch: Patch, words: Mapping[str, str]) -> str:

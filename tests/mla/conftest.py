@@ -28,7 +28,7 @@ def checked() -> Checked:
             line["value"] if "value" in line else pytest.fail(f"{line['job']}: {line['error']}")
             for line in released.play(released.tree(release), _JOBS, jobs, limit_s=900)
         )
-        lines = {line["patch"]: line for line in proved}
+        lines = {line["case"]: line for line in proved}
         assert set(lines) == set(patches)
         errors = {
             f"{patch}: {name}": error

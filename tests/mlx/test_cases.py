@@ -35,7 +35,7 @@ def test_every_patch_that_applies_gives_what_stock_gives(
 
 def test_every_patch_has_a_case_and_every_release_a_group() -> None:
     patches = {patch.id for patch in sets.declared("mlx").patches}
-    assert all(verify.case(patch) for patch in patches if needs_no_scheduler(patch))
+    assert all(verify.cases(patch) for patch in patches if needs_no_scheduler(patch))
     assert {patch for of in GROUPS.values() for patch in of} == patches - {"mlx.decode-context"}
     assert {"0.5.12.post1", "0.5.23"} <= set(GROUPS)
 

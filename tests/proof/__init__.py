@@ -37,8 +37,7 @@ def checks(patch_id: str) -> dict[str, Check]:
     """All checks of a patch, by name; this imports sglang."""
     by_name: dict[str, Check] = {}
     found: list[Mapping[str, Check]] = []
-    if verify.case(patch_id):
-        found.append(verify.checks(patch_id))
+    found += [verify.checks(case.module) for case in verify.cases(patch_id)]
     if (Path(__file__).parent / f"{room_of(patch_id).replace('.', '/')}.py").is_file():
         found.append(import_module(f"{__name__}.{room_of(patch_id)}").CHECKS)
     for each in found:

@@ -166,7 +166,7 @@ def proved(source: Path, set_name: str, patches: list[str]) -> dict[str, Any]:
     # Nothing forks: a fork has imported this checkout's package.
     alone = released.Place(place.python, search)
     lines = released.answers(alone, HARNESS / "prove.py", *patches, **{tiers.DEPTH: "1"})
-    return {line["patch"]: line for line in lines}
+    return {line["case"]: line for line in lines}
 
 
 def broken(folder: Path, *patches: str) -> Path:

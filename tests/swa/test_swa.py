@@ -346,7 +346,7 @@ def test_large_max_new_tokens_does_not_starve(answers: dict[str, Any]) -> None:
 
 def test_what_is_compared_with_stock_is_equal(answers: dict[str, Any], shown: Shown) -> None:
     """The cases of ``verify``, with inputs from hypothesis."""
-    lines = {line["patch"]: line for line in value(answers, "prove")}
+    lines = {line["case"]: line for line in value(answers, "prove")}
     assert tuple(lines) == _proved(shown, answers["release"])
     for patch, line in lines.items():
         assert line.get("compared", 0) > 0, f"{answers['release']}, {patch}: {line}"

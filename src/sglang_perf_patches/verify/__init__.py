@@ -2,8 +2,9 @@
 
 A patch is in here if its result depends on the device: on its kernels, its CUDA graphs, or MLX.
 Its file is ``verify/SET/PATCH.py``: a docstring that says what must be equal, and ``CHECKS``, a
-name for each scenario → what compares it. Every other patch is proven by ``tests/proof`` on a CPU,
-on the code that the verdict ``applies`` identifies: another machine can't add to that.
+name for each scenario → what compares it. If that takes long, ``PATCH_PART.py`` has a part of it,
+and each of the files runs in its own process. Every other patch is proven by ``tests/proof`` on a
+CPU, on the code that the verdict ``applies`` identifies: another machine can't add to that.
 
 A check raises `Different` where anything that a kernel or a request sees is not stock's. The tests
 run the same checks on every release, on a CPU with Triton's interpreter, with inputs from
@@ -53,29 +54,35 @@ Check = Callable[[Inputs], int]
 
 @dataclass(frozen=True)
 class Case:
-    """What is compared on the device for one patch.
+    """What is compared on the device for one patch, or a part of that.
 
     Attributes:
         patch: its id.
         what: what must be equal, in a sentence.
         device: where it runs.
+        module: its file, below this package.
     """
 
     patch: str
     what: str
     device: Device
+    module: str
 
 
-def case(patch_id: str) -> Case | None:
-    """What of a patch depends on the device; None if nothing does. Only this decides it."""
-    path = Path(__file__).parent / f"{room_of(patch_id).replace('.', '/')}.py"
-    if not path.is_file():
-        return None
-    what = (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").partition("\n")[0]
-    return Case(patch_id, what, "mlx" if patch_id.startswith("mlx.") else "cuda")
+def cases(patch_id: str) -> list[Case]:
+    """What of a patch depends on the device; none if nothing does. Only this decides it."""
+    of_set, _, name = room_of(patch_id).partition(".")
+    folder = Path(__file__).parent / of_set
+    files = [*folder.glob(f"{name}.py"), *sorted(folder.glob(f"{name}_*.py"))]
+    device: Device = "mlx" if of_set == "mlx" else "cuda"
+    return [Case(patch_id, _first_line(file), device, f"{of_set}.{file.stem}") for file in files]
 
 
-def checks(patch_id: str) -> Mapping[str, Check]:
+def _first_line(file: Path) -> str:
+    return (ast.get_docstring(ast.parse(file.read_text("utf-8"))) or "").partition("\n")[0]
+
+
+def checks(module: str) -> Mapping[str, Check]:
     """Import a case's checks, by name; this imports sglang."""
-    of_patch: Mapping[str, Check] = import_module(f"{__name__}.{room_of(patch_id)}").CHECKS
-    return of_patch
+    of_case: Mapping[str, Check] = import_module(f"{__name__}.{module}").CHECKS
+    return of_case

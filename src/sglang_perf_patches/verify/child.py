@@ -1,9 +1,9 @@
-"""Run checks on this machine's device: ``python -m sglang_perf_patches.verify.child PATCH …``.
+"""Run checks on this machine's device: ``python -m sglang_perf_patches.verify.child CASE …``.
 
-Prints one JSON line a patch: ``patch``, ``seconds`` of its checks and one of ``compared`` (how many
+Prints one JSON line a case: ``case``, ``seconds`` of its checks and one of ``compared`` (how many
 comparisons were equal), ``different``, ``missing`` (what this machine lacks) or ``failed`` (the
-tracebacks of anything else). Next to ``missing``, ``others`` is how many comparisons of the patch's
-other checks were equal. Every check of a patch runs, whatever becomes of the others, and each that
+tracebacks of anything else). Next to ``missing``, ``others`` is how many comparisons of the case's
+other checks were equal. Every check of a case runs, whatever becomes of the others, and each that
 differs or fails is reported by its name; so is one that misses something where others don't.
 """
 
@@ -28,11 +28,11 @@ COUNT = 8
 """Inputs that a check draws, unless it sets a number itself."""
 
 
-def main(patches: Sequence[str]) -> int:
-    """Run the checks of these patches, all of one set; 0 whatever they find."""
-    if not patches[0].startswith("mlx."):
+def main(cases: Sequence[str]) -> int:
+    """Run the checks of these cases, all of one set; 0 whatever they find."""
+    if not cases[0].startswith("mlx."):
         _one_configuration()
-    for line in run(patches, checks, seeded):
+    for line in run(cases, checks, seeded):
         worker.emit(line)
     return 0
 
@@ -55,25 +55,25 @@ def _one_configuration() -> None:
 
 
 def run(
-    patches: Sequence[str], checks: Callable[[str], Mapping[str, Check]], inputs: Inputs
+    cases: Sequence[str], checks: Callable[[str], Mapping[str, Check]], inputs: Inputs
 ) -> Iterator[dict[str, Any]]:
-    """Run the checks of patches one after the other; the line of each as it ends."""
+    """Run the checks of cases one after the other; the line of each as it ends."""
     os.environ["SGLANG_PERF_PATCHES"] = "none"  # only the checks make patches live
     for name in ("sglang", "sglang_perf_patches"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # about intended refusals
-    for patch in patches:
+    for case in cases:
         try:
-            by_name = checks(patch)
+            by_name = checks(case)
         except Exception:
-            yield {"patch": patch, "failed": traceback.format_exc(), "seconds": 0.0}
+            yield {"case": case, "failed": traceback.format_exc(), "seconds": 0.0}
             continue
-        began = time.monotonic()  # the first patch's import of sglang may take 30 s
-        line = {"patch": patch, **_compared(by_name, inputs)}
+        began = time.monotonic()  # the first case's import of sglang may take 30 s
+        line = {"case": case, **_compared(by_name, inputs)}
         yield {**line, "seconds": round(time.monotonic() - began, 1)}
 
 
 def _compared(by_name: Mapping[str, Check], inputs: Inputs) -> dict[str, Any]:
-    """Run all checks of a patch: the worst that became of any, and of which."""
+    """Run all checks of a case: the worst that became of any, and of which."""
     compared = 0
     reasons_by_word: dict[str, list[str]] = {"failed": [], "different": []}
     missing: dict[str, str] = {}

@@ -13,7 +13,7 @@ from .. import worker
 from ..compat.verdict import Verdict
 from ..compat.verdict import Word as Verdicts
 from ..live import gpu
-from . import NEEDS, Case, Device, case
+from . import NEEDS, Case, Device, cases
 
 Word = Literal["equal", "proven", "different", "failed", "skipped"]
 
@@ -53,7 +53,7 @@ class Plan:
 
     Attributes:
         known: what needs no comparison here, or can't be compared, and why.
-        cases: what is compared, in the order in which it runs: by set, then as judged.
+        cases: what is compared, by process, and in each as judged.
     """
 
     known: tuple[Outcome, ...]
@@ -70,30 +70,30 @@ def plan(judged: Sequence[Verdict]) -> Plan:
     chosen: list[Case] = []
     for verdict in judged:
         patch_id = verdict.patch.id
-        found = case(patch_id)
+        found = cases(patch_id)
         if verdict.word != "applies":
             known.append(Outcome(patch_id, "skipped", f"{verdict.word}: {verdict.reason}"))
-        elif found is None:
+        elif not found:
             known.append(Outcome(patch_id, "proven", PROVEN))
-        elif lacking := _lacking(found.device):
+        elif lacking := _lacking(found[0].device):
             known.append(Outcome(patch_id, "skipped", lacking))
         else:
-            chosen.append(found)
-    chosen.sort(key=_set_of)  # stable: within a process the order of `judged`
+            chosen += found
+    chosen.sort(key=_process_of)  # stable: within a process the order of `judged`
     return Plan(tuple(known), tuple(chosen))
 
 
 def verify(cases: Sequence[Case], *, limit_s: float) -> Iterator[Outcome]:
-    """Compare with stock, case by case. Each set has its own process, and all start at once.
+    """Compare with stock, case by case; all processes start at once.
 
     Args:
         cases: of a `plan`.
-        limit_s: seconds that the cases of one set may take.
+        limit_s: seconds that a process may take.
     """
     with ExitStack() as stack:
         started = []
-        for together in (list(of_set) for _, of_set in groupby(cases, key=_set_of)):
-            words = [case.patch for case in together]
+        for together in (list(of_set) for _, of_set in groupby(cases, key=_process_of)):
+            words = [case.module for case in together]
             child = worker.Child(f"{__package__}.child", words, limit_s=limit_s)
             started.append((together, stack.enter_context(child)))
         for together, child in started:
@@ -122,8 +122,9 @@ def is_built_in(outcome: Outcome) -> bool:
     return outcome.reason.startswith("built-in: ")
 
 
-def _set_of(case: Case) -> str:
-    return case.patch.partition(".")[0]
+def _process_of(case: Case) -> str:
+    """A set has one process, but each file of a patch that has several has its own."""
+    return case.module if len(cases(case.patch)) > 1 else case.patch.partition(".")[0]
 
 
 def _lacking(device: Device) -> str:
@@ -145,7 +146,7 @@ def _of_child(together: Sequence[Case], child: worker.Child) -> Iterator[Outcome
     """What a process tells of its cases, and why it tells nothing of the others."""
     waiting = list(together)
     for data in child:
-        case = next(case for case in waiting if case.patch == data["patch"])
+        case = next(case for case in waiting if case.module == data["case"])
         waiting.remove(case)
         yield from _outcomes(case, data)
     for case in waiting:

@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=900.0,
         metavar="S",
-        help="seconds that a set may take (default: %(default)g)",
+        help="seconds that each process may take (default: %(default)g)",
     )
     parser.add_argument(
         "--traceback", action="store_true", help="show the traceback of a case that fails"

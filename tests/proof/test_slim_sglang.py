@@ -121,11 +121,6 @@ BREAKS = {
         "full_cell=cell - ratio * swa_cell,",
         "full_cell=cell,",
     ),
-    "swa.eviction-heap": (
-        "swa/eviction_heap/body.py",
-        "leaves.take_noted(core, priority)",
-        "pass",
-    ),
 }
 """Patch → a file of its set, and a line in it that is broken on purpose."""
 

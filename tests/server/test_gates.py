@@ -36,7 +36,7 @@ FLAG = "--enable-return-hidden-states"
 CLAUSE = "hidden states, experts or indices are returned"
 GATED = {
     *("mlx.pool-write", "mlx.first-buffer", "mlx.last-row", "mlx.kv-arena"),
-    *("mlx.relay-device", "swa.eviction-heap"),
+    "mlx.relay-device",
 }
 CAUSE = f"gated because {CLAUSE}: "
 KNOWN = "sglang-perf-patches: known fault of sglang "

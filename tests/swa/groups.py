@@ -5,8 +5,8 @@ from __future__ import annotations
 from matrix import newest_of_each_group
 
 GROUPS = newest_of_each_group("swa")
-EXACT = "swa,-swa.eviction-heap,-swa.window-metadata"
-"""What a decode server plays here, without a prefix cache and without attention."""
+EXACT = "swa,-swa.window-metadata"
+"""What a decode server plays here, without attention."""
 
 if __name__ == "__main__":
     print(*GROUPS)

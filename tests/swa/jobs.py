@@ -19,7 +19,6 @@ warnings.filterwarnings("ignore")
 for name in ("sglang", "sglang_perf_patches"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
-import heap_checks  # noqa: E402
 import leaving_checks  # noqa: E402
 import metadata_checks  # noqa: E402
 import pool_checks  # noqa: E402
@@ -37,7 +36,7 @@ from tests import proof  # noqa: E402
 _CHECKS: dict[str, Callable[..., Any]] = {"play": play}
 for _of_a_module in (
     *(CHECKS, leaving_checks.CHECKS, pool_checks.CHECKS),
-    *(heap_checks.CHECKS, metadata_checks.CHECKS, together_checks.CHECKS),
+    *(metadata_checks.CHECKS, together_checks.CHECKS),
 ):
     assert not _CHECKS.keys() & _of_a_module.keys(), "two checks have one name"
     _CHECKS |= _of_a_module

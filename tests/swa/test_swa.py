@@ -58,22 +58,6 @@ With none of them there is stock alone, which on 0.5.12 lets two requests own a 
 (sgl-project/sglang#25805).
 """
 
-CACHES = (
-    "what_is_not_served_is_stocks",
-    "memory_is_bounded",
-    "a_walk_outlives_the_patch",
-    "a_leaf_that_stays_is_offered_again",
-)
-HEAPS = ("0.5.19", GROUPS[-1])
-"""The newest release of each body of ``swa.eviction-heap``."""
-BROKEN_HEAPS = (
-    "a touched leaf keeps its place",
-    "what is no leaf is not skipped",
-    "new leaves are not noted",
-    "what was lent is lost",
-    "parents go before older leaves",
-)
-
 Jobs = Callable[..., list[dict[str, Any]]]
 Shown = Callable[..., tuple[str, ...]]
 
@@ -90,25 +74,6 @@ def plan_of_proof(release: str, patches: Sequence[str], whole: bool) -> Plan:
         live = EXACT if names else "none"
         given = {"names": names, "selection": live, "job": job, "arguments": arguments}
         jobs.append((key, "broken", given))
-    return jobs
-
-
-def plan_of_caches(release: str, episodes: int, whole: bool = True) -> Plan:
-    """The checks of prefix caches; if `whole`, also what is broken in their heap on purpose.
-
-    The default tier plays them on the newest release.
-    """
-    if before(release, "0.5.17") or not (whole or release == GROUPS[-1]):
-        return []
-    jobs: Plan = [("caches: select", "select", {"text": "none"})]
-    jobs += [(f"caches: {name}", name, {}) for name in CACHES]
-    jobs.append(("caches: play", "full_caches", {"episodes": 4 * episodes}))
-    for policy in ("write_through", "write_back"):
-        given = {"policy": policy, "episodes": 2}
-        jobs.append((f"caches: host, {policy}", "a_tree_with_a_host", given))
-    for how in BROKEN_HEAPS if whole and release in HEAPS else ():
-        given = {"how": how, "episodes": 40}
-        jobs.append((f"broken: heap, {how}", "broken_heap", given))
     return jobs
 
 
@@ -231,7 +196,6 @@ def answers(request: pytest.FixtureRequest, run_jobs: Jobs, shown: Shown) -> dic
     episodes = request.config.getoption("--swa-episodes") or (30 if whole else 8)
     in_depth = whole or request.param in tiers.newest_of(GROUPS)
     jobs = plan_in_depth(request.param, episodes, whole) if in_depth else []
-    jobs += plan_of_caches(request.param, episodes, whole)
     jobs += plan_of_proof(request.param, _proved(shown, request.param), whole)
     given = run_jobs(request.param, [(job, arguments) for _, job, arguments in jobs])
     by_key = {key: answer for (key, _, _), answer in zip(jobs, given, strict=True)}

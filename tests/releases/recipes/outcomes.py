@@ -30,9 +30,8 @@ RELEASE = releases.KNOWN[-1]
 PATCHES = by_id(sets.load())
 GAINS = frozenset(
     patch.id for patch in PATCHES.values() if patch.worth is not None and patch.worth.rule == "a"
-) - {"swa.eviction-heap"}
-"""Patches on by default with a measured gain. The eviction heap is left out: it would act in nearly
-every recipe, and only a full cache of many leaves gains."""
+)
+"""Patches on by default with a measured gain."""
 COUNTED = ("mamba.gdn-prefill-graph", "mamba.slot-exhaustion")
 """Patches with a line of their own in the summary."""
 TABLE = Path(__file__).with_name("table.md")

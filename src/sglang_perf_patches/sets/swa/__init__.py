@@ -1,7 +1,6 @@
 """Sliding-window KV: in disaggregated decode, and on ordinary servers."""
 
 from ...model.patch import Patch
-from .eviction_heap import PATCH as EVICTION_HEAP
 from .idle_admission import PATCH as IDLE_ADMISSION
 from .page_size_1 import PATCH as PAGE_SIZE_1
 from .pool_ratio import PATCH as POOL_RATIO
@@ -9,7 +8,7 @@ from .tail_prealloc import PATCH as TAIL_PREALLOC
 from .window_metadata import PATCH as WINDOW_METADATA
 from .window_pool import PATCH as WINDOW_POOL
 
-SUMMARY = "models with sliding windows: gpt-oss, Gemma, EXAONE, Olmo; prefix caches"
+SUMMARY = "models with sliding windows: gpt-oss, Gemma, EXAONE, Olmo"
 
 PATCHES: tuple[Patch, ...] = (
     TAIL_PREALLOC,
@@ -17,6 +16,5 @@ PATCHES: tuple[Patch, ...] = (
     IDLE_ADMISSION,
     WINDOW_POOL,
     POOL_RATIO,
-    EVICTION_HEAP,
     WINDOW_METADATA,
 )

@@ -32,20 +32,6 @@ TREES = {**DRAFTS, "draft-trees": "tests/swa/checks.py: the_bound_holds_with_dra
 RANKS = {"pipeline": _EPISODES, "dp-attention": _EPISODES}
 """Tails are allocated by each rank for itself, from its own pools."""
 IDLE_RANKS = {"dp-attention": "tests/swa/checks.py: an_idle_rank_is_served"}
-_CACHES = "tests/swa/heap_checks.py: full_caches"
-_HOSTED = "tests/swa/heap_checks.py: a_tree_with_a_host"
-PREFIXES = {
-    **BESIDE,
-    "eagle": "verify",
-    "quantised-kv": "verify",
-    "whole-prefills": "verify",
-    "mixed-chunks": "verify",
-    **dict.fromkeys(("dp-attention", "multimodal", "prefill-server", "no-window-pool"), "verify"),
-    "two-batch-overlap": "verify",
-    **dict.fromkeys(("pages", "draft-trees", "tracked-states"), _CACHES),
-    "hierarchical-cache": _HOSTED,
-}
-"""A prefix cache, which knows no more of a server than its pools, pages, keys and priorities."""
 POOLED = {
     **dict.fromkeys(("no-overlap", "no-cuda-graphs", "no-radix-cache", "priorities"), "verify"),
     **dict.fromkeys(("mixed-chunks", "pages"), "verify"),

@@ -18,14 +18,6 @@ REQUEST = f"{SCHEDULE}:Req"
 COMMON = "sglang.srt.mem_cache.common"
 EVICT_WINDOWS = "sglang.srt.mem_cache.base_prefix_cache:BasePrefixCache.evict_sliding_windows"
 
-TREE = "sglang.srt.mem_cache.unified_cache.unified_tree_core:UnifiedTreeCore"
-_COMPONENTS = "sglang.srt.mem_cache.unified_cache.components"
-OLD_FULL_COMPONENT = f"{_COMPONENTS}.full_component:FullComponent"
-"""What owns full attention's KV in a unified radix cache, up to 0.5.19."""
-
-FULL_COMPONENT = f"{_COMPONENTS}.full:FullComponent"
-"""The same, from 0.5.20 on."""
-
 ADMITTED = (f"{QUEUE}._pre_alloc",)
 """What a decode server has that admits requests before their KV arrives."""
 

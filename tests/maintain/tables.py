@@ -2,8 +2,8 @@
 
 ``python3 -m tests.maintain.tables`` rewrites the marked blocks of ``README.md``, of the page of all
 patches and of every patch's page (see `pages`), the chart and the page of all gains (see `gains`),
-``tests/releases/verdicts.md``, the page of what was tested (see `tested`) and that of upstream's
-own tests (see `upstream`). ``--check`` only says whether they are current.
+``tests/releases/verdicts.md`` and the page of what was tested (see `tested`). ``--check`` only says
+whether they are current.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sglang_perf_patches.model.patch import PatchSet, by_id
 from tests.benchmarks import gains
 from tests.benchmarks.gains import Gain
 
-from . import ROOT, badges, fingerprints, pages, symptoms, tested, upstream
+from . import ROOT, badges, fingerprints, pages, symptoms, tested
 
 PATCHES = "src/sglang_perf_patches/pages/patches.md"
 """The page that ``sglang-perf-patches help patches`` prints."""
@@ -116,7 +116,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gains.PAGE: lambda _: gains.page(measured, page_of),
         "tests/releases/verdicts.md": lambda _: verdict_page(patch_sets, words),
         tested.PAGE: lambda _: tested.page(ROOT, patch_sets, words),
-        upstream.PAGE: lambda _: upstream.page(ROOT),
         symptoms.PAGE: symptoms.page,
     }
     for patch in by_id(patch_sets).values():

@@ -1,4 +1,4 @@
-"""Parts of ``bench server`` that need no server: command, tokens, conclusion."""
+"""Parts of ``bench server`` that need no server: command, tokens, conclusion, page."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from sglang_perf_patches.bench_server import (
     processes,
     sides,
 )
+from sglang_perf_patches.bench_server import page as server_page
 from sglang_perf_patches.bench_server.outcome import Outcome
 from sglang_perf_patches.bench_server.shown import spread, to_text
 from sglang_perf_patches.bench_server.tokens import compare, prompts
@@ -126,6 +128,9 @@ def test_described_sides_are_named_everywhere() -> None:
     text = to_text(described)
     assert "a: SGLANG_PERF_PATCHES=none\nb: SGLANG_PERF_PATCHES=none --dtype half" in text
     assert re.search(r"^figure +unit +a +b +b is", text, re.MULTILINE)
+    page = server_page.to_html(described, replace(described, sides=(a, replace(b, name="c"))))
+    assert "<td>b</td>" in page
+    assert "Better with c than with a" in page
     data = json.loads(outcome.to_json(described, described))
     assert [side["name"] for side in data["sides"]] == ["a", "b"]
     assert data["more"][0]["sides"][1]["adds"] == "SGLANG_PERF_PATCHES=none --dtype half"
@@ -137,6 +142,11 @@ def test_patches_of_both_sides_are_shown_by_side() -> None:
     text = to_text(made(sides=(a, b), live_in_first=of))
     assert "a: mlx.kv-arena: live in 3" in text
     assert "b: mlx.kv-arena: live in 3" in text
+
+
+def test_the_first_screen_of_the_page_names_model_release_and_machine() -> None:
+    head = server_page.to_html(made()).partition("<h2>")[0]
+    assert "<p>tiny, sglang 0.5.23, one</p>" in head
 
 
 def test_tokens_are_compared_prompt_by_prompt() -> None:
@@ -286,6 +296,38 @@ def test_json_has_the_rule_and_the_conclusion() -> None:
     assert data["stopped"] == {"turn": 3, "side": "stock", "reason": "it crashed"}
     assert data["conclusion"].endswith("It stopped early: turn 3, stock: it crashed.")
     assert data["exit_code"] == 1
+
+
+class _Checked(HTMLParser):
+    """Count what is open, so that a page whose tags do not match is noticed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: dict[str, int] = {}
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_stands_alone() -> None:
+    page = server_page.to_html(made())
+    checked = _Checked()
+    checked.feed(page)
+    assert checked.open == []
+    assert checked.seen["svg"] == 4 + 1  # a line for each figure, and the axis
+    assert checked.seen["circle"] == 4 * 3  # a dot for each turn
+    assert "&lt;tiny&gt;" in page
+    assert "prefers-color-scheme:dark" in page
+    assert not re.search(r"https?:|src=|href=|@import|url\(", page)
 
 
 def test_a_tree_ends_with_what_left_its_session(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def test_turns_come_to_a_conclusion(bench: Bench, port: int, tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    words = ("--turns", "3", "--json", "--keep", str(kept))
+    page, kept = tmp_path / "page.html", tmp_path / "kept"
+    words = ("--turns", "3", "--json", "--html", str(page), "--keep", str(kept))
     done = bench.run(
         with_port(bench.command(*words, behaviour="family"), port), SGLANG_PERF_PATCHES="one"
     )
@@ -48,15 +48,17 @@ def test_turns_come_to_a_conclusion(bench: Bench, port: int, tmp_path: Path) -> 
         match[1] + match[2] for match in re.finditer(r"turn (\d) of 3, (\w+): boot", done.stderr)
     ]
     assert order == ["1patched", "1stock", "2stock", "2patched", "3patched", "3stock"]
+    assert "TTFT" in page.read_text(encoding="utf-8")
     assert len(list(kept.glob("*.log"))) == 12  # of each boot: the server's and the load's
     assert len(bench.pids.read_text().split()) == 12
     assert bench.left() == []
 
 
-def test_any_settings_are_compared_with_the_first(bench: Bench, port: int) -> None:
+def test_any_settings_are_compared_with_the_first(bench: Bench, port: int, tmp_path: Path) -> None:
     """A variable against a flag against a patch; each is compared with the command as it is."""
+    page = tmp_path / "page.html"
     words = ("--b", "TOLD_MS=30", "--c", "--told-ms 20", "--d", "SGLANG_PERF_PATCHES=one.step")
-    command = bench.command("--turns", "2", "--json", *words)
+    command = bench.command("--turns", "2", "--json", "--html", str(page), *words)
     done = bench.run(with_port(command, port), SGLANG_PERF_PATCHES="none")
     assert done.returncode == 0, done.stderr
     data: Any = data_of(done)
@@ -77,7 +79,7 @@ def test_any_settings_are_compared_with_the_first(bench: Bench, port: int) -> No
     ]
     order = re.findall(r"turn (\d) of 2, (\w): boot", done.stderr)
     assert ["".join(pair) for pair in order] == ["1d", "1c", "1b", "1a", "2a", "2b", "2c", "2d"]
-    assert "Better with d than with a" in with_d["conclusion"]
+    assert "Better with d than with a" in page.read_text(encoding="utf-8")
     assert bench.left() == []
 
 
@@ -206,6 +208,7 @@ def test_a_patched_server_without_patches_is_not_measured(bench: Bench, port: in
         (("--a", "--disable-radix-cache"), {}, "give --b as well"),
         (("--turns", "0"), {}, "--turns must be 1 or more"),
         (("--load", "'"), {}, "--load: No closing quotation"),
+        (("--html", "/nowhere/page.html"), {}, "can't be written"),
         (("--url", "https://x"), {}, "write it as http://HOST:PORT"),
     ],
 )
@@ -299,6 +302,7 @@ def test_help_names_what_there_is() -> None:
         "--load",
         "--url",
         "--json",
+        "--html",
         "Exit codes",
     ):
         assert word in done.stdout

@@ -16,6 +16,7 @@ from test_parts import made
 
 from sglang_perf_patches.bench_server import UsageError, command, outcome, secrets, sides
 from sglang_perf_patches.bench_server.boot import Boot
+from sglang_perf_patches.bench_server.page import to_html
 from sglang_perf_patches.bench_server.shown import to_text
 from sglang_perf_patches.bench_server.turns import Stopped
 from sglang_perf_patches.model.selection import parse
@@ -26,7 +27,7 @@ CANARY = "Zq7"
 def results(
     words: list[str], *, model: str = "tiny", said: str = "it crashed", adds: str = "X=1"
 ) -> str:
-    """JSON and terminal of a comparison with such a command, model, last line and side."""
+    """JSON, page and terminal of a comparison with such a command, model, last line and side."""
     a, b = sides.described([None, adds, None, None], "none", ["serve"])
     boots = tuple(
         Boot(
@@ -55,7 +56,7 @@ def results(
         load=secrets.shown(words),
         **fields,
     )
-    return "\n".join([outcome.to_json(whole), to_text(whole)])
+    return "\n".join([outcome.to_json(whole), to_html(whole), to_text(whole)])
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_a_command_shows_known_flags_with_known_values(words: str, expected: str
         'python -c \'os.environ["HF_TOKEN"] = "Zq7"\'',
         "bash -c 'export A=1; export HF_TOKEN=Zq7; serve --redis-password Zq7'",
         'serve --extra \'{"t": "Zq7"}\'',
-        "serve --keep /home/Zq7/x --url http://h/Zq7 --dtype Zq7 --tp Zq7 --trust-remote-code",
+        "serve --html /home/Zq7/x.html --url http://h/Zq7 --dtype Zq7 --tp Zq7 --trust-remote-code",
         "/opt/Zq7/bin/python serve.py",
         "Zq7 serve",
     ],
@@ -190,7 +191,7 @@ _AROUND = (
 )
 _BEFORE = (
     *("serve", "--pw", "--tp", "--dtype", "--trust-remote-code", "-p", "-u", "-c", "login", "--b"),
-    *("--load", "--api-key", "--port", "--served-model-name", "--keep", "-m", "env", "--", "sh"),
+    *("--load", "--api-key", "--port", "--served-model-name", "--html", "-m", "env", "--", "sh"),
 )
 # What a word or a hidden place may hold; a secret is found again by what stands in its middle.
 _SECRET = st.builds(lambda a, b: f"{a}{CANARY}{b}", st.text(max_size=12), st.text(max_size=12))
@@ -232,7 +233,8 @@ def test_a_variable_before_the_command_is_not_repeated() -> None:
 
 
 def test_a_whole_run_shows_no_secret_and_no_path(bench: Bench, port: int, tmp_path: Path) -> None:
-    """In JSON, then on the terminal: the command's, the environment's, the server's."""
+    """In JSON and page, then on the terminal: the command's, the environment's, the server's."""
+    page = tmp_path / "page.html"
     server = [
         *("env", "HF_TOKEN=hf-Zq7", "SGLANG_PROXY=http://bob:Zq7@h", "NCCL_CONF=Zq7"),
         *(sys.executable, "program.py", "--pids", str(bench.pids), "--port", str(port)),
@@ -240,7 +242,7 @@ def test_a_whole_run_shows_no_secret_and_no_path(bench: Bench, port: int, tmp_pa
         *("--admin-api-key", "Zq7", "--model-path", "/home/Zq7/tiny"),
     ]
     ours = [sys.executable, "-m", "sglang_perf_patches", "bench", "server", "--turns", "2"]
-    for more in (("--json",), ()):
+    for more in (("--json", "--html", str(page)), ()):
         done = bench.run([*ours, *more, "--", *server], ONLY_HERE="Zq7-only")
         assert done.returncode == 1  # the fourth boot crashes
         text = done.stdout + done.stderr
@@ -249,6 +251,7 @@ def test_a_whole_run_shows_no_secret_and_no_path(bench: Bench, port: int, tmp_pa
             assert data["stopped"]["reason"].endswith("while starting: RuntimeError")
             assert data["model"] == "..."
             assert data["command"].endswith("--model-path tiny")
+            text += page.read_text(encoding="utf-8")
             for private in (str(tmp_path), str(bench.throwaway.site), sys.prefix):
-                assert private not in done.stdout
+                assert private not in done.stdout + page.read_text(encoding="utf-8")
         assert CANARY not in text

@@ -1,4 +1,4 @@
-"""The names and versions that an outcome or a report may show; the rest of a text is left out.
+"""The names and versions that a page or a report may show; everything else in a text is left out.
 
 Private words can't be listed: a model, a host or a token may look like anything. So only public
 ones pass: this project's own names, those of sglang's code, and versions.

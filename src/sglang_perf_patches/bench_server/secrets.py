@@ -1,4 +1,4 @@
-"""Commands, model names and server output, reduced to what an outcome or a report may show.
+"""Commands, model names and server output, reduced to what a page or a report may show.
 
 Private words can't be recognized, so only known ones are shown: sglang's own flags and values,
 numbers if a flag takes one, the last name of a model's path, and names of exceptions.
@@ -24,7 +24,7 @@ _OF_MODELS |= {"--speculative-draft-model-path", "--speculative-draft-model"}
 _TEXTS = OF_SHELLS | {"--a", "--b", "--c", "--d", "--load"}
 """Options whose value is itself a list of words."""
 _NUMBERS = {"--port", "--turns", "--boot-timeout", "--load-timeout"}
-_OTHERS = {"--keep", "--url", "-m", "--", "--json"}
+_OTHERS = {"--keep", "--html", "--url", "-m", "--", "--json"}
 _ALONE = {"-m", "--", "--json"}
 _PROGRAMS = re.compile(
     r"python(?:3(?:\.\d{1,2})?)?|sglang(?:-perf-patches|(?:\.[a-z_]{1,20}){0,3})|sglang|serve|env"

@@ -1,4 +1,4 @@
-"""An outcome as words and tables, for the terminal."""
+"""An outcome as words and tables, for the terminal and for the page."""
 
 from __future__ import annotations
 

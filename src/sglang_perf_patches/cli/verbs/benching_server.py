@@ -20,6 +20,7 @@ from ...bench_server import (
     interrupts,
     load,
     machine,
+    page,
     processes,
     secrets,
     sides,
@@ -57,7 +58,7 @@ or a patch that you named is not live; 2 it could not start; 128 + N after signa
 
   sglang-perf-patches bench server -- python -m sglang.launch_server --model-path MODEL
   SGLANG_PERF_PATCHES=mla sglang-perf-patches bench server --turns 5 --request-rate 4 \\
-      -- sglang serve --model-path MODEL --port 30000
+      --html mla.html -- sglang serve --model-path MODEL --port 30000
   sglang-perf-patches bench server --b "--schedule-conservativeness 0.5" -- COMMAND
   sglang-perf-patches bench server --a "SGLANG_PERF_PATCHES=none" \\
       --b "SGLANG_PERF_PATCHES=none SGLANG_X=1" --c "SGLANG_PERF_PATCHES=all" -- COMMAND
@@ -80,6 +81,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         SelectionError: the selection of the environment or of a side is malformed.
         TreeError: there is no sglang.
+        PageError: the page can't be written.
     """
     parser = _parser()
     at = words.index("--") if "--" in words else len(words)
@@ -128,6 +130,8 @@ def _compare(
     choices = [
         default if each.selection == default.text else selected(each.selection) for each in compared
     ]
+    if args.html:
+        page.require_writable(args.html)
     tree = tree_at()
     served = command.read(words, args.url)
     prefix = _prefix(tree)
@@ -180,6 +184,8 @@ def _compare(
     texts_of = (to_text(one, columns) for one in results)
     text = outcomes.to_json(*results) if args.json else "\n\n\n".join(texts_of)
     print(text, flush=True)
+    if args.html:
+        page.write(args.html, page.to_html(*results))
     return max(map(outcomes.exit_code, results))
 
 
@@ -230,6 +236,7 @@ def _parser() -> argparse.ArgumentParser:
         "--keep", type=Path, metavar="DIR", help="keep the logs and bench_serving's results here"
     )
     add_json(parser)
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with charts")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Tables and numbers of ``bench server``, and what it says of the machine."""
+"""Pieces of the page of ``bench server``, and what it says of the machine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches.bench_server import machine
+from sglang_perf_patches.bench_server import html, machine, page
 from sglang_perf_patches.bench_server.shown import number, table
+
+
+def test_a_bar_that_leaves_the_axis_says_so() -> None:
+    bars = [html.Bar("a", each, each, each, "better", "text") for each in (0.5, 1.9)]
+    assert "goes on" not in html.plot(bars, "axis")
+    long = html.Bar("b", 6.11, 6.11, 6.11, "better", "611 % more")
+    plot = html.plot([*bars, long], "axis")
+    assert plot.count("class=over") == 1
+    assert "axis; a bar that ends in → goes beyond the axis" in plot
+    assert html.plot([], "axis") == ""
+
+
+def test_a_bar_begins_at_zero_and_the_axis_is_in_percent() -> None:
+    plot = html.plot([html.Bar("a", -0.3, -0.35, -0.25, "better", "30 % less")], "axis")
+    assert "<rect class=better x=20.00% width=60.00% " in plot
+    assert [f">{tick}<" in plot for tick in ("\u221240 %", "\u221210 %", "0", "+10 %")] == [
+        True
+    ] * 4
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100])
@@ -28,6 +46,19 @@ def test_numbers_have_no_exponent_and_three_digits() -> None:
     assert [number(value) for value in (1234.5, 0.01234, 12.345, 0.0, 7)] == [
         *("1234", "0.0123", "12.3", "0", "7.00")
     ]
+
+
+def test_a_page_that_cannot_be_written_is_said_before_measuring(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "no folder" / "page.html"):
+        with pytest.raises(page.PageError, match="can't be written"):
+            page.require_writable(place)
+        with pytest.raises(page.PageError, match="can't be written: "):
+            page.write(place, "text")
+    file = tmp_path / "page.html"
+    page.require_writable(file)
+    page.write(file, "text")
+    page.require_writable(file)
+    assert file.read_text(encoding="utf-8") == "text"
 
 
 def test_the_machine_is_named() -> None:

@@ -63,7 +63,7 @@ Stock waits.
 
 The patch does not.
 
-## Goes when
+## Obsolete when
 
 Upstream has it.
 

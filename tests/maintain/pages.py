@@ -24,13 +24,15 @@ from typing import NamedTuple
 from sglang_perf_patches import verify
 from sglang_perf_patches.model import releases, setups
 from sglang_perf_patches.model.patch import Patch, room_of
-from sglang_perf_patches.verify.runner import ON
 
 RESULTS = "tests/benchmarks/results"
 """Where the committed results are: one file a set."""
 
 ROW_ID = re.compile(r'<a id="([\w.-]+)"></a>')
 """The id of a row of results that is quoted."""
+
+_RUNS = {"cuda": "the release's kernels on your GPU", "mlx": "the release's code on MLX's device"}
+"""What `verify` runs, by the device of a case."""
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _HEADED = re.compile(r"^#+ ([^\n]*)\n(.*?)(?=^#|\Z)", re.DOTALL | re.MULTILINE)
@@ -123,7 +125,9 @@ def all_sections(root: Path, set_name: str) -> list[Section]:
 
 def _switch(patch: Patch) -> str:
     return (
-        "On by default" if patch.is_default else "Opt-in: it is on only if you give its full name."
+        "On by default"
+        if patch.is_default
+        else "Opt-in: it is on only if `SGLANG_PERF_PATCHES` has its full name."
     )
 
 
@@ -133,13 +137,13 @@ def _worth(patch: Patch) -> str:
     if worth is None:
         return ""
     if worth.rule == "a":
-        return f", because [{worth.because}]({_up(patch)}{worth.source}#{worth.row})."
+        return f": [{worth.because}]({_up(patch)}{worth.source}#{worth.row})."
     if worth.rule == "b":
         return f", because it prevents a fault: {worth.because}."
     number = worth.because.rpartition("#")[2]
     return (
-        f", because the project was made for this upstream change: "
-        f"[#{number}]({patch.upstream_links()[0]})."
+        f": it brings upstream's change [#{number}]({patch.upstream_links()[0]}) to releases "
+        "that lack it."
     )
 
 
@@ -149,19 +153,18 @@ def _up(patch: Patch) -> str:
 
 
 def _proven(patch: Patch) -> str:
-    """The features with which a check tests the patch, and those that gate it."""
+    """The features with which a check tests the patch; all others gate it."""
     tested = f"[What was tested]({_up(patch)}{RESULTS}/tested.md#{patch.set})"
-    measured = f"{tested} lists the releases and machines of its measurements."
+    measured = f"{tested} lists the releases and machines on which it was measured."
     if patch.proven_with is None:
         return f"No feature of a server gates it. {measured}"
     names = [feature.name for feature in setups.FEATURES.all]
     played = [name for name in names if name in patch.proven_with]
-    gated = [name for name in names if name not in patch.proven_with]
-    told = [f"Tested on a plain server{', and on one with ' if played else ''}{_listed(played)}."]
-    if gated:
-        few = len(gated) <= len(names) // 2
-        told.append(f"Off with {_listed(gated) if few else 'every other feature'}.")
-    return " ".join([*told, measured])
+    more = f", and with each of these features: {_listed(played)}" if played else ""
+    return (
+        f"Tested on a plain server{more}. Any other feature turns the patch off. `explain "
+        f"{patch.id}` says what each word means and which flag sets it. {measured}"
+    )
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -181,7 +184,7 @@ def _commands(patch: Patch) -> str:
             "them with stock's on the code of each release."
         )
     what = cases[0].what[:1].lower() + cases[0].what[1:]
-    return f"{text}\n\n`verify` compares on {ON[cases[0].device]}: {what}"
+    return f"{text}\n\n`verify` runs {_RUNS[cases[0].device]} and checks that {what}"
 
 
 def _releases(patch: Patch, words: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ USE_IT_IF = "**Use it if** "
 """The first words of the paragraph that says who gains and who does not."""
 
 GAIN, COST, PROVEN, SWITCH = "What you gain", "What it costs", "Proven with", "Switch it"
-WHY, HOW, GOES, RELEASES = "Why", "How", "Goes when", "Releases"
+WHY, HOW, GOES, RELEASES = "Why", "How", "Obsolete when", "Releases"
 SECTIONS = (GAIN, COST, PROVEN, SWITCH, WHY, HOW, GOES, RELEASES)
 """The headings of a page, in their order."""
 

@@ -188,7 +188,7 @@ def _said(patch: Patch, here: str = "") -> list[str]:
         ("Cost", written.cost),
         ("Why", written.why),
         ("How", written.how),
-        ("Goes when", written.goes),
+        ("Obsolete when", written.goes),
         ("Here", here),
     ):
         if text:

@@ -1,4 +1,4 @@
-"""Outputs and states of replayed prefills are those of stock's graphs, whose layers run eagerly.
+"""Replayed prefills give the outputs and states of stock's graphs, whose layers run eagerly.
 
 Both sides are captured and replayed by the release's own code, see `runner`: stock's graphs break
 at each layer. What a patched replay runs is what its capture took note of, with whatever the tables

@@ -1,4 +1,4 @@
-"""The same with FlashInfer's kernel for one request, whose sequence that kernel splits."""
+"""FlashInfer's kernel gives stock's values for one request, whose sequence it splits."""
 
 from .gdn_prefill_graph import ONE, with_flashinfer
 

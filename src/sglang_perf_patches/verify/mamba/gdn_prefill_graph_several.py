@@ -1,4 +1,4 @@
-"""The same with FlashInfer's kernel for several requests, whose states it updates in place."""
+"""FlashInfer's kernel gives stock's values for several requests, with states updated in place."""
 
 from .gdn_prefill_graph import SEVERAL, with_flashinfer
 

@@ -1,4 +1,4 @@
-"""Lightning-attention forwards are stock's; their layers don't wait to learn what is tracked."""
+"""Lightning-attention forwards equal stock's, and no layer waits to learn what is tracked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mamba2's metadata, and forwards of the release's own mixers, are stock's without its waits."""
+"""The metadata and the forwards of Mamba2 layers equal stock's, without stock's waits."""
 
 from __future__ import annotations
 

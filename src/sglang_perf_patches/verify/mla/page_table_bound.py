@@ -1,4 +1,4 @@
-"""Page tables hold what stock's hold, and continue as far as a step at the context limit reads."""
+"""Page tables hold stock's entries, and extend as far as a step at the context limit reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts of one batch give stock's logits, tokens and KV: by bits on a CPU, elsewhere nearly."""
+"""Prompts of one batch get stock's logits, tokens and KV: bit-equal on a CPU, close elsewhere."""
 
 from __future__ import annotations
 

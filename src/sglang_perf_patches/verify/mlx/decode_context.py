@@ -1,4 +1,4 @@
-"""Equal and unequal lengths, with each kind of layer that the release can batch."""
+"""Decode steps with equal and unequal lengths equal stock's, for each kind of layer."""
 
 from __future__ import annotations
 

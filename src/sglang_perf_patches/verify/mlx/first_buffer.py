@@ -1,4 +1,4 @@
-"""Prompts and decodes are stock's, also across the end of a buffer, single and batched."""
+"""Prompts and decodes equal stock's, single and batched, also past the end of a buffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joins, leaves, reorders, chained steps, growth, extension and prefix hits are stock's.
+"""Decode steps equal stock's when requests join, leave, reorder, grow, continue or share a prefix.
 
 A step is served by an arena, or counted as one that is left to stock.
 """

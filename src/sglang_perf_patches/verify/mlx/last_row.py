@@ -1,4 +1,4 @@
-"""Logits and tokens are stock's with each kind of model and of weights, and sampled tokens too."""
+"""Logits, tokens and sampled tokens equal stock's for each kind of model and of weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of short and long requests are stock's: bit by bit on a CPU, elsewhere nearly.
+"""Batches of short and long requests equal stock's: bit-equal on a CPU, close elsewhere.
 
 Groups change as requests join, leave and grow, and where stock handles one.
 """

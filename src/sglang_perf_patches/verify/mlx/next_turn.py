@@ -1,4 +1,4 @@
-"""Turns of conversations with a sliding window.
+"""The turns of sliding-window conversations get logits close to those of one long prefill.
 
 Stock computes all tokens of a conversation at once, and the patch turn by turn, so the logits are
 close, not equal.

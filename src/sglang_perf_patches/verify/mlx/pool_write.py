@@ -1,4 +1,4 @@
-"""Prefix hits, prompt chunks, aborts and cleared caches are stock's; and buffers are freed."""
+"""Prefix hits, prompt chunks, aborts and cleared caches equal stock's, and buffers are freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The window metadata of Triton attention, all of a graph's buffer, and what it computes.
+"""The window metadata of Triton attention and the attention's results equal stock's.
 
 Batches come one after the other. Backend, pools, allocators and kernels are the release's own;
 around them stands the runner of `mla.rig`. Each request has a row of slots of the full pool, in

@@ -107,10 +107,10 @@ PATCH = Patch(
         "hierarchical-cache": f"{_JOBS}: with_a_host",
         "prefill-server": f"{_JOBS}: with_transfers",
     },
-    summary="a request waits if there is no slot for its state; stock's scheduler dies",
+    summary="a request waits if no slot for its state is free",
     worth=Worth(
         "b",
-        "stock's scheduler dies if no slot for a state is left",
+        "stock's scheduler crashes if no slot for a state is free",
     ),
     variants=(
         _variant(

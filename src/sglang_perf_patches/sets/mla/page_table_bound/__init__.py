@@ -42,8 +42,8 @@ PATCH = Patch(
     id="mla.page-table-bound",
     only_with=("speculation",),
     proven_with={**TABLES, "tracked-states": f"{_CHECKS}: of_a_hybrid_model"},
-    summary="FlashAttention's page tables hold a speculative step at the context limit",
-    worth=Worth("b", "near the context limit, stock's server dies of an illegal memory access"),
+    summary="FlashAttention's page tables are long enough for drafts at the context limit",
+    worth=Worth("b", "near the context limit, stock crashes with an illegal memory access"),
     upstream=("sgl-project/sglang#34239", "sgl-project/sglang#35985"),
     variants=(
         _variant(

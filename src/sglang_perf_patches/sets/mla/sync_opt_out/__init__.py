@@ -98,9 +98,9 @@ PATCH = Patch(
     ),
     anchors=(DECIDE,),
     absent_because=(
-        "before 0.5.13 stock needs the wait, which is in other code (#26128 replaced it): it keeps "
-        "the next batch from rewriting req_to_token while the running step reads it. Without the "
-        "wait, and without upstream's later barrier, the KV of a shared prefix could be overwritten"
+        "before 0.5.13 stock needs the wait: it keeps the next batch from rewriting req_to_token "
+        "while the running step reads it. #26128 replaced the wait. Without the wait and without "
+        "upstream's later barrier, the KV of a shared prefix could be overwritten"
     ),
     variants=(
         _variant("0.5.13", "0.5.13.post1", "install_piecewise", *_DRAFTS, *_PIECEWISE_GRAPHS),

@@ -12,7 +12,7 @@ PATCH = Patch(
     summary="a request's first KV buffers fit its prompt; stock's hold 4096 tokens",
     worth=Worth(
         "a",
-        "after 4 prompts at once, a server on a CPU holds 3173 MB, not 5755 MB",
+        "after 4 prompts at once, a server on a CPU holds 3173 MB instead of 5755 MB",
         "tests/benchmarks/results/mlx.md",
         "server-at-once",
     ),

@@ -61,9 +61,9 @@ PATCH = Patch(
     only_with=("mlx", "states"),
     # Without a prefix cache too: 0.5.17 does not start at all.
     proven_with=HYBRIDS | WITHOUT_CACHE,
-    summary="hybrid models run on MLX with the radix cache, and find their prefixes again",
+    summary="hybrid models run on MLX with the radix cache, and reuse cached prefixes",
     worth=Worth(
-        "b", "with a hybrid model and the radix cache, stock's MLX server dies in its warm-up"
+        "b", "with a hybrid model and the radix cache, stock's MLX server crashes in its warm-up"
     ),
     anchors=STATES_SINCE,
     absent_because="before 0.5.17 hybrids on MLX have other faults",

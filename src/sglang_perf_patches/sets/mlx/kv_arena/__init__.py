@@ -46,7 +46,7 @@ PATCH = Patch(
     summary="a batch's KV stays in one buffer per layer across decode steps",
     worth=Worth(
         "a",
-        "a token of 16 clients, unique prompts, takes 34.9 and 37.6 ms, not 107.8 and 101.9 ms",
+        "with 16 clients, a token takes 34.9 and 37.6 ms instead of 107.8 and 101.9 ms",
         "tests/benchmarks/results/mlx.md",
         "warm-unique-16",
     ),
@@ -57,24 +57,23 @@ PATCH = Patch(
         _variant(
             *("0.5.11", "0.5.12.post1", "install_contiguous", CONTIGUOUS),
             f"{CONTIGUOUS}.write_token",
-            note="for every layer; a batched decode also continues past a buffer's end",
+            note="supports every layer; a batched decode also continues past a buffer's end",
         ),
         _variant(
             *("0.5.13", "0.5.14", "install_attention_without_growth", ATTENTION),
             f"{ATTENTION}.write_token",
-            note="as on 0.5.15; a batched decode also continues past a buffer's end, as stock "
-            "does itself from 0.5.15 on",
+            note="supports the layers of 0.5.15; a batched decode also continues past a buffer's "
+            "end, as in stock from 0.5.15 on",
         ),
         _variant(
             *("0.5.15", "0.5.17", "install_attention", ATTENTION),
-            note="for every attention layer, also gated ones and those of hybrid models; "
-            "stock's code runs with the fused RoPE kernel",
+            note="supports every attention layer, also gated ones and those of hybrid models; "
+            "with the fused RoPE kernel stock's code runs",
         ),
         _variant(
             *("0.5.18", "0.5.23", "install_attention", ATTENTION),
-            note="for every attention layer without a window, also with sinks or gates and in "
-            "hybrid models; stock's code runs with a sliding window, and with the fused "
-            "RoPE kernel",
+            note="supports every attention layer without a window, also with sinks or gates and in "
+            "hybrid models; with a sliding window or the fused RoPE kernel stock's code runs",
         ),
     ),
 )

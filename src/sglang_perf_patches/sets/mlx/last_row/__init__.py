@@ -28,18 +28,18 @@ PATCH = Patch(
     summary="prefill computes the model's head for the last position only",
     worth=Worth(
         "a",
-        "a prompt of 2,048 tokens takes 0.96 of stock's time on one H200, with only this patch",
+        "on one H200, with only this patch, a prompt of 2,048 tokens takes 0.96 of stock's time",
         "tests/benchmarks/results/mlx.md",
         "prompt-2048-last-row",
     ),
     absent_because="before 0.5.11 a prefill on MLX is computed at once, not as a graph",
     variants=(
-        _variant("0.5.11", "0.5.17", "for every chunk of a prompt"),
+        _variant("0.5.11", "0.5.17", "acts on every chunk of a prompt"),
         _variant(
             "0.5.18",
             "0.5.23",
-            "for a prompt's last chunk: stock itself skips the head for the others, if "
-            "the model's trunk can be called alone",
+            "acts on a prompt's last chunk: stock itself skips the head for the others, if "
+            "it can call the model's trunk separately",
         ),
     ),
 )

@@ -15,11 +15,11 @@ PATCH = Patch(
     summary="on MLX, keeps the tokens passed from step to step on the device that indexes them",
     worth=Worth(
         "b",
-        "without overlap scheduling stock's scheduler dies on a Mac once it decodes two requests",
+        "without overlap scheduling, stock's scheduler crashes on a Mac if it decodes two requests",
     ),
     upstream_note="sgl-project/sglang#39281 reports it",
     anchors=(RESOLVES,),
-    absent_because="steps hand over their tokens in another way here",
+    absent_because="these releases pass tokens between steps in another way",
     variants=(
         Variant(
             releases=between("0.5.13", "0.5.23"),

@@ -53,7 +53,7 @@ PATCH = Patch(
     # Up to 0.5.11 it leaves pipelines to stock by itself.
     only_with=("windows", "decode-server"),
     proven_with=DECODING | RANKS | TREES,
-    summary="a request in transfer reserves window KV for its window, not for its whole prompt",
+    summary="a request in KV transfer reserves window KV for its window, not for its whole prompt",
     worth=Worth("c", "sgl-project/sglang#24857"),
     upstream=(
         "sgl-project/sglang#24857",
@@ -102,19 +102,19 @@ PATCH = Patch(
         _fixes(
             ("0.5.12",),
             "install_all_fixes",
-            "The fixes #25805, #27779, #28085 and #33794.",
+            "Adds the fixes #25805, #27779, #28085 and #33794.",
             *of(OLD_ALLOCATOR, "alloc_extend_swa_tail", "free_swa"),
         ),
         _fixes(
             ("0.5.12.post1",),
             "install_fixes",
-            "The fixes #27779, #28085 and #33794.",
+            "Adds the fixes #27779, #28085 and #33794.",
             f"{OLD_ALLOCATOR}.free_swa",
         ),
         _fixes(
             between("0.5.13", "0.5.13.post1"),
             "install_fixes_moved",
-            "The fixes #27779, #28085 and #33794.",
+            "Adds the fixes #27779, #28085 and #33794.",
             f"{ALLOCATOR}.free_swa",
         ),
         Variant(
@@ -122,7 +122,7 @@ PATCH = Patch(
             install=f"{_BODY}:install_page_price",
             targets=(_PRICE,),
             depends=_PRICE_DEPENDS,
-            note="The fix #33794.",
+            note="Adds the fix #33794.",
         ),
     ),
 )

@@ -79,10 +79,10 @@ def test_each_declared_feature_is_played(release: str, name: str) -> None:
     for features, patches in _servers(release, name):
         words = ",".join(sorted(features)), *patches
         lines = released.answers(released.tree(release), SCRIPT, *words)
-        assert [line.get("patch") for line in lines] == patches, lines
+        assert [line.get("case") for line in lines] == patches, lines
         for line in lines:
             assert line.get("compared", 0) > 0, (features, line)
-            assert features <= set(line["on"]), (line["patch"], features - set(line["on"]))
+            assert features <= set(line["on"]), (line["case"], features - set(line["on"]))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import logging
@@ -29,7 +30,7 @@ import sglang
 from sglang_perf_patches import sets
 from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.sets.mamba.slot_exhaustion import body
-from sglang_perf_patches.verify import comparing
+from sglang_perf_patches.verify import Different, comparing
 from sglang_perf_patches.verify.mamba.rig import called
 from tests.proof.mamba import exhaustion
 from tests.proof.mamba.hybrid_parts import MEMORY, Shape, trees
@@ -65,6 +66,21 @@ def _death(make: Callable[..., HybridServer], *kind: Any) -> dict[str, Any]:
 def hosted_deaths() -> Any:
     """The same with the hierarchical cache: loads of reports, and a state that can't come back."""
     return [_death(make) for make in exhaustion.HOSTED]
+
+
+def called_off() -> Any:
+    """A load that is called off, with a state left on the device: what stock and patched say."""
+    told = []
+    for patches in ((), (exhaustion.PATCH,)):
+        with contextlib.ExitStack() as stack:
+            for patch in patches:
+                stack.enter_context(comparing.live(patch, ran=None))
+            server = exhaustion.short_of_the_last_state()
+            try:
+                told.append(exhaustion.drained(server).died or sum(server.found["r4"]))
+            except Different as wrong:
+                told.append(str(wrong))
+    return told
 
 
 def own_prefixes() -> Any:
@@ -188,9 +204,11 @@ def broken() -> Any:
 
 def broken_for_others() -> Any:
     """What is said of servers with a host's cache or late buffers, with their part broken."""
-    errors = {"loads": "", "late buffers": ""}
+    errors = {"loads": "", "copies": "", "late buffers": ""}
     with mock.patch.object(body, "_lacks_slots_to_load", return_value=False):
         errors["loads"] = _death(exhaustion.short_of_loads)["patched"]
+    with mock.patch.object(body, "_copy_last_on_device"):
+        errors["copies"] = called_off()[1]
     needed = body.needed
     with mock.patch.object(body, "needed", lambda pool, reqs: needed(pool, reqs) + len(reqs)):
         try:  # as with two buffers

@@ -151,6 +151,15 @@ def test_with_a_host_stock_dies_and_the_patched_server_goes_on(found: Found, rel
 
 
 @pytest.mark.newest
+@pytest.mark.parametrize("release", HOSTED)
+def test_a_load_that_is_called_off_leaves_no_empty_state(found: Found, release: str) -> None:
+    """Stock goes on behind the prefix that the device has, with the state of no token."""
+    stock, patched = found(release, "slots_jobs", "called_off")
+    assert stock == "r4 goes on after 64 tokens with another state"
+    assert patched == 64
+
+
+@pytest.mark.newest
 @pytest.mark.parametrize(
     "release",
     [
@@ -180,4 +189,5 @@ def test_a_broken_patch_is_found(found: Found, release: str) -> None:
 def test_a_broken_part_for_other_servers_is_found(found: Found) -> None:
     errors = found("0.5.23", "slots_jobs", "broken_for_others")
     assert errors["loads"] == "Cannot alloc mamba for load_back"
+    assert errors["copies"] == "r4 goes on after 64 tokens with another state"
     assert "episode" in errors["late buffers"]

@@ -86,8 +86,8 @@ def sending(random: Random) -> Shape:
 
 
 def hosted(random: Random) -> Shape:
-    """The same, or the same with drafts, with a hierarchical cache whose copies take their time."""
-    drawn = replace(random.choice((shape, drafting))(random), lazy=False)
+    """Any of these with a hierarchical cache whose copies take their time."""
+    drawn = random.choice((shape, drafting, late))(random)
     return Hosted(
         **asdict(drawn),
         ratio=random.choice((1.0, 1.5, 3.0)),
@@ -194,6 +194,22 @@ def short_of_loads() -> HybridServer:
     server.step()
     server.step()
     server.submit([11] * 128 + [13] * 70, 3)
+    return server
+
+
+def short_of_the_last_state() -> HybridServer:
+    """A request's state is on the host, a shorter one is on the device, and one slot can be had.
+
+    Loading takes two.
+    """
+    server = served(Hosted("unified", tracked=False, slots=4, rows=2))
+    for prompt in ([11] * 128, [12] * 128, [11] * 64):
+        server.submit(prompt, 1)
+        server.drain()
+    server.submit([13] * 128, 20)
+    server.step()
+    server.step()
+    server.submit([11] * 128 + [14] * 70, 3)
     return server
 
 

@@ -123,9 +123,9 @@ class HybridServer:
         self._filter()
 
     def retract(self) -> None:
-        """Retract as stock does when KV is short."""
+        """Retract as stock does when KV is short; it aborts the only one that runs."""
         self._settle()
-        if len(self.running.reqs) < 2:
+        if not self.running.reqs:
             return
         takes_arguments = takes(self.running.retract_decode, "server_args")
         retracted, *_ = self.running.retract_decode(

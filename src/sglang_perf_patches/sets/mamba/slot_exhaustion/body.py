@@ -133,7 +133,7 @@ def _in_component(patching: Patching, waiting: WeakSet[Any], component: str, mat
             try:
                 return inner(self, req, insert_params, token_ids_len, is_finished)
             except AssertionError as error:
-                if is_finished or not _is_exhausted(error) or _is_untested(self.cache):
+                if is_finished or not _is_exhausted(error) or _has_storage(self.cache):
                     raise
                 patching.ran.seen = True
                 return 0  # tokens to cache, which is what stock returns if it tracked no state
@@ -153,7 +153,7 @@ def _in_component(patching: Patching, waiting: WeakSet[Any], component: str, mat
 
     def finalizes_in_cache(inner: Any) -> Any:
         def finalize_match_result_in_cache(self: Any, params: Any, result: Any) -> Any:
-            if _is_untested(self.cache):
+            if _has_storage(self.cache):
                 return inner(self, params, result)
             return _matched(patching, waiting, params, lambda given: inner(self, given, result))
 
@@ -186,18 +186,6 @@ def _matched(
 
 def _has_storage(tree: Any) -> bool:
     return bool(getattr(tree, "buffer_pipeline", None) or getattr(tree, "enable_storage", False))
-
-
-def _is_untested(tree: Any) -> bool:
-    """A host cache with storage, or with late buffers.
-
-    With late buffers an episode found a wrong state behind a cached prefix where stock dies before.
-    """
-    if _has_storage(tree):
-        return True
-    if getattr(tree, "cache_controller", None) is None:
-        return False
-    return bool(getattr(tree.req_to_token_pool, "enable_mamba_extra_buffer_lazy", False))
 
 
 def _is_exhausted(error: AssertionError) -> bool:
@@ -250,9 +238,6 @@ def _in_admission(
             return False
         if _has_storage(tree):
             patching.gate("the hierarchical cache has a storage backend, which was not tested")
-            return False
-        if _is_untested(tree):
-            patching.gate("with the hierarchical cache and extra_buffer_lazy a state can be wrong")
             return False
         return isinstance(tree.req_to_token_pool, with_slots)
 
@@ -313,13 +298,14 @@ def _in_admission(
 
     def loads_back(inner: Any) -> Any:
         def load_back(self: Any, node_id: Any, mem_quota: Any, req: Any) -> bool:
-            # Only a state takes slots. Whether one comes is known from the request's match.
+            # Only a state takes slots; the match knows whether one comes.
             if not (admitting and req is not None and req.mamba_host_hit_length):
                 return bool(inner(self, node_id, mem_quota, req))
-            if _lacks_slots_to_load(admitting[0], req):
-                patching.ran.seen = True
-                return False  # as stock's, where the cache finds no slot for it
-            admitting[0].loaded = bool(inner(self, node_id, mem_quota, req))
+            refused = _lacks_slots_to_load(admitting[0], req)
+            patching.ran.seen |= refused
+            admitting[0].loaded = not refused and bool(inner(self, node_id, mem_quota, req))
+            if not admitting[0].loaded:
+                _copy_last_on_device(self, req)
             return admitting[0].loaded
 
         return load_back
@@ -359,6 +345,25 @@ def _lacks_slots_to_load(admission: _Admission, req: Any) -> bool:
     return needed(tree.req_to_token_pool, [*others, req]) + 1 > admission.before
 
 
+@dataclass
+class _Match:
+    """What stock reads of a match to copy its state."""
+
+    req: Any
+    best_match_node: Any
+    cow_mamba: bool = True
+
+
+def _copy_last_on_device(tree: Any, req: Any) -> None:
+    """Give a request whose state stays on the host that of the last node which has one here.
+
+    Stock copies the last node's of all. It would go on behind this one from an empty state.
+    """
+    match = _Match(req, req.last_node)
+    for component in tree.components.values():
+        component.finalize_match_result_in_cache(match, match)
+
+
 def needed(pool: Any, reqs: Sequence[Any]) -> int:
     """Slots that the pool will take for requests in `HybridReqToTokenPool.alloc`.
 
@@ -390,9 +395,8 @@ def obtainable(tree: Any) -> int:
 def _makes_room(tree: Any, req: Any, eviction: Any) -> bool:
     """Free cached states for a request of an idle server; False if that is not enough.
 
-    When the request was refused, the prefix that it matched was locked. If only that prefix's state
-    blocks it, nobody else will free a slot. So the state is evicted, and the request starts without
-    that prefix in the next round.
+    While it was refused, the prefix that it matched was locked. If only its state blocks it, none
+    else will free a slot. So it is evicted, and the request starts without it in the next round.
     """
     count = needed(tree.req_to_token_pool, [req])
     if count > obtainable(tree):

@@ -63,6 +63,10 @@ Stock waits.
 
 The patch does not.
 
+| when | stock |
+| --- | --- |
+| later | waits |
+
 ## Obsolete when
 
 Upstream has it.
@@ -88,7 +92,7 @@ def test_the_prose_of_a_page_is_plain_text() -> None:
         ),
         cost="Little. Boot: stock 1 s → patched 2 s.",
         why="Stock waits.",
-        how="The patch does not.",
+        how="The patch does not. Later: stock: waits.",
         goes="Upstream has it.",
     )
 

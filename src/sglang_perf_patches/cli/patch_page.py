@@ -114,8 +114,8 @@ def parse(text: str) -> Page:
         figures=rows(gain),
         conditions=_prose(f"|{below}"),
         cost=_with_rows(sections.get(COST, "")),
-        why=_prose(sections.get(WHY, "")),
-        how=_prose(sections.get(HOW, "")),
+        why=_with_rows(sections.get(WHY, "")),
+        how=_with_rows(sections.get(HOW, "")),
         goes=_prose(sections.get(GOES, "")),
     )
 

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Speculative decoding on Hopper GPUs with FlashAttention 3. Live in it, as `sglang-perf-patches doctor --
-# COMMAND` says for DeepSeek-V3 on 0.5.23: mla.page-table-bound, which prevents a crash near the context
-# limit, and mla.draft-metadata, which acts only with another attention backend. Both are live with
-# --dp 8 --enable-dp-attention too.
+# Speculative decoding on Hopper GPUs with FlashAttention 3. For DeepSeek-V3 on 0.5.23
+# `sglang-perf-patches doctor -- COMMAND` reports two patches live, also with --dp 8 --enable-dp-attention:
+# mla.page-table-bound, which prevents a crash near the context limit, and mla.draft-metadata, which acts only
+# with another attention backend.
 #
 # STRICT: the server exits with 1 if a patch of the set is gated or refused. With --enable-mixed-chunk, for
 # example, both are gated, so this script then fails while the server boots, with a line that names the

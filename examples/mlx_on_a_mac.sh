@@ -2,15 +2,22 @@
 # sglang's MLX backend on a Mac, with only the mlx patches. No Mac was ever measured.
 #
 #   examples/mlx_on_a_mac.sh --model-path MODEL     serve, with any options of the server
-#   examples/mlx_on_a_mac.sh                        prove and measure them on this Mac
+#   examples/mlx_on_a_mac.sh                        check and measure the patches on this Mac
 #
 # The second form takes ten minutes at most, needs no model, and writes one file, mlx-on-this-mac.txt
-# (or $FILE): please attach it to an issue, whatever the result. It says whether the patches' results are
-# stock's, and what stock and patched servers reply in turns, how fast, and with how much memory, and
-# whether a hybrid model starts. Nothing is sent anywhere. VERIFY (default: mlx), LOAD and SERVER replace the
-# options of the parts; MODEL is your own model instead of random weights. Live in a server, as
-# `sglang-perf-patches doctor -- COMMAND` says for a dense model: mlx.pool-write, mlx.first-buffer,
-# mlx.last-row, mlx.kv-arena and mlx.relay-device.
+# (or $FILE): please attach it to an issue, whatever the result. Nothing is sent anywhere. The file says
+#   - whether the results of the patches equal stock's (`verify`)
+#   - whether servers with and without patches give the same replies, how fast they are, and how much memory
+#     they take (`bench server`)
+#   - whether a small hybrid model starts, with and without patches.
+#
+# You can set these variables: VERIFY, what is verified (default: mlx); LOAD, the options of the benchmark;
+# SERVER, the options of the servers; MODEL, your own model instead of random weights; SHAPE, the size of the
+# random weights (default: 0.6b-4bit); PORT, the port of the hybrid model's server; HYBRID_S, the seconds after
+# which that server is ended.
+#
+# For a dense model `sglang-perf-patches doctor -- COMMAND` reports these patches live: mlx.pool-write,
+# mlx.first-buffer, mlx.last-row, mlx.kv-arena and mlx.relay-device.
 set -u
 
 export SGLANG_USE_MLX=1 SGLANG_PERF_PATCHES=mlx
@@ -43,7 +50,7 @@ ask() {
         \"sampling_params\": {\"temperature\": 0, \"max_new_tokens\": 8, \"ignore_eos\": true}}"
     echo
 }
-# hybrid SELECTION: serve a small model with states, with default arguments, and ask it four times.
+# hybrid SELECTION: serve a small hybrid model with default arguments, and send it four prompts.
 hybrid() {
     say "a hybrid with SGLANG_PERF_PATCHES=$1"
     port=${PORT:-31357}

@@ -5,11 +5,10 @@
 needs Linux, Python 3.11 or newer and pip. It makes an environment of its own in your cache folder
 (the first time: some minutes, 2.5 GB), starts the real server with the mlx patches on, sends it
 requests all at once, shows what `sglang-perf-patches` says about it, and does the same with the
-patches off. One run a side says nothing about speed. With `--hybrid` the model has layers with a
-state, as Qwen3-Next and Qwen3.5 have: stock ends at once, and is compared without its radix cache.
-With `--bench` it then measures:
-`sglang-perf-patches bench server` starts the server three times with patches and three times
-without.
+patches off. One run of each says nothing about speed. With `--hybrid` the model has layers with a
+state, as Qwen3-Next and Qwen3.5 have. Stock then ends at once, so it runs without its radix cache.
+With `--bench` the script then measures: `sglang-perf-patches bench server` starts the server three
+times with patches and three times without.
 
 It ends with 0 if the replies are equal and a patch was live in the scheduler and has run, with 1 if
 not, and with 2 if it could not find out.

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The decode server of a disaggregated deployment of a sliding-window model (gpt-oss, Llama 4 ...).
-# Live in it, as `sglang-perf-patches doctor -- COMMAND` says for gpt-oss-20b: swa.page-size-1 and
-# swa.idle-admission; on releases before 0.5.18 also swa.tail-prealloc. First tokens come sooner at
+# For gpt-oss-20b `sglang-perf-patches doctor -- COMMAND` reports swa.page-size-1 and swa.idle-admission live,
+# and on releases before 0.5.18 also swa.tail-prealloc. First tokens come sooner at
 # page size 1, sglang's default. The opt-in patches of the set are off: they don't change a decode server.
 #
 #   examples/pd_decode_swa.sh --model-path MODEL

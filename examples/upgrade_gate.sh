@@ -1,7 +1,8 @@
 #!/bin/sh
 # A gate for CI: it fails if an upgrade of sglang would lose a patch that SGLANG_PERF_PATCHES chooses.
-# It fetches the release and reads its source; nothing is installed. If no sglang is installed here, it
-# fails if a chosen patch does not know that release's code.
+# It fetches the release and reads its source; nothing is installed. Without an installed sglang it checks
+# only whether every chosen patch knows that release's code. It exits with 1 if a patch would be lost, and
+# with 2 if the release can't be fetched.
 #
 #   examples/upgrade_gate.sh 0.5.23
 set -eu

@@ -155,7 +155,7 @@ def _up(patch: Patch) -> str:
 def _proven(patch: Patch) -> str:
     """The features with which a check tests the patch; all others gate it."""
     tested = f"[What was tested]({_up(patch)}{RESULTS}/tested.md#{patch.set})"
-    measured = f"{tested} lists the releases and machines on which it was measured."
+    measured = f"{tested} lists the releases and machines on which this patch was measured."
     if patch.proven_with is None:
         return f"No feature of a server gates it. {measured}"
     names = [feature.name for feature in setups.FEATURES.all]
@@ -180,8 +180,8 @@ def _commands(patch: Patch) -> str:
     cases = verify.cases(patch.id)
     if not cases:
         return (
-            f"{text}\n\nIts results do not depend on your machine: the project's tests compared "
-            "them with stock's on the code of each release."
+            f"{text}\n\nThe patch's results do not depend on your machine: the project's tests "
+            "compared them with stock's on the code of each release."
         )
     what = cases[0].what[:1].lower() + cases[0].what[1:]
     return f"{text}\n\n`verify` runs {_RUNS[cases[0].device]} and checks that {what}"

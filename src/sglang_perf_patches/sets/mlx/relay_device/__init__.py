@@ -17,7 +17,7 @@ PATCH = Patch(
         "b",
         "without overlap scheduling, stock's scheduler crashes on a Mac if it decodes two requests",
     ),
-    upstream_note="sgl-project/sglang#39281 reports it",
+    upstream_note="sgl-project/sglang#39281 reports this crash",
     anchors=(RESOLVES,),
     absent_because="these releases pass tokens between steps in another way",
     variants=(

@@ -27,11 +27,11 @@ def test_a_server_boots_and_computes_the_same_if_one_rank_has_no_patch(release: 
         ["gated", "a rank of this server runs stock's code here"],
         ["off", "not chosen"],
     ]
-    assert [each["on tables"] for each in stock] == [0, 0]
+    assert [each["on tables"] for each in stock] == [[], []]
     for each in patched:
         prefills = [batch for batch in each["computed"]["batches"] if batch[0] == "prefill"]
         assert each["patch"] == ["live", ""]
-        assert each["on tables"] == len(prefills) + 2  # and its two buckets
+        assert len(each["on tables"]) == len(prefills) + 2  # and its two buckets
     assert [each["computed"] for each in patched] == [each["computed"] for each in stock]
 
 
@@ -43,8 +43,35 @@ def test_ranks_with_experts_of_their_own_compute_what_stocks_do(release: str) ->
     for each in patched:
         assert each["patch"] == ["live", ""]
         assert "expert-parallel" in each["on"]
-    assert min(each["on tables"] for each in patched) > 2
-    assert [each["on tables"] for each in stock] == [0, 0]
+    assert min(len(each["on tables"]) for each in patched) > 2
+    assert [each["on tables"] for each in stock] == [[], []]
+    assert [each["computed"] for each in patched] == [each["computed"] for each in stock]
+
+
+@pytest.mark.whole_matrix  # four processes with a model each
+@pytest.mark.parametrize("release", ["0.5.22", "0.5.23"])
+def test_ranks_with_requests_of_their_own_compute_what_stocks_do(release: str) -> None:
+    """DP attention: both ranks replay the bucket of the one that has the most tokens."""
+    server = {
+        "enable_dp_attention": True,
+        "dp_size": 2,
+        "chunked_prefill_size": 128,  # of both
+        "mamba_radix_cache_strategy": "extra_buffer",
+    }
+    stock = _ranks(release, "none", "none", **server)
+    patched = _ranks(release, GRAPH, GRAPH, **server)
+    for each in patched:
+        assert each["patch"] == ["live", ""]
+        assert "dp-attention" in each["on"]
+        assert sum(sum(batch[3]) for batch in each["computed"]["batches"])  # a cached prefix
+    # Three buckets, then what both ranks replay. An idle rank has no tokens. A batch of 6 computes
+    # with another tile than its bucket of 64, so both ranks replay stock's graph in its step.
+    captured = [64, 40, 8]
+    assert [each["on tables"] for each in patched] == [
+        [*captured, 64, 46, 0, 0, 5],
+        [*captured, 47, 0, 64, 36, 7],
+    ]
+    assert [each["on tables"] for each in stock] == [[], []]
     assert [each["computed"] for each in patched] == [each["computed"] for each in stock]
 
 

@@ -77,6 +77,9 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
         options = dict(kwargs or {})
         result = func(*args, **options)
         name = func.overloadpacket.__name__
+        if func.namespace == "c10d":  # writes its arguments, though its schema does not say so
+            self.steps.append(lambda: func(*args, **options)[-1].wait())
+            return result
         if name in _WAITS:
             raise AssertionError(f"a capture can't wait for {name}")
         results = [value for value in tree_leaves(result) if isinstance(value, torch.Tensor)]

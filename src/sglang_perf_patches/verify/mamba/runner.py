@@ -66,7 +66,7 @@ class Runner:
         for name in (
             *("quant_config", "moe_layers", "moe_fusions", "dsa_indexers", "dllm_attention"),
             *("mha_companion_layers", "enable_cp_bcg_capture"),
-            *("_is_full_backend", "_capture_chunked_prefix"),
+            *("_is_full_backend", "_capture_chunked_prefix", "require_mlp_tp_gather"),
         ):
             setattr(stocks, name, None)
         stocks.backend = _graph_backend(stocks)

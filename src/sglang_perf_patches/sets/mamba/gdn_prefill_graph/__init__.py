@@ -39,6 +39,7 @@ PATCH = Patch(
             if name != "other-gpu"
         },
         **RANKS,
+        "dp-attention": "tests/mamba/qwen_rank.py: main",
         **DRAFTS,
         "multimodal": "tests/mamba/qwen_jobs.py: with_images",
         **SERVERS,

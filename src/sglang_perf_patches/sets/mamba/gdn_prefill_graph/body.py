@@ -169,6 +169,8 @@ def _capture_one_shape(patching: Patching) -> Any:
                     patching.gate("the runner keeps its graphs elsewhere")
                     return
             is_few = sum(each <= SHORT for each in self.capture_num_tokens) <= FEW
+            # With DP attention, no rank may choose a graph by its own batch.
+            is_few = is_few and not self.require_mlp_tp_gather
             before = dict(graphs)
             with _set(backend, _CAPTURING, not stocks):
                 inner(self, size, **kwargs)
@@ -188,8 +190,10 @@ def _capture_one_shape(patching: Patching) -> Any:
 
 
 def _leaves_some(runner: Any, size: int, rows: int, backend: Any) -> bool:
-    """Whether a bucket gets batches that its tables do not fit: see `Tables.fits`."""
-    least = 1 + max((other for other in runner.capture_num_tokens if other < size), default=0)
+    """Whether a bucket gets batches that its tables do not fit: see `Tables.holds`."""
+    least = 1  # with DP attention, all ranks replay the bucket of the one with the most tokens
+    if not runner.require_mlp_tp_gather:
+        least += max((other for other in runner.capture_num_tokens if other < size), default=0)
     most = min(size, backend.req_to_token_pool.size)
     return rows < most or not tables_for(backend).rounds_alike(least, size)
 
@@ -269,11 +273,13 @@ def _metadata(patching: Patching, tables: Any, window: int) -> Any:
 
 
 def _refresh(patching: Patching) -> Any:
+    from . import ranks
+
     ran = patching.ran
 
     def refresh_prefill_graph_metadata(self: Any, meta: Any, forward_batch: Any) -> None:
         tables = _tables_of(meta)
-        if not tables.alone and not tables.fits(forward_batch.extend_seq_lens_cpu):
+        if not tables.alone and not ranks.all_fit(tables, forward_batch):
             self.init_forward_metadata(forward_batch)  # for the breaks of stock's graph
             return
         _fill(patching, self, meta, forward_batch)
@@ -289,11 +295,14 @@ def _fill(patching: Patching, backend: Any, metadata: Any, forward_batch: Any) -
     tables = _tables_of(metadata)
     if host.is_debugging():
         host.prefill(forward_batch)  # compares the lists with the device
-    # First: it translates the slots that are tracked.
-    slots = tables.begin(backend, forward_batch)
     lens = list(forward_batch.extend_seq_lens_cpu)
     prefixes = list(forward_batch.extend_prefix_lens_cpu)
-    tables.fill(lens, prefixes, slots, _tracked(patching, backend, forward_batch, lens, prefixes))
+    if forward_batch.global_num_token_non_padded_cpu == 0:
+        lens, prefixes = [], []  # an idle rank's made up request, which stock's layers skip
+    # First: it translates the slots that are tracked.
+    slots = tables.begin(backend, forward_batch, sum(lens))[: len(lens)]
+    tracked = _tracked(patching, backend, forward_batch, lens, prefixes) if lens else None
+    tables.fill(lens, prefixes, slots, tracked)
     backend.forward_metadata = metadata
     backend._init_target_verify_qkv_routing(forward_batch)  # as stock before any prefill
     backend.mis_metadata = None

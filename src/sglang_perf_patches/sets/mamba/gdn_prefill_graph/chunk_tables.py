@@ -88,7 +88,7 @@ class ChunkTables(Tables):
         """As `Tables.rounds_alike`."""
         return tile(tokens) == tile(bucket)
 
-    def begin(self, backend: Any, forward_batch: Any) -> torch.Tensor:
+    def begin(self, backend: Any, forward_batch: Any, tokens: int) -> torch.Tensor:
         """Translate slots as stock does before its layers."""
         pool, translate = backend.req_to_token_pool, backend._translate_mamba_indices
         if forward_batch.mamba_track_indices is not None:

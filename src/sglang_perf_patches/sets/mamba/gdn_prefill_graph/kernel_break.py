@@ -48,12 +48,13 @@ class Live:
     final: tuple[torch.Tensor, torch.Tensor] | None
 
 
-def live(backend: Any, forward_batch: Any) -> Live:
+def live(backend: Any, forward_batch: Any, tokens: int) -> Live:
     """Make stock make a batch's metadata, and compute once what each of its layers would.
 
     Args:
         backend: the GDNAttnBackend; its ``forward_metadata`` is the batch's own afterwards.
         forward_batch: a plain or mixed prefill.
+        tokens: of the batch; none on an idle rank.
     """
     backend.init_forward_metadata(forward_batch)
     meta = backend.forward_metadata
@@ -61,7 +62,7 @@ def live(backend: Any, forward_batch: Any) -> Live:
     last = backend.req_to_token_pool.mamba_pool.mamba_cache.temporal.shape[1] - 1
     tracks = meta.has_mamba_track_mask
     return Live(
-        tokens=sum(forward_batch.extend_seq_lens_cpu),
+        tokens=tokens,
         starts=meta.query_start_loc.to(torch.int64),
         slots=torch.where(indices >= 0, indices, last).to(torch.int64),
         metadata=meta,
@@ -128,9 +129,9 @@ class BreakTables(Tables):
             return f"FlashInfer's kernel would convert states of {held}"
         return None
 
-    def begin(self, backend: Any, forward_batch: Any) -> torch.Tensor:
+    def begin(self, backend: Any, forward_batch: Any, tokens: int) -> torch.Tensor:
         """As `Tables.begin`."""
-        self.live = live(backend, forward_batch)
+        self.live = live(backend, forward_batch, tokens)
         self.has_one = self.one is not None and self.one.takes(self.live)
         if self.one is not None and self.has_one:
             self.one.fill(self.live)
@@ -196,6 +197,8 @@ class BreakTables(Tables):
     def _run(self, states: torch.Tensor, kwargs: dict[str, Any], *rows: torch.Tensor) -> None:
         """Call the kernel for the batch, then keep what it tracks."""
         now = self.live
+        if not now.tokens:
+            return
         if rows[0].shape[0] != now.tokens:
             rows = tuple(each.narrow(0, 0, now.tokens) for each in rows)
         count = now.metadata.num_state_checkpoints

@@ -115,8 +115,8 @@ class Tables(ABC):
         return True
 
     @abstractmethod
-    def begin(self, backend: Any, forward_batch: Any) -> torch.Tensor:
-        """Prepare for a batch; returns where the states of its requests are."""
+    def begin(self, backend: Any, forward_batch: Any, tokens: int) -> torch.Tensor:
+        """Prepare for a batch of so many tokens; returns where the states of its requests are."""
 
     def kernel(self, backend: Any, modules: Any) -> Any:
         """The kernel of the delta rule that a captured layer calls."""
@@ -150,8 +150,13 @@ class Tables(ABC):
 
     def fits(self, lens: Sequence[int]) -> bool:
         """Whether a batch of requests with so many new tokens each can be replayed, bit by bit."""
-        tokens = sum(lens)
-        if not 0 < tokens <= self.tokens or len(lens) > self.requests:
+        return self.holds(sum(lens), len(lens))
+
+    def holds(self, tokens: int, requests: int) -> bool:
+        """As `fits`, of so many requests; none is the batch of an idle rank."""
+        if not tokens:
+            return not requests
+        if tokens > self.tokens or requests > self.requests:
             return False
         return self.rounds_alike(tokens, self.tokens)
 

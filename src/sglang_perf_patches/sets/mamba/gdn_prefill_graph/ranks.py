@@ -1,4 +1,4 @@
-"""Whether all ranks of a server capture alike.
+"""Whether all ranks of a server capture alike, and replay alike.
 
 Stock's ranks wait for each other at each break of a capture. The patch changes the number of
 breaks, so a rank that runs stock's code would wait forever. It can't take part in a collective of
@@ -38,6 +38,19 @@ def announce(backend: Any, state: object) -> None:
 def agree(backend: Any, ranks: Sequence[int]) -> bool:
     """Whether each rank that takes part in a capture's barriers has announced the same state."""
     return len(ranks) == 1 or _store().check([f"{getattr(backend, _KEY)}{rank}" for rank in ranks])
+
+
+def all_fit(tables: Any, forward_batch: Any) -> bool:
+    """Whether the batch fits the tables and, with DP attention, so does that of each other rank.
+
+    All ranks must replay the same one of a bucket's graphs: a captured all-reduce reads the memory
+    of the other ranks at the addresses of that graph. The scheduler has gathered each rank's tokens
+    and its rows of logits, of which a request has at least one.
+    """
+    tokens = getattr(forward_batch, "original_global_num_tokens_cpu", None)
+    if tokens is None:
+        return bool(tables.fits(forward_batch.extend_seq_lens_cpu))
+    return all(map(tables.holds, tokens, forward_batch.global_num_tokens_for_logprob_cpu))
 
 
 def _store() -> Any:

@@ -118,6 +118,8 @@ EXAMPLES = {
     "mlx-penalties": Example(NEWEST, "plain --mlx-enable-sampling", "plain", gpu=MLX),
     "mlx-logprobs": Example(NEWEST, "plain", "plain --mlx-enable-sampling", gpu=MLX),
     "mlx-max-running": Example("0.5.16", "plain --max-running-requests 4", "plain", gpu=MLX),
+    "mlx-rows": Example("0.5.20", "plain", "plain --disable-radix-cache", gpu=MLX, is_sure=False),
+    "mlx-capacity": Example("0.5.21", "plain", ON_A_GPU, gpu=MLX),
     "mlx-buffer-end": Example("0.5.14", "plain", ON_A_GPU, gpu=MLX),
     "mlx-windows": Example("0.5.17", "gemma", "plain", gpu=MLX),
     "mlx-hybrid-defaults": Example(

@@ -26,7 +26,7 @@ from linux_mlx.server import Server, running_server, write_model
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
 
-WHOLE = ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22")
+WHOLE = ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.22")  # on 0.5.21 no model starts
 EACH = pytest.mark.parametrize(
     "release", [*(pytest.param(each, marks=pytest.mark.whole_matrix) for each in WHOLE), "0.5.23"]
 )

@@ -262,6 +262,27 @@ FAULTS = (
         help="drop `--max-running-requests`",
     ),
     Fault(
+        name="mlx-rows",
+        symptom="MLX answers wrongly after a prefix-cache hit: the KV of an earlier reply was "
+        "written over the prefix (up to 0.5.17 only after more requests than may run at once, "
+        "`--max-running-requests` or 4,096)",
+        releases="0.5.11 … 0.5.21",
+        fixed=True,
+        threads=(30093, 33547),
+        on="mlx prefix-cache -states -windows",
+        help="`--disable-radix-cache`",
+        is_sure=False,
+    ),
+    Fault(
+        name="mlx-capacity",
+        symptom="MLX dies at boot, with any model: `'MlxModelRunnerStub' object has no attribute "
+        "'kv_cache_configurator'`",
+        releases="0.5.21",
+        fixed=True,
+        on="mlx",
+        help="another release",
+    ),
+    Fault(
         name="mlx-buffer-end",
         symptom="MLX dies, or loses KV, when one of several running requests passes 4,096 tokens",
         releases="0.5.11 … 0.5.14",

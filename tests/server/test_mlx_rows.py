@@ -1,0 +1,59 @@
+"""Known faults of MLX servers with dense models, on stock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from linux_mlx.environments import sglang_environment
+from linux_mlx.processes import Failure
+from linux_mlx.server import running_server, write_model
+from tests.server.test_mlx_hybrid import Asked, body, post, words
+
+pytestmark = [
+    pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),
+    pytest.mark.whole_matrix,  # a server each
+]
+
+
+@pytest.mark.parametrize(
+    ("release", "arguments", "is_overwritten"),
+    [
+        # Up to 0.5.17 the row that was free for longest comes next, from 0.5.18 on the last one.
+        ("0.5.17", "--max-running-requests 1", True),
+        ("0.5.17", "", False),
+        ("0.5.18", "", True),
+        ("0.5.20", "--disable-overlap-schedule", True),
+        ("0.5.22", "", False),
+    ],
+)
+def test_a_reply_is_written_over_a_cached_prefix(
+    release: str, arguments: str, is_overwritten: bool, tmp_path: Path
+) -> None:
+    environment = sglang_environment(release)
+    model = write_model(environment, tmp_path)
+    chance = Random(51)
+    long, short = Asked(words(chance, 100), 4), Asked(words(chance, 20), 40)
+    with running_server(
+        environment,
+        model,
+        selection="none",
+        log=tmp_path / "log",
+        arguments=arguments.split(),
+    ) as server:
+        said = [post(server, "/generate", body(each)) for each in (long, short, long, long)]
+    assert [each["meta_info"]["cached_tokens"] for each in said] == [0, 0, 99, 99]
+    first, _, *again = (each["output_ids"] for each in said)
+    assert (again[-1] != first) is is_overwritten
+
+
+def test_no_model_starts_on_0_5_21(tmp_path: Path) -> None:
+    environment = sglang_environment("0.5.21")
+    model = write_model(environment, tmp_path)
+    with (
+        pytest.raises(Failure, match="no attribute 'kv_cache_configurator'"),
+        running_server(environment, model, selection="none", log=tmp_path / "log"),
+    ):
+        pass

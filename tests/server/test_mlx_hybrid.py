@@ -105,22 +105,21 @@ def test_stock_dies(release: str, tmp_path: Path) -> None:
 
 @pytest.mark.whole_matrix
 @pytest.mark.parametrize(
-    ("arguments", "model_arguments"),
+    "arguments",
     [
-        ("--chunked-prefill-size 64 --enable-mixed-chunk --max-mamba-cache-size 16", ""),
-        ("--chunked-prefill-size -1 --mlx-enable-sampling", "--quantization mlx_q4"),
+        "--chunked-prefill-size 64 --enable-mixed-chunk --max-mamba-cache-size 16",
+        "--chunked-prefill-size -1 --mlx-enable-sampling",
     ],
 )
-def test_with_every_patch_of_the_set(arguments: str, model_arguments: str, tmp_path: Path) -> None:
+def test_with_every_patch_of_the_set(arguments: str, tmp_path: Path) -> None:
     """Few slots, small chunks, mixed with decodes; and what else the patch declares."""
     environment, model = prepared("0.5.23", tmp_path)
-    words = f"{arguments} {model_arguments}".split()
-    with serving(environment, model, POLICIES, tmp_path, *words) as server:
+    with serving(environment, model, POLICIES, tmp_path, *arguments.split()) as server:
         talk = Talk(server)
         random_requests(talk, Random(5))
         assert "mlx.hybrid-cache" in live_and_run(server, patience_s=15)
         is_whole(talk)
-    replies_are_stocks(environment, model, talk, tmp_path, *model_arguments.split())
+    replies_are_stocks(environment, model, talk, tmp_path)
 
 
 @pytest.mark.whole_matrix
@@ -204,14 +203,11 @@ def is_whole(talk: Talk) -> None:
     assert "leak" not in talk.server.log.read_text()
 
 
-def replies_are_stocks(
-    environment: Environment, model: Path, talk: Talk, folder: Path, *arguments: str
-) -> None:
+def replies_are_stocks(environment: Environment, model: Path, talk: Talk, folder: Path) -> None:
     """Ask stock without a radix cache the same; the oldest releases serve only with the patches."""
     is_old = any(each in environment.folder.name for each in ("0.5.17", "0.5.18"))
     selection = DEFAULTS if is_old else "none"
-    without = ("--disable-radix-cache", *arguments)
-    with serving(environment, model, selection, folder, *without) as server:
+    with serving(environment, model, selection, folder, "--disable-radix-cache") as server:
         stock = Talk(server)
         asked = list(talk.replies)
         for at in range(0, len(asked), 8):

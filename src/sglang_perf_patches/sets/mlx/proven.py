@@ -27,4 +27,4 @@ PREFILL_AND_DECODE = (
 )
 _HYBRID = "tests/server/test_mlx_hybrid.py"
 MIXED = {"mixed-chunks": _HYBRID}
-HYBRIDS = dict.fromkeys((*ANY, *SAMPLING, "quantised-weights"), _HYBRID) | REPLICAS | UNREAD | MIXED
+HYBRIDS = dict.fromkeys((*ANY, *SAMPLING), _HYBRID) | REPLICAS | UNREAD | MIXED

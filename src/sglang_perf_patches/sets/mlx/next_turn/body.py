@@ -269,8 +269,10 @@ class _Turns:
 
         A copy out of a batch's buffers is evaluated here. Until then it would hold all of them.
         """
+        if end is None:
+            return False  # no windows; a recurrent state has no length either
         length = caches[0].offset
-        if end is None or not end.length <= length <= len(tokens):
+        if not end.length <= length <= len(tokens):
             return False
         for cache in caches:
             leave = getattr(cache, "leave_arena", None)

@@ -36,7 +36,7 @@ def is_early():
     while frame is not None:
         is_at_work = is_at_work or frame.f_code.co_name == "_work"
         frame = frame.f_back
-    return not (is_at_work or len(queue) or ours.report())
+    return not (is_at_work or queue.has_requests() or ours.report())
 
 
 def attempt(happens, at):

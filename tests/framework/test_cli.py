@@ -429,3 +429,18 @@ def test_a_reader_that_leaves_early(throwaway: Throwaway, tree: Path) -> None:
     assert b"Traceback" not in process.stderr.read()
     process.stderr.close()
     process.wait()
+
+
+@pytest.mark.parametrize("words", [["list"], ["explain", "mamba.slot-exhaustion"]])
+def test_works_with_is_that_of_the_release(words: list[str]) -> None:
+    """slot-exhaustion was tested with the hierarchical cache from 0.5.17 on."""
+    asked = [sys.executable, "-m", "sglang_perf_patches", *words, "--json", "--sglang-version"]
+    tested = {}
+    for release in ("0.5.11", "0.5.23"):
+        told = json.loads(
+            subprocess.run([*asked, release], capture_output=True, check=False).stdout
+        )
+        patches = {each["id"]: each["proven_with"] for each in told.get("patches", [told])}
+        tested[release] = set(patches["mamba.slot-exhaustion"])
+    assert {"tensor-parallel", "hierarchical-cache"} <= tested["0.5.23"]
+    assert {"tensor-parallel", "hierarchical-cache"} & tested["0.5.11"] == {"tensor-parallel"}

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+
 import pytest
 from throwaway import Throwaway
+
+from sglang_perf_patches.live import dispatch_table
 
 SCRIPT = """
 import faulthandler, sys, threading
@@ -166,3 +171,30 @@ assert state.state == "failed", state
 """
     )
     assert done.stderr.count("two.bad is failed") == 1
+
+
+def test_the_stacks_of_all_threads_are_seen_as_they_are() -> None:
+    """A thread that stands still, some generators deep, and the one that looks."""
+    ready, over = threading.Event(), threading.Event()
+
+    def deep(depth: int) -> Iterator[int]:
+        if depth:
+            yield from deep(depth - 1)
+        else:
+            ready.set()
+            over.wait(200)
+            yield 0
+
+    thread = threading.Thread(target=lambda: list(deep(3)))
+    thread.start()
+    assert ready.wait(200)
+    stacks = dict(dispatch_table._stacks())
+    over.set()
+    thread.join(200)
+    code = deep.__code__
+    assert [each for each in stacks[thread.ident or 0] if each is code] == [code] * 4
+    assert [each.co_name for each in stacks[threading.get_ident()][:2]] == [
+        "_stacks",
+        "test_the_stacks_of_all_threads_are_seen_as_they_are",
+    ]
+    assert not any(ident == thread.ident for ident, _ in dispatch_table._stacks())

@@ -34,8 +34,8 @@ def test_the_gate_reads_what_the_release_resolved(found: Found, release: str) ->
     assert found(release, "graph_jobs", "parts")["gates"] == {
         "plain": [],
         "--tp-size 2": [],
-        "--attn-dp-size 2": [],
-        "--enable-dp-attention": [],
+        "--attn-dp-size 2": ["dp-attention"],
+        "--enable-dp-attention": ["dp-attention"],
         "--enable-two-batch-overlap": ["two-batch-overlap"],
         "--attn-cp-size 2": ["context-parallel"],
         "--moe-dense-tp-size 1": [],

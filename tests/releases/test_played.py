@@ -37,6 +37,7 @@ TOGETHER = (
     | {"draft-vocabulary", "sessions", "mixed-chunks", "no-radix-cache"},
     {"decode-server", "retracted-in-tensors"},
     {"prefill-server"},
+    {"other-tracking"},  # takes the argument that "tracked-states" sets
     {"two-batch-overlap"},
 )
 """Features that one server has on, apart from all others, which another one has."""

@@ -32,7 +32,7 @@ def of_patches(rows: Iterable[Row], release: str, *, with_cost: bool = True) -> 
         with_cost: whether to show the costs, and what each patch works with.
     """
     summaries = {one.name: one.summary for one in sets.load()}
-    patches = by_id(sets.load())
+    patches = {one.id: _of(one, release) for one in by_id(sets.load()).values()}
     order = list(summaries)
     placed = sorted(rows, key=lambda row: (order.index(patches[row[0]].set), _ratio(row[0])))
     parts = []
@@ -40,6 +40,12 @@ def of_patches(rows: Iterable[Row], release: str, *, with_cost: bool = True) -> 
         entries = (_entry(patches, row, release, with_cost=with_cost) for row in members)
         parts.append("\n".join([render.filled(f"{name}: {summaries[name]}", "", "  "), *entries]))
     return "\n\n".join(parts)
+
+
+def _of(patch: Patch, release: str) -> Patch:
+    """The patch with what it was tested with on a release."""
+    there = (variant for variant in patch.variants if release in variant.releases)
+    return patch.proven_in(next(there, None))
 
 
 def _features(patch: Patch, patches: Mapping[str, Patch]) -> str:

@@ -18,6 +18,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from itertools import accumulate, chain, islice, repeat, takewhile, tee
+from operator import attrgetter, itemgetter
 from types import CodeType, FrameType
 from typing import Any
 
@@ -184,9 +187,7 @@ def runs_elsewhere(codes: Collection[CodeType]) -> bool:
     """
     identities, own = _identities(codes), threading.get_ident()
     return any(
-        _is_in(frame, identities)
-        for thread, frame in sys._current_frames().items()
-        if thread != own
+        not identities.isdisjoint(map(id, stack)) for thread, stack in _stacks() if thread != own
     )
 
 
@@ -194,13 +195,27 @@ def compiles_elsewhere() -> bool:
     """Whether another thread is tracing for ``torch.compile``."""
     file = getattr(sys.modules.get(_COMPILER), "__file__", None)
     own = threading.get_ident()
-    for thread, innermost in sys._current_frames().items() if file else ():
-        frame: FrameType | None = innermost
-        while frame is not None and thread != own:
-            if frame.f_code.co_filename == file:
-                return True
-            frame = frame.f_back
-    return False
+    return any(
+        code.co_filename == file
+        for thread, stack in (_stacks() if file else ())
+        for code in stack
+        if thread != own
+    )
+
+
+def _stacks() -> tuple[tuple[int, tuple[CodeType, ...]], ...]:
+    """Of each thread its number, and the code objects that it executes, innermost first.
+
+    It is one call into C, which nothing interrupts. A loop in Python over ``f_back`` gives the GIL
+    up in between if it takes long, and a frame that has ended by then can point at freed memory:
+    on 3.11, with torch, that was seen to end a process.
+    """
+    items = map(dict.items, islice(iter(sys._current_frames, None), 1))
+    threads, innermost = tee(chain.from_iterable(items))
+    backwards = map(chain, zip(map(itemgetter(1), innermost)), repeat(repeat("f_back")))
+    frames = map(partial(takewhile, bool), map(accumulate, backwards, repeat(getattr)))
+    codes = map(tuple, map(partial(map, attrgetter("f_code")), frames))
+    return tuple(zip(map(itemgetter(0), threads), codes, strict=True))
 
 
 def _identities(codes: Collection[CodeType]) -> set[int]:

@@ -85,8 +85,10 @@ def running_server(
     When the block ends, no part of the server remains. The server has its own temporary folder,
     where it leaves sockets; the patches' records are there too, unless `runtime` is set.
     """
-    port, of_its_group = free_port(), free_port()
-    listening = ("--host", "127.0.0.1", "--port", str(port), "--nccl-port", str(of_its_group))
+    port = free_port()
+    listening = ["--host", "127.0.0.1", "--port", str(port)]
+    if "--dp-size" not in arguments:  # each of those schedulers needs a port of its own
+        listening += ["--nccl-port", str(free_port())]
     command = [*launcher, *server_command(environment, model), *listening, *arguments]
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlx-server-")))

@@ -140,7 +140,7 @@ def _data(tree: source.Tree, selection: Selection, judged: Verdict) -> dict[str,
         "cost": written.cost,
         "goes_when": written.goes,
         "requires": list(patch.requires),
-        "proven_with": dict(patch.proven_with or {}),
+        "proven_with": dict(patch.proven_in(judged.variant).proven_with or {}),
         "definitions": [
             {"reference": reference, "role": role, "file": str(file or ""), "line": line}
             for reference, role, file, line in _places(tree, judged)
@@ -158,7 +158,7 @@ def _text(tree: source.Tree, selection: Selection, judged: Verdict, word: Mappin
         render.filled(f"{patch.id} ({patch.kind}): {patch.summary}"),
         render.filled(f"On sglang {tree.version}{_until(tree)}: {judged.word}: {judged.reason}.")
         + f"\n{_choice(selection, patch)}",
-        *_said(patch, judged.variant.note if judged.variant else ""),
+        *_said(patch.proven_in(judged.variant), judged.variant.note if judged.variant else ""),
     ]
     if patch.requires:
         here = (f"{name} ({word[name]} here)" for name in patch.requires)

@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
 
 def verdict_data(selection: Selection, judged: Verdict) -> dict[str, Any]:
     """The JSON object of a patch and its verdict."""
-    patch = judged.patch
     variant = judged.variant
+    patch = judged.patch.proven_in(variant)
     return {
         "id": patch.id,
         "set": patch.set,

@@ -39,7 +39,6 @@ PATCH = Patch(
             if name != "other-gpu"
         },
         **RANKS,
-        "dp-attention": "tests/mamba/qwen_rank.py: main",
         **DRAFTS,
         "multimodal": "tests/mamba/qwen_jobs.py: with_images",
         **SERVERS,

@@ -174,8 +174,11 @@ def require_whole(outcome: dict[str, Any]) -> None:
         assert outcome["effects"] in (on, off), outcome
         require_each_whole(outcome)
     states, effects = outcome["later"]
-    assert set(states.values()) == {"live"}, outcome
-    assert effects == on, outcome
+    # An import that was interrupted after its patch went live runs again: another module, which is
+    # not the one that was patched.
+    again = {"live", "conflict"} if outcome["effects"] is None else {"live"}
+    assert set(states.values()) <= again, outcome
+    assert effects == {name: state == "live" for name, state in states.items()}, outcome
     assert outcome["off"] == off, outcome
     assert outcome["left"] == [], outcome
 

@@ -23,13 +23,16 @@ DRAINED = 1500
 """Steps after which a worker that nothing comes to any more is idle."""
 
 
-def together(selections: list[list[str]], seed: int, count: int) -> dict[str, int]:
+def together(
+    selections: list[list[str]], seed: int, count: int, over: int = 0
+) -> dict[str, int]:
     """Play episodes with each selection live; what was counted over all.
 
     Args:
         selections: ids of patches.
         seed: of the first episode; the next ones follow.
         count: of each selection; no two play the same ones.
+        over: tokens that a request holds beyond its own, as with speculation.
 
     Raises:
         Different: see `episode`; or a patch is not live.
@@ -44,7 +47,7 @@ def together(selections: list[list[str]], seed: int, count: int) -> dict[str, in
             for each in range(count):
                 where = f"{patches}, seed {seed + number * count + each}"
                 try:
-                    episode(Random(seed + number * count + each), told)
+                    episode(Random(seed + number * count + each), told, over)
                 except AssertionError as error:
                     raise AssertionError(f"{where}: {error}") from error
             _require_live(patches)
@@ -62,7 +65,7 @@ def _require_live(patches: list[str]) -> None:
         require(state == "live", f"{patch} is {state}")
 
 
-def episode(random: Random, told: dict[str, int]) -> None:
+def episode(random: Random, told: dict[str, int], over: int = 0) -> None:
     """Play one to the end of all its requests.
 
     Raises:
@@ -93,7 +96,7 @@ def episode(random: Random, told: dict[str, int]) -> None:
         mock.patch.object(DecodeWorker, "finish", finished),
         mock.patch.object(DecodeWorker, "abort_in_transfer", aborted),
     ):
-        shape = _shape(random)
+        shape = _shape(random, over)
         played = episodes.Episode(shape, [random.randint(1, 200) for _ in range(4)])
         for _ in range(episodes.RULES):
             episodes.any_rule(played, random)
@@ -118,7 +121,7 @@ def episode(random: Random, told: dict[str, int]) -> None:
     played.end()
 
 
-def _shape(random: Random) -> Any:
+def _shape(random: Random, over: int) -> Any:
     """A worker that holds at least one request with its whole prompt: a smaller one may starve."""
     return episodes.shape(
         page=random.choice(episodes.PAGES),
@@ -128,7 +131,7 @@ def _shape(random: Random) -> Any:
         full=random.randint(500, 1500),
         reserved=random.choice(episodes.RESERVES),
         transfer=random.randint(0, 2),
-        over=0,
+        over=over,
         backup=random.choice(episodes.BACKUPS),
     )
 

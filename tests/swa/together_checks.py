@@ -23,9 +23,7 @@ DRAINED = 1500
 """Steps after which a worker that nothing comes to any more is idle."""
 
 
-def together(
-    selections: list[list[str]], seed: int, count: int, over: int = 0
-) -> dict[str, int]:
+def together(selections: list[list[str]], seed: int, count: int, over: int = 0) -> dict[str, int]:
     """Play episodes with each selection live; what was counted over all.
 
     Args:

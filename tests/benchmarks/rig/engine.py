@@ -93,7 +93,7 @@ class Server:
             shape: see `shapes.write`.
             options: fields of ServerArgs; None takes one of the shape's away.
             model: changes to its configuration.
-            asks: whether `ask` will be called, which works with one rank only.
+            asks: whether `ask` will be called.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="rig-"))
         if asks:
@@ -106,6 +106,7 @@ class Server:
         self.has_cache = not options.get("disable_radix_cache")
         began = time.monotonic()
         self._number = 0
+        self._ranks = range(int(options.get("tp_size", 1)))
         self._draw = random.Random(0)
         self.engine = _booted(options)
         self.boot_s = round(time.monotonic() - began, 1)
@@ -117,26 +118,33 @@ class Server:
         self.engine.shutdown()
 
     def ask(self, what: str, *details: Any, limit_s: float = 120) -> Any:
-        """Have the scheduler's process do something between requests.
+        """Have every rank's process do something between requests.
+
+        Returns:
+            what the first rank answers; lists are those of all ranks, one behind the other.
 
         Raises:
             RuntimeError: it failed there.
             TimeoutError: no answer came.
         """
         self._number += 1
-        done = self.folder / f"done.{self._number}"
         part = self.folder / "asked"
         part.write_text(json.dumps([self._number, what, *details]), encoding="utf-8")
         part.rename(self.folder / "command")
         until = time.monotonic() + limit_s
-        while not done.exists():
-            if time.monotonic() > until:
-                raise TimeoutError(what)
-            time.sleep(0.002)
-        answer = json.loads(done.read_text(encoding="utf-8"))
-        if "error" in answer:
-            raise RuntimeError(answer["error"])
-        return answer["answer"]
+        answers = []
+        for rank in self._ranks:
+            done = self.folder / f"done.{self._number}.{rank}"
+            while not done.exists():
+                if time.monotonic() > until:
+                    raise TimeoutError(f"{what}, rank {rank}")
+                time.sleep(0.002)
+            answers.append(json.loads(done.read_text(encoding="utf-8")))
+        for answer in answers:
+            if "error" in answer:
+                raise RuntimeError(answer["error"])
+        told = [answer["answer"] for answer in answers]
+        return [each for part in told for each in part] if isinstance(told[0], list) else told[0]
 
     def sums(self) -> dict[str, Any]:
         """For each rank: a number for each layer's states, and how many slots were written."""

@@ -1,8 +1,8 @@
 """Inside a patched server: show stock's code or ours between requests, on demand.
 
-It serves the files of $RIG_FOLDER: ``command`` holds ``[number, what, …]``, and the outcome goes to
-``done.NUMBER``. What differs between the sides beside the code, as graphs that each captured, is
-done by a module of its own. The ``sitecustomize`` behind this one runs first.
+Every rank serves the files of $RIG_FOLDER: ``command`` holds ``[number, what, …]``, and the outcome
+goes to ``done.NUMBER.RANK``. What differs between the sides beside the code, as graphs that each
+captured, is done by a module of its own. The ``sitecustomize`` behind this one runs first.
 """
 
 import contextlib
@@ -75,7 +75,9 @@ class _Switch:
         return None
 
     def serve(self):
-        last = None
+        import torch.distributed as dist
+
+        last, rank = None, dist.get_rank() if dist.is_initialized() else 0
         while True:
             time.sleep(0.004)
             try:
@@ -95,9 +97,9 @@ class _Switch:
                         torch.cuda.synchronize()
             except Exception:
                 answer = {"error": traceback.format_exc()}
-            with open(f"{_FOLDER}/part", "w") as file:
+            with open(f"{_FOLDER}/part.{rank}", "w") as file:
                 json.dump(answer, file)
-            os.rename(f"{_FOLDER}/part", f"{_FOLDER}/done.{number}")
+            os.rename(f"{_FOLDER}/part.{rank}", f"{_FOLDER}/done.{number}.{rank}")
 
 
 def _started(wrapped, scheduler, args, kwargs):

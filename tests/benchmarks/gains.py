@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from xml.sax.saxutils import escape
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.cli import works_with
+from sglang_perf_patches.cli import patch_page, works_with
 from sglang_perf_patches.model.patch import by_id
 from tests.maintain import pages, quotes
 
@@ -154,10 +154,12 @@ def unfounded(gains: Sequence[Gain], known: Mapping[tuple[str, str], quotes.Row]
     return wrong
 
 
-def cost(root: Path, patch_id: str) -> str:
+def cost(root: Path, patch_id: str, release: str) -> str:
     """What a patch costs, as its page and `list` say, with links from the top of a checkout."""
     text = (root / pages.file(patch_id)).read_text(encoding="utf-8")
-    row = text.partition("| if you use | gain | cost |")[2].split("\n")[2]
+    page = patch_page.parse(text)
+    at = [one == page.on(release) for one in page.shorts].index(True)
+    row = text.partition("| if you use | gain | cost |")[2].split("\n")[2 + at]
     return row.strip("| ").split(" | ")[2].replace("](../../../../../", "](")
 
 
@@ -173,7 +175,7 @@ def table(gains: Sequence[Gain], root: Path) -> str:
             assert gain.face is not None
             figures = f"[{gain.stock} → {gain.patched}]({gain.source}#{gain.rows[0]})"
             expect = f"{gain.face.expect}, {gain.release} on {gain.hardware}: {figures}"
-            costs = cost(root, gain.face.patch)
+            costs = cost(root, gain.face.patch, gain.release)
             cells = [gain.face.who, gain.face.set, expect, features(gain), costs]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

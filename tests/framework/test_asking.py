@@ -5,6 +5,7 @@ What a release makes of it is in ``tests/releases/test_asking.py``.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -176,10 +177,16 @@ def test_the_table_says_what_gates_and_what_is_not_needed(publishing: Throwaway)
     assert plain.stdout.startswith("1 live, 1 off (opt-in), 1 not needed\nsglang 1.0 at ")
     assert "on no GPU" in plain.stdout
     assert "chatter" not in plain.stdout
+    assert "one.step: live" in plain.stdout
+    assert "`live`: the patch will be on in this server" in plain.stdout
     gated = publishing.command(*ask, "--tp", "4").stdout
-    assert gated.startswith("1 gated, 1 off (opt-in), 1 not needed\n")
+    none = "No patch will be live in this server: "
+    assert gated.startswith(f"{none}1 gated, 1 off (opt-in), 1 not needed\n")
+    assert "`live`" not in gated
     assert "tensor parallelism is on (--tp-size): this patch was not tested with that" in gated
     assert "MLX is off (SGLANG_USE_MLX)" in gated
+    data = json.loads(publishing.command(*ask[:3], "--json", *ask[3:], "--tp", "4").stdout)
+    assert [each["state"] for each in data["patches"]] == ["gated", "not needed", "off (opt-in)"]
 
 
 def test_what_is_named_and_gated_is_exit_1(publishing: Throwaway) -> None:
@@ -209,7 +216,7 @@ def test_what_fails_without_the_compiler_is_asked_with_it(publishing: Throwaway)
     publishing.put("sglang/srt/server_args.py", needs + SERVER_ARGS)
     done = publishing.command("doctor", "--gpu", "none", "--", *LAUNCH, "--tp", "4")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("1 gated, ")
+    assert done.stdout.startswith("No patch will be live in this server: 1 gated, ")
 
 
 @pytest.mark.parametrize(

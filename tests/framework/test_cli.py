@@ -116,7 +116,7 @@ from sglang_perf_patches.cli import patch_page
 of = {"one.step": ("2 ms → 1 ms (1.0, H200)", "none known"), "two.helper": ("0.9 (0.9, H200)", "1"),
     "two.both": ("4 ms → 1 ms a step (1.0, H200)", "memory")}
 patch_page.read = lambda id: patch_page.Page(
-    short=patch_page.Short("it", *of[id]) if id in of else None)
+    shorts=(patch_page.Short("it", *of[id]),) if id in of else ())
 """
 
 
@@ -143,7 +143,7 @@ def test_the_largest_gain_is_first_in_its_set_and_says_its_release(
             "      costs: memory",
             "      works with 1 GPU, TP, MTP, EP, DP attention, hierarchical cache",
         ),
-        *("  two.helper: ready, if you use it", "      0.9 (0.9, H200; not on 1.0)"),
+        *("  two.helper: ready, if you use it", "      0.9 (0.9, H200; not measured on 1.0)"),
         "      costs: 1",
         "      works with 1 GPU, TP, MTP; off with EP, DP attention, hierarchical cache",
     ]
@@ -437,6 +437,16 @@ def test_works_with_is_that_of_the_release(words: list[str]) -> None:
     asked = [sys.executable, "-m", "sglang_perf_patches", *words, "--json", "--sglang-version"]
     tested = {}
     for release in ("0.5.11", "0.5.23"):
+        text = subprocess.run(
+            [*asked[:-2], "--sglang-version", release], capture_output=True, check=False, text=True
+        ).stdout
+        if words == ["list"]:
+            entry = " ".join(text.partition("mamba.slot-exhaustion: ")[2].split())
+            works, _, off = entry.partition("works with ")[2].partition("; off with ")
+            assert ("hierarchical cache" in works.partition(" swa: ")[0]) == (release == "0.5.23")
+            assert off.startswith("MTP, hierarchical cache") == (release == "0.5.11")
+        else:
+            assert ("hierarchical-cache: " in text) == (release == "0.5.23")
         told = json.loads(
             subprocess.run([*asked, release], capture_output=True, check=False).stdout
         )

@@ -96,14 +96,14 @@ def test_readme_page_and_list_say_the_same_of_a_patch() -> None:
     """The gain of its first set-up in the README, and the cost of each."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     lines = text.partition("<!-- gains -->")[2].partition("<!-- /gains -->")[0].splitlines()
-    told: set[str] = set()
+    told: set[tuple[str, str]] = set()
     for group in gains.grouped(gains.read(ROOT)).values():
         for gain in group:
             assert gain.face is not None
             assert gain.face.patch in gain.patches
             (line,) = (line for line in lines if f"{gain.source}#{gain.rows[0]})" in line)
             expect, works, cost = (plain(cell) for cell in line.strip("| ").split(" | ")[2:])
-            short = patch_page.read(gain.face.patch).short
+            short = patch_page.read(gain.face.patch).on(gain.release)
             assert short is not None
             assert cost == short.cost
             proven = [dict(by_id(sets.load())[each].proven_with or {}) for each in gain.patches]
@@ -114,8 +114,8 @@ def test_readme_page_and_list_say_the_same_of_a_patch() -> None:
             assert f"{gain.release} on {gain.hardware}" in expect
             figures = f"{gain.stock} → {gain.patched}"
             assert expect.endswith(figures)
-            if gain.face.patch not in told:
-                told.add(gain.face.patch)
+            if (gain.face.patch, gain.release) not in told:
+                told.add((gain.face.patch, gain.release))
                 assert short.gain.startswith(figures), gain.face.patch
                 assert short.ratio == pytest.approx(gain.ratio)
     assert told

@@ -82,7 +82,7 @@ all
 def test_the_prose_of_a_page_is_plain_text() -> None:
     assert patch_page.parse(TEXT) == patch_page.Page(
         condition="you run --a b or that.",
-        short=patch_page.Short("--a b", "2 ms → 1 ms first token", "none known"),
+        shorts=(patch_page.Short("--a b", "2 ms → 1 ms first token", "none known"),),
         gain="Much, on one machine.",
         conditions="It varies.",
         figures=(
@@ -111,6 +111,23 @@ def test_the_prose_of_a_page_is_plain_text() -> None:
 )
 def test_gains_have_an_order(gain: str, ratio: float) -> None:
     assert patch_page.Short("x", gain, "y").ratio == ratio
+
+
+@pytest.mark.parametrize(
+    ("release", "figure"),
+    [("0.5.9", "0.5.17"), ("0.5.17", "0.5.17"), ("0.5.22", "0.5.23"), ("fork", "0.5.23")],
+)
+def test_the_figure_of_the_nearest_release_is_shown(release: str, figure: str) -> None:
+    newest, older = (
+        patch_page.Short("x", f"2 ms → 1 ms ({measured}, H200)", "y")
+        for measured in ("0.5.23", "0.5.17")
+    )
+    shown = patch_page.Page(shorts=(newest, older)).on(release)
+    assert shown is not None
+    assert shown.release == figure
+    words = patch_page.Short("x", "no crash", "y")
+    assert patch_page.Page(shorts=(words,)).on(release) == words
+    assert patch_page.Page().on(release) is None
 
 
 def test_no_page_and_no_text_are_an_empty_page(

@@ -10,6 +10,7 @@ import pytest
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import patch_page
 from sglang_perf_patches.cli.verbs import helping
+from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import Patch, by_id
 from tests.maintain import ROOT, pages, quotes, tested
 from tests.maintain.pages import Section
@@ -46,8 +47,8 @@ def test_a_page_is_one_screen_with_every_section(patch: Patch) -> None:
     assert headings == [*patch_page.SECTIONS]
     parsed = patch_page.parse(text)
     assert parsed.condition
-    assert parsed.short is not None
-    assert all(parsed.short)
+    assert parsed.shorts
+    assert all(map(all, parsed.shorts))
     assert parsed.gain
     assert parsed.cost
     assert parsed.why
@@ -60,16 +61,20 @@ _MEASURED = re.compile(r".+ \(([\w.]+), (?:MLX for CUDA, )?([^,()]+)\)")
 
 @pytest.mark.parametrize("patch", PATCHES.values(), ids=lambda patch: patch.id)
 def test_the_gain_that_list_shows_names_its_release_and_machine(patch: Patch) -> None:
-    line = text_of(patch).partition("| if you use | gain | cost |\n")[2].splitlines()[1]
-    quoted = [ROWS[key] for _, key in quotes._quoted(line.split(" | ")[1], pages.file(patch.id))]
-    short = patch_page.read(patch.id).short
-    assert short is not None
-    assert bool(quoted) == bool(re.match(r"\d", short.gain))
-    for row in quoted:
-        said = _MEASURED.fullmatch(short.gain)
-        assert said, short.gain
-        assert said[1] in row.section.on.get(patch.id, row.section.on.get(patch.set, ()))
-        assert said[2] in row.section.machine
+    lines = text_of(patch).partition("| if you use | gain | cost |\n")[2].splitlines()[1:]
+    shorts = patch_page.read(patch.id).shorts
+    order = [releases.KNOWN.index(short.release) for short in shorts if short.release]
+    assert order == sorted({*order}, reverse=True)
+    for line, short in zip(lines, shorts, strict=False):
+        cell = line.split(" | ")[1]
+        quoted = [ROWS[key] for _, key in quotes._quoted(cell, pages.file(patch.id))]
+        assert bool(quoted) == bool(re.match(r"\d", short.gain))
+        for row in quoted:
+            said = _MEASURED.fullmatch(short.gain)
+            assert said, short.gain
+            assert said[1] == short.release
+            assert said[1] in row.section.on.get(patch.id, row.section.on.get(patch.set, ()))
+            assert said[2] in row.section.machine
 
 
 def test_all_pages_together_are_short() -> None:

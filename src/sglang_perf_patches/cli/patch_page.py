@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..model.patch import room_of
+from ..model.releases import KNOWN
 from .markdown import plain, rows
 
 FOLDER = Path(__file__).parents[1] / "sets"
@@ -28,11 +29,12 @@ SECTIONS = (GAIN, COST, PROVEN, SWITCH, WHY, HOW, GOES, RELEASES)
 _BLOCK = re.compile(r"<!-- ([\w ]+) -->\n.*?<!-- /\1 -->\n?", re.DOTALL)
 _HEADING = re.compile(r"^## (.+)\n", re.MULTILINE)
 _NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
+_MEASURED = re.compile(r"\(([\w.]+), [^()]*\)$")
 _SIDES = re.compile(rf"({_NUMBER}(?:, {_NUMBER})*)[^\d→]*→ ({_NUMBER}(?:, {_NUMBER})*)")
 
 
 class Short(NamedTuple):
-    """A patch in three phrases: the only row of the table below `USE_IT_IF`.
+    """A patch in three phrases: a row of the table below `USE_IT_IF`.
 
     Attributes:
         uses: what a server must use for the patch to do anything.
@@ -44,6 +46,12 @@ class Short(NamedTuple):
     uses: str
     gain: str
     cost: str
+
+    @property
+    def release(self) -> str:
+        """The release of the measurement; "" without one."""
+        measured = _MEASURED.search(self.gain)
+        return measured[1] if measured else ""
 
     @property
     def ratio(self) -> float:
@@ -60,7 +68,8 @@ class Page(NamedTuple):
 
     Attributes:
         condition: who gains, and who does not.
-        short: the same in a few words, for ``list``.
+        shorts: the same in a few words, for ``list``; a row for each release with a figure, the
+            newest first.
         gain: how much.
         figures: the measurements, as rows of cells; the first row is the heading.
         conditions: what the page says below the figures.
@@ -71,7 +80,7 @@ class Page(NamedTuple):
     """
 
     condition: str = ""
-    short: Short | None = None
+    shorts: tuple[Short, ...] = ()
     gain: str = ""
     figures: tuple[tuple[str, ...], ...] = ()
     conditions: str = ""
@@ -79,6 +88,15 @@ class Page(NamedTuple):
     why: str = ""
     how: str = ""
     goes: str = ""
+
+    def on(self, release: str) -> Short | None:
+        """The row that was measured nearest to a release; the first for an unknown release."""
+
+        def distance(short: Short) -> int:
+            both = {short.release, release} <= {*KNOWN}
+            return abs(KNOWN.index(short.release) - KNOWN.index(release)) if both else len(KNOWN)
+
+        return min(self.shorts, key=distance, default=None)
 
 
 def _mean(figures: str) -> float:
@@ -109,7 +127,7 @@ def parse(text: str) -> Page:
     above, _, below = gain.partition("\n|")
     return Page(
         condition=_prose(condition),
-        short=_short(condition),
+        shorts=tuple(Short(*row) for row in rows(condition)[1:]),
         gain=_prose(above),
         figures=rows(gain),
         conditions=_prose(f"|{below}"),
@@ -118,11 +136,6 @@ def parse(text: str) -> Page:
         how=_with_rows(sections.get(HOW, "")),
         goes=_prose(sections.get(GOES, "")),
     )
-
-
-def _short(markdown: str) -> Short | None:
-    table = rows(markdown)
-    return Short(*table[1]) if len(table) == 2 and len(table[1]) == 3 else None
 
 
 def _prose(markdown: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from .. import sets
-from ..model.patch import Patch, by_id
+from ..compat.verdict import Verdict
+from ..model.patch import Patch
 from ..model.selection import TROUBLE
 from . import patch_page, render, works_with
 
@@ -17,35 +17,33 @@ COLOURS = {
     **dict.fromkeys(TROUBLE, "red"),
     **dict.fromkeys((OFF, OPT_IN, "gated"), "yellow"),
 }
-_MEASURED = re.compile(r"\(([\d.]+(?:post\d+)?), [^()]*\)$")
 
 Row = tuple[str, str, Sequence[str]]
 """A patch's id, its state, and what else there is to say."""
 
 
-def of_patches(rows: Iterable[Row], release: str, *, with_cost: bool = True) -> str:
+def of_patches(
+    rows: Iterable[Row], judged: Iterable[Verdict], release: str, *, with_cost: bool = True
+) -> str:
     """The patches below a heading for each set.
 
     Args:
-        rows: the patches.
+        rows: the patches to show.
+        judged: the verdict on every patch.
         release: the sglang they are for; a gain that was measured on another one says so.
         with_cost: whether to show the costs, and what each patch works with.
     """
     summaries = {one.name: one.summary for one in sets.load()}
-    patches = {one.id: _of(one, release) for one in by_id(sets.load()).values()}
+    patches = {one.patch.id: one.patch.proven_in(one.variant) for one in judged}
     order = list(summaries)
-    placed = sorted(rows, key=lambda row: (order.index(patches[row[0]].set), _ratio(row[0])))
+    placed = sorted(
+        rows, key=lambda row: (order.index(patches[row[0]].set), _ratio(row[0], release))
+    )
     parts = []
     for name, members in groupby(placed, key=lambda row: patches[row[0]].set):
         entries = (_entry(patches, row, release, with_cost=with_cost) for row in members)
         parts.append("\n".join([render.filled(f"{name}: {summaries[name]}", "", "  "), *entries]))
     return "\n\n".join(parts)
-
-
-def _of(patch: Patch, release: str) -> Patch:
-    """The patch with what it was tested with on a release."""
-    there = (variant for variant in patch.variants if release in variant.releases)
-    return patch.proven_in(next(there, None))
 
 
 def _features(patch: Patch, patches: Mapping[str, Patch]) -> str:
@@ -59,13 +57,14 @@ def _features(patch: Patch, patches: Mapping[str, Patch]) -> str:
 
 def _entry(patches: Mapping[str, Patch], row: Row, release: str, *, with_cost: bool) -> str:
     name, state, more = row
-    short = patch_page.read(name).short
+    short = patch_page.read(name).on(release)
     lines = [f"{name}: {state}"]
     if short:
-        if state in (READY, LIVE):
+        if state == READY:
             lines[0] += f", if you use {short.uses}"
-        measured = _MEASURED.search(short.gain)
-        elsewhere = f"; not on {release})" if measured and measured[1] != release else ""
+        elif state == LIVE:
+            lines[0] += f" (for {short.uses})"
+        elsewhere = f"; not measured on {release})" if short.release not in ("", release) else ""
         lines.append(short.gain.removesuffix(")") + elsewhere if elsewhere else short.gain)
         if with_cost:
             lines += [f"costs: {short.cost}", _features(patches[name], patches)]
@@ -79,6 +78,6 @@ def _entry(patches: Mapping[str, Patch], row: Row, release: str, *, with_cost: b
     )
 
 
-def _ratio(patch: str) -> float:
-    short = patch_page.read(patch).short
+def _ratio(patch: str, release: str) -> float:
+    short = patch_page.read(patch).on(release)
     return short.ratio if short else 1.0

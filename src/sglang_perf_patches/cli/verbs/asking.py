@@ -48,7 +48,8 @@ def run(args: argparse.Namespace, *, in_short: bool) -> int:
     tree = tree_at(args.sglang_path, args.sglang_version)
     selection = selected(asked.environment.get(switch.VARIABLE, "all"))
     answered = answer.ask(asked, gpu, tree)
-    found = answer.fates(selection, judged(tree), answered.setup)
+    verdicts = judged(tree)
+    found = answer.fates(selection, verdicts, answered.setup)
     live = {one.patch for one in found if one.state == LIVE}
     known = faults.found(tree.version, answered.faults, live)
     if args.json:
@@ -56,7 +57,13 @@ def run(args: argparse.Namespace, *, in_short: bool) -> int:
         print(json.dumps({**data, "faults": [one.data for one in known]}, indent=2))
     else:
         shown = [one for one in found if args.all or _is_shown(one, in_short=in_short)]
-        parts = _text(asked, gpu, tree, selection, found, shown, in_short=in_short)
+        parts = [_head(gpu, tree, selection, found)]
+        if shown:
+            rows = [(one.patch, one.state, (one.reason,)) for one in shown]
+            parts.append(of_patches(rows, verdicts, tree.version, with_cost=not in_short))
+        if len(shown) < len(found):
+            parts.append(f"{len(found) - len(shown)} more: add --all")
+        parts += _notes(asked, tree, is_live=bool(live))
         parts.append(known_faults.of_server(tree.version, known))
         print("\n\n".join(filter(None, parts)))
     return 1 if any(selection.is_lost(one.patch, one.state) for one in found) else 0
@@ -83,42 +90,32 @@ def _is_shown(fate: Fate, *, in_short: bool) -> bool:
     return fate.state in (_SHOWN[:2] if in_short else _SHOWN)
 
 
-def _text(
-    asked: command.Asked,
-    gpu: gpus.Gpu | None,
-    tree: Tree,
-    selection: Selection,
-    found: Sequence[Fate],
-    shown: Sequence[Fate],
-    *,
-    in_short: bool,
-) -> list[str]:
+def _head(gpu: gpus.Gpu | None, tree: Tree, selection: Selection, found: Sequence[Fate]) -> str:
     counted = Counter(one.state for one in found)
-    parts = [
-        ", ".join(f"{counted[word]} {word}" for word in _ORDER if counted[word])
+    none = "" if counted[LIVE] else "No patch will be live in this server: "
+    return (
+        none
+        + ", ".join(f"{counted[word]} {word}" for word in _ORDER if counted[word])
         + f"\nsglang {tree.version} at {tree.root}, with SGLANG_PERF_PATCHES="
         + (selection.text or "(empty)")
         + f"\non {gpu.text if gpu else 'no GPU'}"
-    ]
-    if shown:
-        parts.append(_table(shown, tree.version, in_short=in_short))
-    if len(shown) < len(found):
-        parts.append(f"{len(found) - len(shown)} more: add --all")
+    )
+
+
+def _notes(asked: command.Asked, tree: Tree, *, is_live: bool) -> list[str]:
+    """Why the server may not load the plugin, and what `live` means if a patch is."""
+    parts = []
     obstacle = entry_point.obstacle(tree, asked.environment)
     if obstacle and not asked.under_run:
         parts.append(render.filled(obstacle))
-    parts.append(
-        render.filled(
-            "`live`: the patch goes live in this server. "
-            "Whether it helps: sglang-perf-patches bench server -- COMMAND"
+    if is_live:
+        parts.append(
+            render.filled(
+                "`live`: the patch will be on in this server. To measure whether it helps: "
+                "sglang-perf-patches bench server -- COMMAND"
+            )
         )
-    )
     return parts
-
-
-def _table(shown: Sequence[Fate], release: str, *, in_short: bool) -> str:
-    rows = [(one.patch, one.state, (one.reason,)) for one in shown]
-    return of_patches(rows, release, with_cost=not in_short)
 
 
 def _data(
@@ -129,7 +126,7 @@ def _data(
     setup: Setup,
     found: Sequence[Fate],
 ) -> Mapping[str, Any]:
-    shorts = {one.patch: patch_page.read(one.patch).short for one in found}
+    shorts = {one.patch: patch_page.read(one.patch).on(tree.version) for one in found}
     return {
         "sglang": {"version": tree.version, "path": str(tree.root)},
         "selection": selection.text,

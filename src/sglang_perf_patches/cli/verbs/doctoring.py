@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         words = listing.prospects(selection, verdicts, is_here=False)
         parts = [
             f"this Python has no sglang to upgrade from\n{to}",
-            listing.table(verdicts, words, there.version, with_all=True),
+            listing.table(verdicts, verdicts, words, there.version, with_all=True),
             f"chosen, and refused: {', '.join(lost)}" if lost else "",
         ]
     else:

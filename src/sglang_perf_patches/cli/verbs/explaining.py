@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         prospects = listing.prospects(selection, everything, is_here=is_here)
         print(f"on sglang {tree.version}{_until(tree)}\n")
-        print(listing.table(verdicts, prospects, tree.version, with_all=True))
+        print(listing.table(verdicts, everything, prospects, tree.version, with_all=True))
         print("\nFor more about a patch: sglang-perf-patches explain PATCH")
     return 1 if any_is_lost(selection, verdicts) else 0
 
@@ -129,7 +129,7 @@ def _data(tree: source.Tree, selection: Selection, judged: Verdict) -> dict[str,
     written = patch_page.read(patch.id)
     return {
         "sglang": {"version": tree.version, "path": str(tree.root)},
-        **verdict_data(selection, judged),
+        **verdict_data(selection, judged, tree.version),
         "summary": patch.summary,
         "why": written.why,
         "how": written.how,
@@ -140,7 +140,6 @@ def _data(tree: source.Tree, selection: Selection, judged: Verdict) -> dict[str,
         "cost": written.cost,
         "goes_when": written.goes,
         "requires": list(patch.requires),
-        "proven_with": dict(patch.proven_in(judged.variant).proven_with or {}),
         "definitions": [
             {"reference": reference, "role": role, "file": str(file or ""), "line": line}
             for reference, role, file, line in _places(tree, judged)

@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any_is_lost(selection, verdicts) else 0
 
 
-def verdict_data(selection: Selection, judged: Verdict) -> dict[str, Any]:
-    """The JSON object of a patch and its verdict."""
+def verdict_data(selection: Selection, judged: Verdict, release: str) -> dict[str, Any]:
+    """The JSON object of a patch and its verdict on a release."""
     variant = judged.variant
     patch = judged.patch.proven_in(variant)
     return {
@@ -80,7 +80,7 @@ def verdict_data(selection: Selection, judged: Verdict) -> dict[str, Any]:
         "built_in_since": patch.built_in_since,
         "targets": list(variant.targets + variant.adds) if variant else [],
         "proven_with": None if patch.proven_with is None else dict(patch.proven_with),
-        "short": short._asdict() if (short := patch_page.read(patch.id).short) else None,
+        "short": short._asdict() if (short := patch_page.read(patch.id).on(release)) else None,
     }
 
 
@@ -101,6 +101,7 @@ def prospects(
 
 
 def table(
+    shown: Iterable[Verdict],
     verdicts: Iterable[Verdict],
     by_patch: Mapping[str, tuple[str, str]],
     release: str,
@@ -110,18 +111,19 @@ def table(
     """The patches by set.
 
     Args:
-        verdicts: of the patches to show.
+        shown: of the patches to show.
+        verdicts: of all.
         by_patch: as `prospects` gives it.
         release: the sglang that was judged.
         with_all: whether to show links, and what each patch does or why it is off.
     """
     rows = []
-    for one in verdicts:
+    for one in shown:
         word, why = by_patch[one.patch.id]
         links = ", ".join("#" + name.rpartition("#")[2] for name in one.patch.upstream)
         more = (why, f"upstream: {links}" if links else "") if with_all else ()
         rows.append((one.patch.id, word, more))
-    return of_patches(rows, release)
+    return of_patches(rows, verdicts, release)
 
 
 def _prospect(judged: Verdict, selection: Selection, *, is_here: bool) -> tuple[str, str]:
@@ -164,7 +166,7 @@ def _text(
         f"at {tree.root}"
     ]
     if shown:
-        parts.append(table(shown, by_patch, tree.version, with_all=show_all))
+        parts.append(table(shown, verdicts, by_patch, tree.version, with_all=show_all))
     if not show_all:
         parts += [
             render.filled(f"{patch_id} is {word}: {why}")
@@ -222,6 +224,7 @@ def _data(
         "sglang": {"version": tree.version, "path": str(tree.root)},
         "selection": selection.text,
         "patches": [
-            {**verdict_data(selection, one), "here": by_patch[one.patch.id][0]} for one in verdicts
+            {**verdict_data(selection, one, tree.version), "here": by_patch[one.patch.id][0]}
+            for one in verdicts
         ],
     }

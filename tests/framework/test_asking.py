@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import threading
 from pathlib import Path
 
 import pytest
 from throwaway import PUBLISHING, Throwaway
 
-from sglang_perf_patches.cli.ask import command, gpus
+from sglang_perf_patches.cli.ask import command, gpus, hub
 
 LAUNCH = ("python", "-m", "sglang.launch_server")
 
@@ -217,6 +219,112 @@ def test_what_fails_without_the_compiler_is_asked_with_it(publishing: Throwaway)
     done = publishing.command("doctor", "--gpu", "none", "--", *LAUNCH, "--tp", "4")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("No patch will be live in this server: 1 gated, ")
+
+
+def test_what_this_python_lacks_is_named_with_what_to_run(publishing: Throwaway) -> None:
+    publishing.put("sglang/srt/server_args.py", "import transformers_of_nobody\n" + SERVER_ARGS)
+    done = publishing.command("doctor", "--gpu", "none", "--", *LAUNCH)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "this Python has no transformers_of_nobody" in line
+    assert "pip install sglang==1.0" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--model-path", "Qwen/X", "--tp", "4"), ["Qwen/X"]),
+        (("--tp=4", "--model-path=Qwen/X"), ["Qwen/X"]),
+        (("--model", "Qwen/X", "--speculative-draft-model-path", "Qwen/D"), ["Qwen/X", "Qwen/D"]),
+        (("--model-path", "tests", "--served-model-name", "Qwen/X"), []),
+        (("--model-path", "/gone/X", "--tokenizer-path", "s3://a/b"), []),
+        (("--model-path",), []),
+        ((), []),
+    ],
+)
+def test_models_on_the_hub_are_those_that_are_not_here(
+    words: tuple[str, ...], named: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tests").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert hub.models(words) == named
+
+
+HUB = """
+class LocalEntryNotFoundError(Exception):
+    pass
+def fetch():
+    try:
+        raise LocalEntryNotFoundError
+    except LocalEntryNotFoundError as error:
+        raise OSError("We couldn't connect") from error
+"""
+FETCHES = SERVER_ARGS.replace(
+    "    given = parser.parse_args(words)",
+    """    parser.add_argument("--model-path")
+    given = parser.parse_args(words)
+    if given.model_path:
+        import os, huggingface_hub.errors
+        with open(os.environ["ASKED"], "a") as file:
+            file.write(f"{os.environ.get('HF_HUB_OFFLINE')} ")
+        huggingface_hub.errors.fetch()""",
+)
+PROXIES = [f"{one}_proxy" for one in ("http", "https", "all")]
+
+
+@pytest.mark.parametrize(
+    ("is_up", "variables", "offline", "why"),
+    [
+        (False, {}, "1", "it can't be reached"),
+        (True, {}, "None", "LocalEntryNotFoundError"),
+        (False, {"HF_HUB_OFFLINE": "yes"}, "yes", "LocalEntryNotFoundError"),
+        (False, {"http_proxy": "http://127.0.0.1:9"}, "None", "LocalEntryNotFoundError"),
+    ],
+)
+def test_a_model_that_can_not_be_fetched_is_one_sentence(
+    publishing: Throwaway, is_up: bool, variables: dict[str, str], offline: str, why: str
+) -> None:
+    """The release is asked once, and offline if the hub has no open port."""
+    publishing.put("huggingface_hub/__init__.py", "")
+    publishing.put("huggingface_hub/errors.py", HUB)
+    publishing.put("sglang/srt/server_args.py", FETCHES)
+    asked = publishing.site / "asked"
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))  # no other process can open this port
+        if is_up:
+            server.listen()
+        environment = {
+            **dict.fromkeys([*PROXIES, *map(str.upper, PROXIES), *hub._OTHERWISE]),
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.getsockname()[1]}",
+            "ASKED": str(asked),
+            **variables,
+        }
+        ask = ("doctor", "--gpu", "none", "--", *LAUNCH, "--model-path", "Qwen/X")
+        done = publishing.command(*ask, **environment)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr == (
+        f"sglang-perf-patches: can't fetch config.json of Qwen/X from 127.0.0.1 ({why}): instead "
+        "of that name, give a folder that has the model's config.json\n"
+    )
+    assert asked.read_text().split() == [offline]
+
+
+def test_a_hub_that_stays_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(hub, "LIMIT_S", 0.1)
+
+    def connect(*_: object) -> socket.socket:
+        ended.wait(60)
+        return socket.socket()
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    before = {*threading.enumerate()}
+    try:
+        assert not hub._answers(hub._address({}))
+    finally:
+        ended.set()
+        for thread in {*threading.enumerate()} - before:
+            thread.join()
 
 
 @pytest.mark.parametrize(

@@ -393,7 +393,10 @@ def test_no_sglang(throwaway: Throwaway) -> None:
     src = throwaway.environment()["PYTHONPATH"].split(os.pathsep)[1]
     done = throwaway.command(PYTHONPATH=src)
     sentence, hint = done.stderr.splitlines()
-    assert sentence == "sglang-perf-patches: sglang is not installed for this Python"
+    assert (
+        sentence
+        == "sglang-perf-patches: sglang is not installed for this Python; use one that has it"
+    )
     assert "--sglang-version" in hint
     assert done.returncode == 2
     patches = [patch.id for patch_set in sets.load() for patch in patch_set.patches]

@@ -438,7 +438,10 @@ def test_without_sglang_it_is_exit_2(throwaway: Throwaway) -> None:
     (throwaway.site / "sglang").rename(throwaway.site / "not_sglang")
     done = throwaway.command("doctor")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "sglang-perf-patches: sglang is not installed for this Python\n"
+    assert (
+        done.stderr
+        == "sglang-perf-patches: sglang is not installed for this Python; use one that has it\n"
+    )
 
 
 MODEL = {

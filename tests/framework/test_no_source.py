@@ -161,4 +161,7 @@ def test_a_folder_of_another_kind_is_still_no_sglang(throwaway: Throwaway, tmp_p
     assert done.returncode == 2
     assert "ready" not in done.stdout  # the catalogue, without a verdict
     sentence, _ = done.stderr.splitlines()
-    assert sentence == "sglang-perf-patches: sglang is not installed for this Python"
+    assert (
+        sentence
+        == "sglang-perf-patches: sglang is not installed for this Python; use one that has it"
+    )

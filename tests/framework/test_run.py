@@ -180,7 +180,7 @@ def test_exit_codes(throwaway: Throwaway, tmp_path: Path) -> None:
     )
     assert (missing, stderr) == (
         2,
-        "sglang-perf-patches: sglang is not installed for this Python\n",
+        "sglang-perf-patches: sglang is not installed for this Python; use one that has it\n",
     )
 
 

@@ -7,6 +7,7 @@ it with servers.
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,22 @@ def test_gates_name_the_flag_and_the_gpu(models: Path) -> None:
     short = next(each["short"] for each in data["patches"] if each["id"] == graph)
     assert short["gain"]
     assert short["cost"]
+
+
+@pytest.mark.parametrize(
+    "release", [pytest.param("0.5.9", marks=pytest.mark.whole_matrix), "0.5.23"]
+)
+def test_a_model_that_the_hub_does_not_give_is_one_sentence(release: str) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        hub = {
+            "HF_ENDPOINT": f"http://127.0.0.1:{closed.getsockname()[1]}",
+            **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HF_HUB_OFFLINE"), ""),
+        }
+        ask = ("-m", "sglang_perf_patches", "doctor", "--gpu", "H200", "--")
+        words = ("python", "-m", "sglang.launch_server", "--model-path", "nobody/model")
+        with pytest.raises(AssertionError, match=r"can't fetch config\.json of nobody/model from"):
+            released.run(released.tree(release), *ask, *words, **hub)
 
 
 @pytest.mark.parametrize(

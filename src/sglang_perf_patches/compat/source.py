@@ -102,7 +102,7 @@ def find_installed() -> Path:
     for place in (spec.submodule_search_locations or ()) if spec else ():
         if (Path(place) / "srt").is_dir() or _archive(Path(place)):
             return Path(place).resolve()
-    raise TreeError("sglang is not installed for this Python")
+    raise TreeError("sglang is not installed for this Python; use one that has it")
 
 
 class Tree:

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -22,11 +23,12 @@ from ...model.feature import Setup
 from ...model.ruling import ruling
 from ...model.selection import Selection
 from ..table import LIVE, OPT_IN
-from . import QUICKLY, WHOLLY
+from . import QUICKLY, WHOLLY, hub
 from .command import Asked
 from .gpus import Gpu
 
 _LIMIT_S = 180.0
+_MISSING = re.compile(r"ModuleNotFoundError: No module named '(?!sglang)([\w.]+)'")
 _RESOLVER = f"{__package__}.resolver"
 
 OFF = "off"
@@ -75,7 +77,8 @@ def ask(asked: Asked, gpu: Gpu | None, tree: Tree) -> Answer:
         tree: the release.
 
     Raises:
-        AskError: the release refuses the arguments, or the child could not import it.
+        AskError: the release refuses the arguments, a model could not be fetched, or the child
+            could not import the release.
     """
     own = asked.environment.get("PYTHONPATH", "").split(os.pathsep)
     search = [str(tree.root.parent), *filter(None, [*own, *sys.path])]
@@ -96,6 +99,12 @@ def ask(asked: Asked, gpu: Gpu | None, tree: Tree) -> Answer:
         if "on" in line:
             setup = Setup(line["on"], line["lacking"], frozenset(line["having"]))
             return Answer(setup, line["faults"])
+        if "unfetched" in line:
+            raise AskError(
+                f"can't fetch config.json of {' or '.join(hub.models(asked.arguments))} from "
+                f"{hub.host(asked.environment)} ({line['unfetched']}): instead of that name, give "
+                "a folder that has the model's config.json"
+            )
         if "refused" in line:
             break
     if line.get("imported", "refused" in line):
@@ -103,6 +112,12 @@ def ask(asked: Asked, gpu: Gpu | None, tree: Tree) -> Answer:
         known = faults.of_message(tree.version, why)
         hint = f" (known: {faults.Found(known, True).text})" if known else ""
         raise AskError(f"sglang {tree.version} refuses this command: {why}{hint}")
+    if missing := _MISSING.search(why):
+        raise AskError(
+            f"this Python has no {missing[1]}, which sglang {tree.version} needs to read the "
+            f"command: run this in an environment with sglang {tree.version} (pip install "
+            f"sglang=={tree.version})"
+        )
     raise AskError(f"sglang {tree.version} could not be asked: {why}")
 
 

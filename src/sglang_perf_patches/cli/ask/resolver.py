@@ -4,7 +4,7 @@ It imports the release's ``ServerArgs``, resolves and publishes them as a launch
 server. GPU is the JSON of a `gpus.Gpu`, or ``null``. torch and ``nvidia-smi`` answer as if that GPU
 were here; no real GPU is used. HOW is ``quickly`` (without torch's compiler and packages that a
 server may lack) or ``wholly``. It emits one line: a `model.feature.Setup`, why the release refuses
-the arguments, or what failed.
+the arguments, why a model could not be fetched, or what failed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 from ... import faults, worker
 from ...live import published
 from ...model.setups import FEATURES
-from . import QUICKLY, stand_ins
+from . import QUICKLY, hub, stand_ins
 
 _ARGUMENTS = "sglang.srt.server_args"
 
@@ -39,23 +39,26 @@ def main(how: str, gpu: dict[str, Any] | None, words: list[str]) -> None:
     """Resolve, and emit."""
     said = io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
+        is_skipped = hub.skip(words)
         if how == QUICKLY:
             leave_out()
         if gpu is not None:
             stand_ins.lend()
             pretend(gpu, Path(folder))
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            line = _resolved(words, said)
+            line = _resolved(words, said, is_skipped=is_skipped)
     worker.emit(line)
 
 
-def _resolved(words: list[str], said: io.StringIO) -> dict[str, Any]:
+def _resolved(words: list[str], said: io.StringIO, *, is_skipped: bool) -> dict[str, Any]:
     try:
         resolve(words)
     except SystemExit:
         last = said.getvalue().strip().splitlines()[-1:]
         return {"refused": "".join(last).partition("error: ")[2] or "".join(last)}
     except Exception as error:
+        if (why := hub.why(error)) and hub.models(words):
+            return {"unfetched": "it can't be reached" if is_skipped else why}
         failed = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         return {"failed": failed, "imported": _ARGUMENTS in sys.modules}
     server = published.published()

@@ -211,7 +211,11 @@ def _without_sglang(error: TreeError) -> int:
     print(f"{len(catalogue) - 1} patches, for sglang 0.5.9 and later:\n")
     print(render.table(catalogue), flush=True)
     print(f"sglang-perf-patches: {error}", file=sys.stderr)
-    print("To judge another one: --sglang-path DIR or --sglang-version 0.5.23", file=sys.stderr)
+    print(
+        "To ask about a release that is not installed: sglang-perf-patches list --sglang-version "
+        "0.5.23 (or --sglang-path DIR)",
+        file=sys.stderr,
+    )
     return 2
 
 

@@ -13,6 +13,7 @@ import pytest
 import released
 
 GRAPH = "mamba.gdn-prefill-graph"
+CHUNKS = "mamba.mamba2-chunk-indices"
 _HERE = Path(__file__).parent
 _LIMIT_S = 900
 
@@ -72,6 +73,21 @@ def test_ranks_with_requests_of_their_own_compute_what_stocks_do(release: str) -
         [*captured, 47, 0, 64, 36, 7],
     ]
     assert [each["on tables"] for each in stock] == [[], []]
+    assert [each["computed"] for each in patched] == [each["computed"] for each in stock]
+
+
+@pytest.mark.whole_matrix  # four processes with a model each
+@pytest.mark.parametrize("release", ["0.5.23"])
+def test_ranks_that_compute_chunks_on_the_host_compute_what_stock_does(release: str) -> None:
+    stock = _ranks(release, "none", "none", script="mamba2_rank")
+    patched = _ranks(release, CHUNKS, CHUNKS, script="mamba2_rank")
+    for each in patched:
+        batches = each["computed"]["batches"]
+        behind = [kind for kind, _, _, cached in batches if kind == "prefill" and any(cached)]
+        assert behind
+        assert each["patch"] == ["live", ""]
+        assert each["chunks"] == len(behind)
+    assert [each["chunks"] for each in stock] == [0, 0]
     assert [each["computed"] for each in patched] == [each["computed"] for each in stock]
 
 

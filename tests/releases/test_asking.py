@@ -62,7 +62,7 @@ def test_a_release_resolves_a_command_as_on_that_gpu(models: Path, release: str)
     command = (
         f"A=1 sglang-perf-patches run python -m sglang.launch_server --model-path {models}/next"
     )
-    data = asked(release, "H100", command, "--tp", "4")
+    data = asked(release, "H100", command, *["--tp", "4", "--dp", "2", "--enable-dp-attention"])
     assert data["gpu"]["name"] == "NVIDIA H100 80GB HBM3"
     assert "tensor-parallel" in data["features"]
     assert "other-gpu" not in data["features"]

@@ -39,6 +39,7 @@ PATCH = Patch(
             if name != "other-gpu"
         },
         **RANKS,
+        "dp-attention": RANKS["tensor-parallel"],
         **DRAFTS,
         "multimodal": "tests/mamba/qwen_jobs.py: with_images",
         **SERVERS,
@@ -110,6 +111,8 @@ PATCH = Patch(
                 f"{METADATA}:ForwardMetadata",
                 f"{ATTENTION}.mamba.prefill_track_metadata:build_prefill_track_plan",
                 f"{FORWARD_BATCH}.mamba_track_aligned_lens",
+                f"{FORWARD_BATCH}.init_mlp_sync_metadata",
+                f"{FORWARD_BATCH}.prepare_mlp_sync_batch",
                 f"{_POOL}.mamba2_layer_index",
                 f"{_POOL}.mamba2_layer_cache",
                 f"{_LOADS}.wait_until",

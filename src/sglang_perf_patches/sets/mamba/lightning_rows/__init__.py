@@ -2,7 +2,7 @@
 
 from ....model.patch import Patch, Variant, Worth
 from ....model.releases import between
-from ..proven import ALL
+from ..proven import ALL, RANKS
 from ..references import ATTENTION, BASE, BATCH, FORWARD_BATCH, LISTS, RECORDED, SCHEDULE
 
 BACKEND = f"{ATTENTION}.linear.lightning_backend:LightningAttentionBackend"
@@ -38,7 +38,7 @@ def _variant(
 PATCH = Patch(
     id="mamba.lightning-rows",
     only_with=("states", "prefills"),
-    proven_with=dict.fromkeys(ALL, "verify"),
+    proven_with=dict.fromkeys((*ALL, *RANKS), "verify"),
     summary="lightning-attention prefills select their tracked rows on the host, once per forward",
     worth=Worth(
         "a",

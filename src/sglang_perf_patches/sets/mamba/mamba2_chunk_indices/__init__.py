@@ -31,6 +31,7 @@ PATCH = Patch(
             ("sessions", "other-tracking", "prefill-server", "eagle", "lora"), "verify"
         ),
         **TEXT,
+        "tensor-parallel": "tests/mamba/mamba2_rank.py: main",
     },
     summary="computes Mamba2's logical chunks on the host, without a sync",
     worth=Worth(

@@ -1,0 +1,106 @@
+"""One rank of a small Nemotron-H: ``python mamba2_rank.py RANK RANKS PORT SELECTION SERVER``.
+
+Plays prefills with `qwen_jobs`' prompts, on the release on PYTHONPATH, without graphs. The ranks
+meet at the port, with gloo; SERVER is JSON, further arguments. Prints as JSON what the rank
+computed, and how often the patch computed chunks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import zlib
+from typing import Any
+from unittest import mock
+
+os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"  # stock wants a NUMA node for each rank
+
+import qwen_jobs
+import torch
+
+import sglang_perf_patches
+from sglang_perf_patches.sets.mamba.mamba2_chunk_indices import PATCH, body
+from tests.proof.swa import window_models
+from tests.proof.swa.window_server import WindowServer, prepare
+
+NAME = "nemotron-h"
+window_models.MODELS[NAME] = {
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "torch_dtype": "float32",
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "hybrid_override_pattern": "M-*-M-",
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "ssm_state_size": 32,
+    "n_groups": 8,
+    "conv_kernel": 4,
+    "chunk_size": 64,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "mamba_ssm_cache_dtype": "float32",
+    "mlp_hidden_act": "relu2",
+    "layer_norm_epsilon": 1e-5,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+
+
+def main(rank: int, ranks: int, port: int, selection: str, arguments: str) -> None:
+    """Boot, play and print."""
+    prepare()
+    _lend()
+    sglang_perf_patches.activate(selection)
+    server = WindowServer(
+        NAME,
+        rank=rank,
+        port=port,
+        tp_size=ranks,
+        attention_backend="triton",
+        max_mamba_cache_size=64,
+        **json.loads(arguments),
+    )
+    for name, value in server.runner.model.named_parameters():
+        if name.endswith(".A"):  # states grow without bound if it is positive
+            value.data.neg_()
+    with mock.patch.object(body, "logical", side_effect=body.logical) as logical:
+        played = qwen_jobs.play(server)
+    assert all(row.isfinite().all() for rows in played["logits"].values() for row in rows)
+    patch = sglang_perf_patches.report().of(PATCH.id)
+    told = {
+        "computed": {
+            "batches": played["batches"],
+            "tokens": played["tokens"],
+            "logits": {rid: [*map(_sum, rows)] for rid, rows in played["logits"].items()},
+            "states": [*map(_sum, played["states"])],
+        },
+        "chunks": logical.call_count,
+        "patch": [patch.state, patch.reason],
+    }
+    print(json.dumps(told), flush=True)
+
+
+def _lend() -> None:
+    """The release's Triton convolution, which it imports for GPUs only."""
+    layer: Any = importlib.import_module("sglang.srt.layers.attention.mamba.mamba")
+    kernels: Any = importlib.import_module("sglang.kernels.ops.mamba.causal_conv1d_triton")
+    for name in ("causal_conv1d_fn", "causal_conv1d_update"):
+        for alias in (name, f"{name}_triton"):
+            setattr(layer, alias, getattr(kernels, name))
+
+
+def _sum(held: Any) -> int:
+    return zlib.crc32(held.contiguous().view(torch.uint8).numpy().tobytes())
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:4]), *sys.argv[4:])  # type: ignore[call-arg]

@@ -118,6 +118,14 @@ FAULTS = (
         help="another `--hicache-write-policy`",
     ),
     Fault(
+        name="refused-load-back",
+        symptom="a hybrid model with the hierarchical cache answers worse: a request whose state "
+        "can't be loaded from the host goes on behind a cached prefix from an empty state",
+        releases="0.5.17 … 0.5.23",
+        on="states prefix-cache host-cache",
+        patch="mamba.slot-exhaustion",
+    ),
+    Fault(
         name="lfm2-overlap",
         symptom="LFM2 decodes with the GPU idle between steps: overlap scheduling is off",
         releases="0.5.9 … 0.5.23",

@@ -2,7 +2,8 @@
 
 Without a folder or another argument, ruff, the type checker and pytest run. With one, pytest alone
 runs. A folder goes by its bare name (``python3 -m tests framework``, ``python3 -m tests mla``).
-``quick`` is for the editor: ruff, the type checker and the tests of `QUICK`, in under a minute.
+``quick`` is for the editor: ruff, the type checker and the tests of `QUICK`, in about a
+minute on two quiet cores.
 ``--all`` plays the whole matrix of releases; otherwise pytest plays the default tier (see
 ``tests/harness/tiers.py``). Four tests run at a time, on two cores: some of them only wait.
 
@@ -33,14 +34,14 @@ QUICK = tuple(
 """The tests of ``quick``: what needs no network and starts few processes."""
 
 TAKES = {
-    "": "8 to 25 minutes, by the machine",
-    "quick": "less than a minute",
-    "--all": "35 minutes to two hours, by the machine",
+    "": "8 to 25 minutes, depending on the machine",
+    "quick": "about a minute",
+    "--all": "35 minutes to two hours, depending on the machine",
     "framework": "less than 4 minutes",
     "releases": "some 2 minutes",
     **dict.fromkeys(("mla", "mamba", "mlx", "swa", "server", "proof"), "some 5 minutes"),
 }
-"""What is said before a run, of two quiet cores."""
+"""What is printed before a run: its time on two quiet cores."""
 
 
 def main(arguments: list[str]) -> int:

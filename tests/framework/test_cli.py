@@ -226,7 +226,7 @@ def test_explain(throwaway: Throwaway, tree: Path) -> None:
     assert "Chosen by SGLANG_PERF_PATCHES=all. Off: SGLANG_PERF_PATCHES=all,-two.both\n" in text
     policy = throwaway.command("explain", "two.policy").stdout
     assert (
-        "Not chosen by SGLANG_PERF_PATCHES=all: a policy needs its full name. "
+        "Not chosen by SGLANG_PERF_PATCHES=all: an opt-in patch needs its full name. "
         "On: SGLANG_PERF_PATCHES=all,two.policy\n"
     ) in policy
     for selection in ("none", ""):
@@ -255,7 +255,7 @@ def test_explain_says_how_what_a_patch_needs_fares(throwaway: Throwaway, tree: P
 def test_a_heading_among_figures_is_no_bullet() -> None:
     table = (("measured", "stock", "patched"), ("on a CPU", "", ""), ("a step", "2 ms", "1 ms"))
     assert list(explaining._figures(table)) == [
-        *("  measured:", "  on a CPU:", "  - A step: stock 2 ms → patched 1 ms")
+        *("  Measured:", "  on a CPU:", "  - A step: stock 2 ms → patched 1 ms")
     ]
     words = (("message", "stock", "patched"), ("no slot", "the scheduler dies", "it waits"))
     assert list(explaining._figures(words))[1:] == [

@@ -31,6 +31,8 @@ PAGE = """# A title
 ```python
 if x:
     pass
+
+y = x
 ```
 """
 SHOWN = """A TITLE
@@ -53,7 +55,9 @@ One paragraph with
     as  it is
 
     if x:
-        pass"""
+        pass
+
+    y = x"""
 
 
 def test_a_page_is_plain_text() -> None:

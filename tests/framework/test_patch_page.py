@@ -90,9 +90,9 @@ def test_the_prose_of_a_page_is_plain_text() -> None:
             ("first token", "2 ms", "1 ms"),
             ("memory", "", "none"),
         ),
-        cost="Little. Boot: stock 1 s → patched 2 s.",
+        cost="Little. At 1 request: Boot: stock 1 s → patched 2 s.",
         why="Stock waits.",
-        how="The patch does not. Later: stock: waits.",
+        how="The patch does not. Stock, by when: Later: waits.",
         goes="Upstream has it.",
     )
 

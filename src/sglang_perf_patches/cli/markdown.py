@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 _COMMENT = re.compile(r"^<!-- .*? -->\n?", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_CODE = re.compile(r"(?ms)^(```.*?^```)$")
 _BULLET = re.compile(r"(?m)^(?=- )")
 
 
@@ -33,7 +34,12 @@ def rows(text: str, words: Callable[[str], str] = plain) -> tuple[tuple[str, ...
 
 def shown(text: str, columns: int) -> str:
     """A page wrapped to `columns`: each row of a table is an item, code stays as it is."""
-    blocks = re.split(r"\n\s*\n", _COMMENT.sub("", text).strip("\n"))
+    parts = _CODE.split(_COMMENT.sub("", text).strip("\n"))
+    blocks = (
+        block
+        for part in parts
+        for block in ([part] if part.startswith("```") else re.split(r"\n\s*\n", part))
+    )
     return "\n\n".join("\n".join(_lines(block, columns)) for block in blocks if block.strip())
 
 
@@ -41,7 +47,7 @@ def _lines(block: str, columns: int) -> Iterator[str]:
     if block.startswith("    "):
         yield block
     elif block.startswith("```"):
-        yield from (f"    {line}" for line in block.splitlines()[1:-1])
+        yield from (f"    {line}".rstrip() for line in block.splitlines()[1:-1])
     elif block.startswith("#"):
         heading, _, rest = block.partition("\n")
         yield plain(heading.lstrip("# ")).upper()

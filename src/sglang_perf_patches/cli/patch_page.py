@@ -146,13 +146,25 @@ def _prose(markdown: str) -> str:
 
 def _with_rows(markdown: str) -> str:
     """The paragraphs, with each table row as a sentence."""
-    (_, *columns), *lines = rows(markdown) or (("",),)
+    table = rows(markdown)
+    (_, *columns), *lines = table or (("",),)
     sentences = [f"{sentence(columns, line)}." for line in lines]
-    return " ".join(filter(None, [_prose(markdown), *sentences]))
+    return " ".join(
+        filter(None, [_prose(markdown), *([caption(table)] if lines else ()), *sentences])
+    )
+
+
+def caption(table: Sequence[Sequence[str]]) -> str:
+    """What stands above the rows of a table: ``First token:``, or ``Tokens found, by prompt:``."""
+    what, *columns = table[0]
+    text = f"{columns[0]}, by {what}" if len(columns) == 1 else what
+    return f"{text[:1].upper()}{text[1:]}:"
 
 
 def sentence(columns: Sequence[str], row: Sequence[str]) -> str:
     """A row of a table in words: ``A step: stock 2 ms → patched 1 ms``, or a phrase a cell.
+
+    The heading of an only column is not repeated: `caption` has it.
 
     Args:
         columns: the headings of all columns but the first.
@@ -160,7 +172,9 @@ def sentence(columns: Sequence[str], row: Sequence[str]) -> str:
     """
     what, *cells = row
     named = [(name, cell) for name, cell in zip(columns, cells, strict=False) if cell]
-    if all(cell[0].isdigit() for _, cell in named):
+    if len(columns) == 1:
+        told = cells[0]
+    elif all(cell[0].isdigit() for _, cell in named):
         told = " → ".join(" ".join(pair) for pair in named)
     else:
         told = "; ".join(": ".join(pair) for pair in named)

@@ -56,7 +56,7 @@ _OPTIONS: dict[str, tuple[Any, Any, str, str | None]] = {
         *(None, _above_zero, "GB"),
         "hierarchical cache of a hybrid model: memory of the host's pools for one GPU",
     ),
-    "hicache_ratio": (None, _above_zero, "R", "... as a multiple of the device's"),
+    "hicache_ratio": (None, _above_zero, "R", "the same as a multiple of the GPU's pools"),
     "page_size": (1, _positive, "N", None),
     "tp_size": (1, _positive, "N", None),
     "chunked_prefill_size": (8192, _positive, "N", None),
@@ -73,8 +73,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options: the model, and the server's arguments that size its pools."""
     group = parser.add_argument_group(
         "a model",
-        "size the window pool (--swa-full-tokens-ratio) or the state pool "
-        "(--max-mamba-cache-size) for a model; give the options of its server:",
+        "To size the window pool (--swa-full-tokens-ratio) or the state pool "
+        "(--max-mamba-cache-size) of a model, pass the options of its server:",
     )
     group.add_argument("--model", type=Path, metavar="DIR", help="a folder with config.json")
     one = group.add_mutually_exclusive_group()

@@ -75,10 +75,11 @@ def add_tree(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--sglang-path",
         metavar="DIR",
-        help="judge this tree instead of the installed one: the package, its parent or a checkout",
+        help="judge this sglang instead of the installed one: its package, the folder above it, "
+        "or a checkout",
     )
     which.add_argument(
         "--sglang-version",
         metavar="V",
-        help="judge this release: it is fetched from the package index, not installed",
+        help="judge this release; it is fetched from the package index and not installed",
     )

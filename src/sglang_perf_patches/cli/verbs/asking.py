@@ -26,8 +26,9 @@ from . import judged, known_faults, selected, tree_at
 _SHOWN = (LIVE, "gated", "refused", answer.OFF, OPT_IN)
 _ORDER = (*_SHOWN, "not needed", "built-in", "absent")
 HELP = (
-    "With a server's command after -- it says what each patch will do in that server. The release "
-    "resolves the command; nothing is started, and no GPU is needed."
+    "With a server's command after -- it says what each patch will do in that server. sglang's own "
+    "code reads the command's arguments and the model's config.json; no server is started, and no "
+    "GPU is needed."
 )
 
 

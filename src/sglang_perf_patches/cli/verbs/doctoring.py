@@ -25,9 +25,13 @@ from . import (
 )
 
 PARSER: dict[str, Any] = {
+    "usage": "%(prog)s [--all] [--json]\n"
+    "       %(prog)s [--gpu NAME] [options] -- COMMAND\n"
+    "       %(prog)s (--sglang-version V | --sglang-path DIR) [options]\n"
+    "       %(prog)s --model DIR --kv-gib G [options]",
     "epilog": "Without arguments it says whether the patches are installed, loaded, live and have "
     "run, and what to change. With another sglang it says what an upgrade to it would change. "
-    + asking.HELP
+    + asking.HELP,
 }
 _COLOURS = {"lost": "red", "gained": "green", "ours again": "green"}
 
@@ -36,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options: the tree to upgrade to, a server's GPU, or a model."""
     add_tree(parser)
     parser.add_argument(
-        "--all", action="store_true", help="show the patches that do not change too"
+        "--all", action="store_true", help="also show the patches whose state does not change"
     )
     asking.add_options(parser)
     sizing.add_options(parser)

@@ -118,7 +118,7 @@ def _choice(selection: Selection, patch: Patch) -> str:
     text = f"SGLANG_PERF_PATCHES={selection.text}"
     if patch.id in selection.ids:
         return f"Chosen by {text}. Off: SGLANG_PERF_PATCHES={selection.text},-{patch.id}"
-    hint = "" if patch.is_default else ": a policy needs its full name"
+    hint = "" if patch.is_default else ": an opt-in patch needs its full name"
     # After `none` and its like nothing can be added.
     before = "" if is_off(selection.text) else f"{selection.text},"
     return f"Not chosen by {text}{hint}. On: SGLANG_PERF_PATCHES={before}{patch.id}"
@@ -222,8 +222,8 @@ def _tested_with(proven_with: Mapping[str, str]) -> Iterator[str]:
 
 def _figures(table: Sequence[Sequence[str]]) -> Iterator[str]:
     """A line for each row of figures, with the column's heading before each figure."""
-    (what, *columns), *rows = table
-    yield f"  {what}:"
+    (_, *columns), *rows = table
+    yield f"  {patch_page.caption(table)}"
     for row in rows:
         if not any(row[1:]):  # a sub-heading
             yield f"  {row[0]}:"

@@ -51,7 +51,7 @@ PATCH = Patch(
     only_with=("states", "host-cache"),
     proven_with=dict.fromkeys((*STATES, "tensor-parallel", "hierarchical-cache"), "verify"),
     kind="policy",
-    summary="sizes the host's pool of states to its KV, so that more prefixes are reused",
+    summary="sizes the host's state pool to match its KV pool, so that more prefixes are reused",
     # Where it is elsewhere, a copy of a state does not wait until that has come from the host.
     anchors=(f"{_COMPONENT}.commit_hicache_transfer",),
     absent_because="tested only on 0.5.20 and later",

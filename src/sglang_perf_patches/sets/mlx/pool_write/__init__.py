@@ -50,7 +50,7 @@ PATCH = Patch(
     id="mlx.pool-write",
     only_with=("mlx",),
     proven_with=PREFILL_AND_DECODE,
-    summary="copies a request's KV into the radix cache's pool, so that its buffers can be freed",
+    summary="copies a request's KV into the radix cache's pool, so that its own buffers are freed",
     worth=Worth(
         "a",
         "on one H200, with only this patch, a prompt of 2,048 tokens takes 0.93 of stock's time",

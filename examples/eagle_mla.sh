@@ -1,12 +1,11 @@
 #!/bin/sh
 # Speculative decoding on Hopper GPUs with FlashAttention 3. For DeepSeek-V3 on 0.5.23
-# `sglang-perf-patches doctor -- COMMAND` reports two patches live, also with --dp 8 --enable-dp-attention:
-# mla.page-table-bound, which prevents a crash near the context limit, and mla.draft-metadata, which acts only
-# with another attention backend.
+# `sglang-perf-patches doctor -- COMMAND` reports one patch live, also with --dp 8 --enable-dp-attention:
+# mla.page-table-bound, which prevents a crash near the context limit.
 #
 # STRICT: the server exits with 1 if a patch of the set is gated or refused. With --enable-mixed-chunk, for
-# example, both are gated, so this script then fails while the server boots, with a line that names the
-# flag. Pin sglang's version: a patch may not know a newer one, and then the server does not start either.
+# example, mla.page-table-bound is gated, so this script then fails while the server boots, with a line that
+# names the flag. Pin sglang's version: a patch may not know a newer one, and then the server does not start either.
 #
 #   examples/eagle_mla.sh --model-path MODEL --speculative-draft-model-path DRAFT
 set -eu

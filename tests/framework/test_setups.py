@@ -10,7 +10,8 @@ from throwaway import PUBLISHING, Throwaway
 
 from sglang_perf_patches.model import setups, uses
 
-FIELDS = sorted(name for name in setups.FEATURES._named if name.isidentifier())
+_USED = {name for use in uses.USES for name in (*use.off, *use.on) if not name.isupper()}
+FIELDS = sorted(name for name in setups.FEATURES._named | _USED if name.isidentifier())
 OLD = f"""
 from dataclasses import dataclass
 from typing import Any
@@ -435,9 +436,14 @@ USES = {
     "prefix-cache": ({"disable_radix_cache": True}, {"disable_radix_cache": False}),
     "one-token-pages": ({"page_size": 64}, {"page_size": 1}),
     "host-cache": ({}, {"enable_hierarchical_cache": True}),
+    "trtllm-mla": (
+        {"attention_backend": "fa3"},
+        {"attention_backend": "fa3", "decode_attention_backend": "trtllm_mla"},
+    ),
     "mla": ("Model()", "Model('MLA')"),
     "states": ("Model()", "Model(states=True)"),
     "delta-nets": ("Model(states=True)", "Model(states=True, linear_num_value_heads=8)"),
+    "other-states": ("Model(states=True, linear_num_value_heads=8)", "Model(states=True)"),
     "windows": ("Model(sliding_window=None, layer_types=['full'])", "Model(sliding_window=8)"),
 }
 """Use → a server that is known to lack it, and one that has it; a text stands for its model."""
@@ -466,7 +472,7 @@ for name, (without, having) in USES.items():
     publish(having)
     assert state() == ("live", "") and a.Worker().step(1) == 102, (name, state())
     ours.deactivate()
-    if name in {"mla", "states", "delta-nets", "windows"}:
+    if name in {"mla", "states", "delta-nets", "other-states", "windows"}:
         ours.activate("all")
         publish({})
         assert state() == ("live", ""), "nobody says what the model is"

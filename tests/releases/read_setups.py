@@ -119,7 +119,7 @@ def _answers(folder: str) -> dict[str, bool]:
 
     with contextlib.redirect_stdout(io.StringIO()):
         kept = SimpleNamespace(_model_config=ModelConfig(folder))
-    names = ("has_mla", "has_states", "has_delta_nets", "has_windows")
+    names = ("has_mla", "has_states", "has_delta_nets", "has_other_states", "has_windows")
     return {name: published.of_model(kept, name) for name in names}
 
 

@@ -69,7 +69,10 @@ def test_a_release_resolves_a_command_as_on_that_gpu(models: Path, release: str)
     assert data["loads_plugin"]
     states = data["states"]
     assert states["mamba.slot-exhaustion"] == ("live", "")
-    assert states["mamba.lightning-rows"][0] in {"gated", "absent"}
+    assert states["mamba.lightning-rows"][0] in {"not needed", "absent"}
+    assert states["mamba.mamba2-chunk-indices"] == (
+        *("not needed", "the model has no recurrent states other than gated delta nets"),
+    )
     assert states["mlx.first-buffer"][0] in {"not needed", "absent"}
     assert {state for state, _ in states.values()} <= {
         *("live", "gated", "not needed", "built-in", "absent", "off (opt-in)")

@@ -297,6 +297,11 @@ def _has_delta_nets(config: Any) -> bool:
     )
 
 
+def _has_other_states(config: Any) -> bool:
+    """Whether the model has states, and none of them is a gated delta net's."""
+    return _has_states(config) and not _has_delta_nets(config)
+
+
 def _has_windows(config: Any) -> bool:
     """Whether any layer may attend within a window, with a pool of its own or without."""
     return bool(config.is_hybrid_swa) or any(
@@ -323,5 +328,6 @@ _ANSWERS: dict[str, Callable[[Any], Any]] = {
     "has_mla": _has_mla,
     "has_states": _has_states,
     "has_delta_nets": _has_delta_nets,
+    "has_other_states": _has_other_states,
     "has_windows": _has_windows,
 }

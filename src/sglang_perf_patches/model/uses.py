@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from .feature import NOTHING, Use
 
+_TRTLLM_MLA = ("trtllm_mla", "cutedsl_mla", "tokenspeed_mla")
+
 USES = (
     Use(
         name="mlx",
@@ -21,6 +23,15 @@ USES = (
     ),
     Use(name="mla", lacking="the model has no MLA", off={"model.has_mla": NOTHING}),
     Use(
+        name="trtllm-mla",
+        lacking="the attention backend is not TRT-LLM MLA",
+        on={
+            "attention_backend": (None, *_TRTLLM_MLA),  # None: the release chooses one later
+            "decode_attention_backend": _TRTLLM_MLA,
+            "speculative_draft_attention_backend": _TRTLLM_MLA,
+        },
+    ),
+    Use(
         name="states",
         lacking="the model has no recurrent states",
         off={"model.has_states": NOTHING},
@@ -29,6 +40,11 @@ USES = (
         name="delta-nets",
         lacking="the model has no gated delta nets",
         off={"model.has_delta_nets": NOTHING},
+    ),
+    Use(
+        name="other-states",
+        lacking="the model has no recurrent states other than gated delta nets",
+        off={"model.has_other_states": NOTHING},
     ),
     Use(
         name="windows",

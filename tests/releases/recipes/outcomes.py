@@ -118,8 +118,6 @@ def acts(patch: str, recipe: Recipe, on: Mapping[str, str], arguments: Mapping[s
         return False
     if patch == "mla.page-table-bound":
         return "'fa3'" in attention and arguments["speculative_eagle_topk"] == "1"
-    if patch == "mla.draft-metadata":
-        return "'trtllm_mla'" in attention
     if patch.startswith("mamba.slot"):
         return "no-radix-cache" not in on
     kinds = _MODEL_KINDS.get(patch)

@@ -45,7 +45,7 @@ def _out_graph(first: str, last: str, *heirs: str) -> Variant:
 
 PATCH = Patch(
     id="mla.draft-metadata",
-    only_with=("speculation", "mla"),
+    only_with=("speculation", "mla", "trtllm-mla"),
     proven_with=TABLES,
     summary="a TRT-LLM MLA draft prepares its metadata once for all steps",
     worth=Worth("c", "sgl-project/sglang#26241"),

@@ -24,8 +24,8 @@ FAULTS = (
     # -- hybrid models
     Fault(
         name="mixed-chunks-states",
-        symptom="a hybrid model answers worse under load: prefix-cache hits continue from states "
-        "that were never written",
+        symptom="a hybrid model's answers get worse under load: prefix-cache hits continue from "
+        "states that were never written",
         releases="0.5.9 … 0.5.22",
         fixed=True,
         threads=(39342, 39526),
@@ -34,8 +34,8 @@ FAULTS = (
     ),
     Fault(
         name="mamba2-states",
-        symptom="a Mamba2 model (Nemotron-H, Falcon-H1) answers worse once several prompts share "
-        "a prefill: the prefix cache keeps states of other positions",
+        symptom="the answers of a Mamba2 model (Nemotron-H, Falcon-H1) get worse once several "
+        "prompts share a prefill: the prefix cache keeps states of other positions",
         releases="0.5.13 … 0.5.19",
         fixed=True,
         threads=(31833, 37836),
@@ -46,8 +46,8 @@ FAULTS = (
     ),
     Fault(
         name="mamba2-cached-prefix",
-        symptom="a Mamba2 model answers worse after a hit of a long prefix: a short rest of the "
-        "prompt starts from an empty state",
+        symptom="a Mamba2 model's answers get worse after a hit of a long prefix: a short rest of "
+        "the prompt starts from an empty state",
         releases="0.5.14",
         fixed=True,
         threads=(29330, 29368),
@@ -57,8 +57,8 @@ FAULTS = (
     ),
     Fault(
         name="lightning-states",
-        symptom="a model with lightning attention (Ling 2.5) answers worse with each run: the "
-        "prefix cache keeps states of the wrong position",
+        symptom="the answers of a model with lightning attention (Ling 2.5) get worse with each "
+        "run: the prefix cache keeps states of the wrong position",
         releases="0.5.13 … 0.5.16",
         fixed=True,
         threads=(29973,),
@@ -78,7 +78,7 @@ FAULTS = (
     ),
     Fault(
         name="state-slots",
-        symptom="the scheduler dies with `Can not alloc mamba cache` or `Not enough space for "
+        symptom="the scheduler crashes with `Can not alloc mamba cache` or `Not enough space for "
         "mamba …` when the slots for states run out",
         releases="0.5.9 … 0.5.23",
         threads=(36770, 37619, 34676),
@@ -98,8 +98,8 @@ FAULTS = (
     ),
     Fault(
         name="retracted-states",
-        symptom="a disaggregated decode server of a hybrid model dies with `NotImplementedError` "
-        "when its KV is full and it retracts a request",
+        symptom="a disaggregated decode server of a hybrid model crashes with "
+        "`NotImplementedError` when its KV is full and it retracts a request",
         releases="0.5.9 … 0.5.10.post1",
         fixed=True,
         threads=(22493,),
@@ -108,7 +108,7 @@ FAULTS = (
     ),
     Fault(
         name="pinned-load-back",
-        symptom="the scheduler dies with `pinned by load-back` when two requests load the same "
+        symptom="the scheduler crashes with `pinned by load-back` when two requests load the same "
         "prefix from the host",
         releases="0.5.18",
         fixed=True,
@@ -119,15 +119,15 @@ FAULTS = (
     ),
     Fault(
         name="refused-load-back",
-        symptom="a hybrid model with the hierarchical cache answers worse: a request whose state "
-        "can't be loaded from the host goes on behind a cached prefix from an empty state",
+        symptom="a hybrid model with the hierarchical cache gives worse answers: a request whose "
+        "state can't be loaded from the host continues a cached prefix from an empty state",
         releases="0.5.17 … 0.5.23",
         on="states prefix-cache host-cache",
         patch="mamba.slot-exhaustion",
     ),
     Fault(
         name="lfm2-overlap",
-        symptom="LFM2 decodes with the GPU idle between steps: overlap scheduling is off",
+        symptom="the GPU idles between LFM2's decode steps: stock turns overlap scheduling off",
         releases="0.5.9 … 0.5.23",
         threads=(38131,),
         on="states prefix-cache no-overlap -speculation",
@@ -137,8 +137,8 @@ FAULTS = (
     # -- speculation and MLA
     Fault(
         name="page-table-bound",
-        symptom="a server with EAGLE, MTP or STANDALONE on FA3 dies of an illegal memory access "
-        "when a request comes near the context limit",
+        symptom="a server with EAGLE, MTP or STANDALONE on FA3 crashes with an illegal memory "
+        "access when a request comes near the context limit",
         releases="0.5.9 … 0.5.23",
         threads=(34239, 35985),
         on="eagle|standalone -draft-trees",
@@ -159,7 +159,7 @@ FAULTS = (
     ),
     Fault(
         name="retracted-dsa",
-        symptom="a disaggregated decode server of DeepSeek-V3.2 or GLM-5 dies with `TypeError … "
+        symptom="a disaggregated decode server of DeepSeek-V3.2 or GLM-5 crashes with `TypeError … "
         "mamba_indices` when its KV is full and it retracts a request",
         releases="0.5.12 … 0.5.13.post1",
         fixed=True,
@@ -182,8 +182,8 @@ FAULTS = (
     ),
     Fault(
         name="tree-windows",
-        symptom="a sliding-window model with EAGLE's draft trees dies of an illegal memory access: "
-        "they read the window pool by the slots of the full pool",
+        symptom="a sliding-window model with EAGLE's draft trees crashes with an illegal memory "
+        "access: the trees index the window pool with slots of the full pool",
         releases="0.5.9 … 0.5.11",
         fixed=True,
         threads=(24402, 24617),
@@ -193,7 +193,7 @@ FAULTS = (
     ),
     Fault(
         name="flashinfer-eagle-windows",
-        symptom="a sliding-window model with speculation on FlashInfer dies with `TypeError` in "
+        symptom="a sliding-window model with speculation on FlashInfer crashes with `TypeError` in "
         "`update_sliding_window`",
         releases="0.5.9 … 0.5.13.post1",
         fixed=True,
@@ -204,7 +204,7 @@ FAULTS = (
     ),
     Fault(
         name="window-tail-mapping",
-        symptom="a disaggregated decode server dies with `AssertionError: "
+        symptom="a disaggregated decode server crashes with `AssertionError: "
         "swa_attn_allocator.available_size()`, or two requests write to one window slot",
         releases="0.5.12",
         fixed=True,
@@ -253,7 +253,7 @@ FAULTS = (
     ),
     Fault(
         name="mlx-logprobs",
-        symptom="a request with `return_logprob` kills an MLX server: `'NoneType' object has no "
+        symptom="a request with `return_logprob` crashes an MLX server: `'NoneType' object has no "
         "attribute 'tolist'`",
         releases="0.5.11 … 0.5.23",
         on="mlx -mlx-sampling",
@@ -261,7 +261,7 @@ FAULTS = (
     ),
     Fault(
         name="mlx-max-running",
-        symptom="MLX dies at boot: `'MlxModelRunnerStub' object has no attribute 'dp_size'`",
+        symptom="MLX crashes at boot: `'MlxModelRunnerStub' object has no attribute 'dp_size'`",
         releases="0.5.16",
         fixed=True,
         threads=(32674, 32520),
@@ -283,8 +283,8 @@ FAULTS = (
     ),
     Fault(
         name="mlx-capacity",
-        symptom="MLX dies at boot, with any model: `'MlxModelRunnerStub' object has no attribute "
-        "'kv_cache_configurator'`",
+        symptom="MLX crashes at boot, with any model: `'MlxModelRunnerStub' object has no "
+        "attribute 'kv_cache_configurator'`",
         releases="0.5.21",
         fixed=True,
         on="mlx",
@@ -292,7 +292,8 @@ FAULTS = (
     ),
     Fault(
         name="mlx-buffer-end",
-        symptom="MLX dies, or loses KV, when one of several running requests passes 4,096 tokens",
+        symptom="MLX crashes, or loses KV, when one of several running requests passes 4,096 "
+        "tokens",
         releases="0.5.11 … 0.5.14",
         fixed=True,
         threads=(29271,),
@@ -308,6 +309,7 @@ FAULTS = (
         fixed=True,
         threads=(30050,),
         on="mlx windows",
+        help="another release",
     ),
     Fault(
         name="mlx-hybrid-defaults",
@@ -322,7 +324,7 @@ FAULTS = (
     ),
     Fault(
         name="mlx-hybrid-boot",
-        symptom="MLX dies at boot with a hybrid model: `'NoneType' object has no attribute "
+        symptom="MLX crashes at boot with a hybrid model: `'NoneType' object has no attribute "
         "'conv'`, or on 0.5.18 `object has no attribute 'mamba_allocator'`",
         releases="0.5.14 … 0.5.18",
         fixed=True,
@@ -332,7 +334,7 @@ FAULTS = (
     ),
     Fault(
         name="mlx-hybrids",
-        symptom="MLX dies at the first request to a hybrid model with the radix cache: "
+        symptom="MLX crashes at the first request to a hybrid model with the radix cache: "
         "`has no attribute 'mamba_checkpoint_grid'`",
         releases="0.5.19 … 0.5.23",
         threads=(39238,),
@@ -342,8 +344,8 @@ FAULTS = (
     ),
     Fault(
         name="mlx-relay-device",
-        symptom="MLX dies on a Mac of two requests at once: `Expected all tensors to be on the "
-        "same device`",
+        symptom="MLX crashes on a Mac when two requests run at once: `Expected all tensors to be "
+        "on the same device`",
         releases="0.5.13 … 0.5.23",
         threads=(39281, 39222, 36200, 35137, 32803),
         on="mlx no-overlap",
@@ -353,7 +355,7 @@ FAULTS = (
     ),
     Fault(
         name="mlx-pool-memory",
-        symptom="memory grows with each request on MLX",
+        symptom="on MLX, memory grows with each request",
         releases="0.5.11 … 0.5.23",
         threads=(39675, 39676),
         on="mlx prefix-cache",
@@ -373,7 +375,7 @@ class Symptom(NamedTuple):
 
 SYMPTOMS = (
     Symptom(
-        "a first token after a minute, on a disaggregated decode server at page size 1",
+        "the first token takes a minute on a disaggregated decode server at page size 1",
         "`swa.page-size-1`",
     ),
     Symptom(
@@ -387,7 +389,7 @@ SYMPTOMS = (
         "`swa.window-pool`, opt-in, for text",
     ),
     Symptom(
-        "the GPU rests between two decode steps of gpt-oss on Triton, 0.5.16 … 0.5.21",
+        "the GPU idles between two decode steps of gpt-oss on Triton, 0.5.16 … 0.5.21",
         "`swa.window-metadata`",
     ),
     Symptom(
@@ -411,24 +413,24 @@ SYMPTOMS = (
     ),
     Symptom(
         "the GPU idles during a short prefill of DeepSeek-V2-Lite on 0.5.23",
-        "stock's `--cuda-graph-backend-prefill full`, experimental, with other values: `doctor` "
+        "stock's `--cuda-graph-backend-prefill full`, experimental, with other results: `doctor` "
         "prints how to measure it",
     ),
     Symptom(
         "speculative decoding waits for the GPU at each step",
         "`mla.sync-opt-out`; on FlashInfer stock's own switches, which `doctor` prints",
     ),
-    Symptom("each further request slows decoding down on MLX", "`mlx.kv-arena`"),
+    Symptom("on MLX, each further request slows decoding down", "`mlx.kv-arena`"),
     Symptom(
-        "one long chat slows all short ones down on MLX",
+        "on MLX, one long chat slows all short ones down",
         "`mlx.length-groups`, opt-in",
     ),
     Symptom(
-        "short prompts that come together wait for one another on MLX, 0.5.18 … 0.5.23",
+        "on MLX, short prompts that arrive together wait for one another, 0.5.18 … 0.5.23",
         "`mlx.batched-prefill`, opt-in",
     ),
     Symptom(
-        "each turn of a conversation with gpt-oss waits for all of it again on MLX",
+        "on MLX, gpt-oss recomputes the whole conversation at each turn",
         "`mlx.next-turn`, opt-in",
     ),
 )

@@ -41,8 +41,8 @@ FAULTS = (
         threads=(31833, 37836),
         on="states prefix-cache tracked-states|other-tracking",
         reads={_ARCHITECTURE: _MAMBA2},
-        help="`no_buffer` as the strategy of the states (`--mamba-radix-cache-strategy`, on "
-        "0.5.13 `--mamba-scheduler-strategy`)",
+        help="`--mamba-radix-cache-strategy no_buffer` (on 0.5.13 `--mamba-scheduler-strategy "
+        "no_buffer`)",
     ),
     Fault(
         name="mamba2-cached-prefix",

@@ -74,7 +74,7 @@ def named(name: str) -> Gpu | None:
 
 
 def assumed() -> Gpu:
-    """The default for a machine without a GPU: one H100."""
+    """The default for a machine without a GPU: eight H100."""
     return replace(KINDS["H100"], is_assumed=True)
 
 

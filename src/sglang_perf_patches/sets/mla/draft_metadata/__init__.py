@@ -50,7 +50,7 @@ PATCH = Patch(
     summary="a TRT-LLM MLA draft prepares its metadata once for all steps",
     worth=Worth("c", "sgl-project/sglang#26241"),
     upstream=("sgl-project/sglang#26241",),
-    upstream_note="since 0.5.13 only for the index work: each step still builds its own table",
+    upstream_note="built in since 0.5.13 in part: each step still builds its own table",
     anchors=(TRTLLM_DRAFT,),
     variants=(
         Variant(

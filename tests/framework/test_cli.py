@@ -400,7 +400,9 @@ def test_no_sglang(throwaway: Throwaway) -> None:
     assert "--sglang-version" in hint
     assert done.returncode == 2
     patches = [patch.id for patch_set in sets.load() for patch in patch_set.patches]
-    shown = [line.split()[0] for line in done.stdout.splitlines()[3:]]
+    lines = done.stdout.splitlines()
+    shown = [line.split()[0] for line in lines[2:] if not line.startswith(" ")]
+    assert max(map(len, lines)) <= 80
     assert done.stdout.startswith(f"{len(patches)} patches")
     assert shown == patches
     alone = throwaway.command("explain", "mlx.kv-arena", PYTHONPATH=src)

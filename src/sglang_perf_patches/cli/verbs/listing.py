@@ -202,14 +202,12 @@ def counts(words: Iterable[str]) -> str:
 
 def _without_sglang(error: TreeError) -> int:
     """Print the catalogue, for a reader who has not installed sglang yet; exit code 2."""
-    catalogue = [["PATCH", "WHAT IT DOES"]]
-    catalogue += [
-        [patch.id, patch.summary + ("" if patch.is_default else " (opt-in)")]
-        for patch_set in sets.load()
-        for patch in patch_set.patches
-    ]
-    print(f"{len(catalogue) - 1} patches, for sglang 0.5.9 and later:\n")
-    print(render.table(catalogue), flush=True)
+    patches = [patch for patch_set in sets.load() for patch in patch_set.patches]
+    print(f"{len(patches)} patches, for sglang 0.5.9 and later:\n")
+    widest = max(len(patch.id) for patch in patches) + 2
+    for patch in patches:
+        does = patch.summary + ("" if patch.is_default else " (opt-in)")
+        print(render.filled(does, patch.id.ljust(widest), " " * widest), flush=True)
     print(f"sglang-perf-patches: {error}", file=sys.stderr)
     print(
         "To ask about a release that is not installed: sglang-perf-patches list --sglang-version "

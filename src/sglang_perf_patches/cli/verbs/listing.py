@@ -25,8 +25,10 @@ READY_MEANS = (
 )
 
 PARSER: dict[str, Any] = {
+    "usage": "%(prog)s [--sglang-version V | --sglang-path DIR] [--all] [--json]\n"
+    "       %(prog)s [--gpu NAME] [options] -- COMMAND",
     "epilog": f"{READY_MEANS} Without --all it only names the patches that have nothing to do on "
-    "this machine and release. " + asking.HELP
+    "this machine and release. " + asking.HELP,
 }
 
 REFUSED, BUILT_IN, ABSENT, NEEDS = "refused", "built-in", "absent", "needs"

@@ -17,8 +17,8 @@ from ..table import COLOURS
 from . import add_json, servers
 
 PARSER: dict[str, Any] = {
-    "epilog": "Exit code 1: a chosen patch, also one that only `all` chose, is gated, refused, in "
-    "conflict or failed in a process. One that is `not needed` there is fine."
+    "epilog": "Exit code 1: a chosen patch, even one chosen only through `all`, is gated, refused, "
+    "in conflict or failed in a process. `not needed` is fine."
 }
 _HIDDEN = ("selection", "prefix")
 _EVERY_S = 2.0

@@ -430,6 +430,7 @@ assert state() == state("two.both") == ("live", "")
 
 USES = {
     "mlx": ({}, {}),
+    "torch": ({}, {}),
     "speculation": ({}, {"speculative_algorithm": "EAGLE"}),
     "decode-server": ({"disaggregation_mode": "prefill"}, {"disaggregation_mode": "decode"}),
     "prefills": ({"disaggregation_mode": "decode"}, {"disaggregation_mode": "null"}),
@@ -464,11 +465,11 @@ def publish(given):
     arguments.publish(made)
 for name, (without, having) in USES.items():
     use(only(STEP, name))
+    os.environ["SGLANG_USE_MLX"] = str(name == "torch").lower()
     publish(without)
     ours.activate("all")
     assert state()[0] == "not needed" and a.Worker().step(1) == 2, (name, state())
-    if name == "mlx":
-        os.environ["SGLANG_USE_MLX"] = "true"
+    os.environ["SGLANG_USE_MLX"] = str(name == "mlx").lower()
     publish(having)
     assert state() == ("live", "") and a.Worker().step(1) == 102, (name, state())
     ours.deactivate()

@@ -92,7 +92,7 @@ def test_what_a_release_resolves_is_read(release: str) -> None:
     plain = by_name.pop("plain")
     assert plain["on"] == {}
     # A small dense model; from its memory of the model the release answers.
-    assert plain["having"] == ["one-token-pages", "prefills", "prefix-cache"]
+    assert plain["having"] == ["one-token-pages", "prefills", "prefix-cache", "torch"]
     assert set(plain["lacking"]) == {use.name for use in setups.FEATURES.uses} - set(
         plain["having"]
     )

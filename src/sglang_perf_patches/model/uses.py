@@ -10,11 +10,14 @@ from .feature import NOTHING, Use
 
 _TRTLLM_MLA = ("trtllm_mla", "cutedsl_mla", "tokenspeed_mla")
 
+_NO_MLX = (None, False, "0", "false", "no", "n")
+
 USES = (
+    Use(name="mlx", lacking="MLX is off (SGLANG_USE_MLX)", off={"SGLANG_USE_MLX": _NO_MLX}),
     Use(
-        name="mlx",
-        lacking="MLX is off (SGLANG_USE_MLX)",
-        off={"SGLANG_USE_MLX": (None, False, "0", "false", "no", "n")},
+        name="torch",
+        lacking="MLX computes the model (SGLANG_USE_MLX)",
+        on={"SGLANG_USE_MLX": _NO_MLX},
     ),
     Use(
         name="speculation",

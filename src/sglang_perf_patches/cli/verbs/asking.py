@@ -38,7 +38,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--gpu",
         metavar="NAME",
         help="with -- COMMAND: the server's GPU, if it is not the one here: "
-        f"{', '.join(gpus.KINDS)}, or {gpus.NONE} for a CPU or a Mac",
+        f"{', '.join(gpus.KINDS)}, or {gpus.NONE} for a CPU. To ask about a Mac on another "
+        "machine, add --device cpu to COMMAND",
     )
 
 

@@ -30,7 +30,7 @@ _LOADS = "sglang.srt.managers.cache_controller:LayerDoneCounter"
 
 PATCH = Patch(
     id="mamba.gdn-prefill-graph",
-    only_with=("delta-nets", "prefills"),
+    only_with=("delta-nets", "prefills", "torch"),
     # Its graphs hold kernels, which were compared on an H100 and an H200: not `other-gpu`.
     proven_with={
         **{

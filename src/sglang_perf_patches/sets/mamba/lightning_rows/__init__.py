@@ -37,7 +37,7 @@ def _variant(
 
 PATCH = Patch(
     id="mamba.lightning-rows",
-    only_with=("states", "other-states", "prefills"),
+    only_with=("states", "other-states", "prefills", "torch"),
     proven_with=dict.fromkeys((*ALL, *RANKS), "verify"),
     summary="lightning-attention prefills select their tracked rows on the host, once per forward",
     worth=Worth(

@@ -22,7 +22,7 @@ def _variant(releases: tuple[str, ...], install: str) -> Variant:
 
 PATCH = Patch(
     id="mamba.mamba2-chunk-indices",
-    only_with=("states", "other-states", "prefills"),
+    only_with=("states", "other-states", "prefills", "torch"),
     # It reads only a prefill's lists. What is no plain or mixed prefill, whose lists the scheduler
     # passed whole, runs stock's code (`host.prefill`).
     proven_with={

@@ -43,7 +43,7 @@ def _variant(first: str, last: str, install: str) -> Variant:
 
 PATCH = Patch(
     id="swa.window-metadata",
-    only_with=("windows",),
+    only_with=("windows", "torch"),
     proven_with=WINDOWS,
     summary="Triton attention translates its window slots without a wait for the GPU",
     worth=Worth(

@@ -16,7 +16,10 @@ from sglang_perf_patches import verify
 from sglang_perf_patches.model.patch import room_of
 from sglang_perf_patches.verify import Check, Inputs, child
 
-_OF_SCHEDULER = ("mlx.hybrid-cache", "mlx.hybrid-defaults", "mlx.relay-device")
+_OF_SCHEDULER = (
+    *("mlx.hybrid-cache", "mlx.hybrid-defaults"),
+    *("mlx.relay-device", "mlx.released-rows"),
+)
 OF_RUNNER = "mlx" + "".join(f",-{patch}" for patch in _OF_SCHEDULER)
 """The selection of the other mlx patches that are on by default."""
 

@@ -1,4 +1,4 @@
-"""Known faults of MLX servers with dense models, on stock."""
+"""Known faults of MLX servers with dense models, on stock and with the patch for one of them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from random import Random
 
 import pytest
 
-from linux_mlx.environments import sglang_environment
+from linux_mlx.environments import install_checkout, sglang_environment
+from linux_mlx.patches import live_and_run
 from linux_mlx.processes import Failure
 from linux_mlx.server import running_server, write_model
-from tests.server.test_mlx_hybrid import Asked, body, post, words
+from tests.server.test_mlx_hybrid import POLICIES, Asked, body, post, words
+
+PATCH = "mlx.released-rows"
 
 pytestmark = [
     pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),
@@ -19,31 +22,39 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("release", "arguments", "is_overwritten"),
+    ("release", "arguments", "selection", "is_overwritten"),
     [
         # Up to 0.5.17 the row that was free for longest comes next, from 0.5.18 on the last one.
-        ("0.5.17", "--max-running-requests 1", True),
-        ("0.5.17", "", False),
-        ("0.5.18", "", True),
-        ("0.5.20", "--disable-overlap-schedule", True),
-        ("0.5.22", "", False),
+        ("0.5.17", "--max-running-requests 1", "none", True),
+        ("0.5.17", "--max-running-requests 1", PATCH, False),
+        ("0.5.17", "", "none", False),
+        ("0.5.18", "", "none", True),
+        ("0.5.18", "", PATCH, False),
+        ("0.5.19", "", "mlx", False),
+        ("0.5.20", "--disable-overlap-schedule", "none", True),
+        ("0.5.20", "--disable-overlap-schedule", PATCH, False),
+        ("0.5.20", "", POLICIES, False),
+        ("0.5.22", "", "none", False),
     ],
 )
 def test_a_reply_is_written_over_a_cached_prefix(
-    release: str, arguments: str, is_overwritten: bool, tmp_path: Path
+    release: str, arguments: str, selection: str, is_overwritten: bool, tmp_path: Path
 ) -> None:
     environment = sglang_environment(release)
+    install_checkout(environment)
     model = write_model(environment, tmp_path)
     chance = Random(51)
     long, short = Asked(words(chance, 100), 4), Asked(words(chance, 20), 40)
     with running_server(
         environment,
         model,
-        selection="none",
+        selection=selection,
         log=tmp_path / "log",
         arguments=arguments.split(),
     ) as server:
         said = [post(server, "/generate", body(each)) for each in (long, short, long, long)]
+        if selection != "none":
+            assert PATCH in live_and_run(server, patience_s=15)
     assert [each["meta_info"]["cached_tokens"] for each in said] == [0, 0, 99, 99]
     first, _, *again = (each["output_ids"] for each in said)
     assert (again[-1] != first) is is_overwritten

@@ -279,6 +279,7 @@ FAULTS = (
         threads=(30093, 33547),
         on="mlx prefix-cache -states -windows",
         help="`--disable-radix-cache`",
+        patch="mlx.released-rows",
         is_sure=False,
     ),
     Fault(

@@ -12,6 +12,7 @@ from .length_groups import PATCH as LENGTH_GROUPS
 from .next_turn import PATCH as NEXT_TURN
 from .pool_write import PATCH as POOL_WRITE
 from .relay_device import PATCH as RELAY_DEVICE
+from .released_rows import PATCH as RELEASED_ROWS
 
 SUMMARY = "servers on MLX; measured with MLX on a CPU and for CUDA, never on a Mac"
 
@@ -20,6 +21,7 @@ PATCHES: tuple[Patch, ...] = (
     HYBRID_DEFAULTS,
     RELAY_DEVICE,
     POOL_WRITE,
+    RELEASED_ROWS,
     FIRST_BUFFER,
     LAST_ROW,
     DECODE_CONTEXT,

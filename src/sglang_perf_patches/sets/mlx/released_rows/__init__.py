@@ -1,0 +1,40 @@
+"""``mlx.released-rows``."""
+
+from ....model.patch import Marker, Patch, Variant, Worth, of
+from ....model.releases import between
+from ..proven import PREFILL_AND_DECODE
+from ..references import MLX, RUNNER
+
+RELEASE = f"{MLX}.tp_worker:MlxTpModelWorker.prepare_for_kv_cache_release"
+SYNC = f"{RUNNER}._sync_decode_kv_to_pool"
+WRITE = f"{RUNNER}._sync_new_kv_to_pool"
+_FLUSH = f"{RUNNER}.flush_all_decode_kv"
+_REQUEST = "sglang.srt.managers.schedule_batch:Req"
+
+PATCH = Patch(
+    id="mlx.released-rows",
+    only_with=("mlx",),
+    proven_with=PREFILL_AND_DECODE,
+    summary="keeps a finished request's KV out of the prefixes that others have cached",
+    worth=Worth(
+        "b",
+        "stock writes an earlier reply's KV over a cached prefix, and answers the next hit wrongly",
+    ),
+    upstream=("sgl-project/sglang#33547",),
+    built_in_since="0.5.22",
+    markers=(Marker(definition=f"{RUNNER}.release_request_row"),),
+    anchors=(RELEASE,),
+    absent_because="before 0.5.17 MLX's worker is not told when a request gives back its row",
+    variants=(
+        Variant(
+            releases=between("0.5.17", "0.5.21"),
+            install=f"{__name__}.body:install",
+            targets=(RELEASE, SYNC, WRITE),
+            depends=(
+                _FLUSH,
+                *of(RUNNER, "remove_request", "prefill_start", "extend_start"),
+                *of(_REQUEST, "effective_kv_committed_len", "owned_kv_len"),
+            ),
+        ),
+    ),
+)

@@ -30,12 +30,11 @@ def test_a_batch_of_another_tile_does_not_fit(found: Found, release: str) -> Non
 
 @EACH
 def test_the_gate_reads_what_the_release_resolved(found: Found, release: str) -> None:
-    """``--attn-dp-size`` leaves ``enable_dp_attention`` False."""
     assert found(release, "graph_jobs", "parts")["gates"] == {
         "plain": [],
         "--tp-size 2": [],
-        "--attn-dp-size 2": ["dp-attention"],
-        "--enable-dp-attention": ["dp-attention"],
+        "--attn-dp-size 2": [],
+        "--enable-dp-attention": [],
         "--enable-two-batch-overlap": ["two-batch-overlap"],
         "--attn-cp-size 2": ["context-parallel"],
         "--moe-dense-tp-size 1": [],

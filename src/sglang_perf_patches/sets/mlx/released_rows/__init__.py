@@ -3,7 +3,7 @@
 from ....model.patch import Marker, Patch, Variant, Worth, of
 from ....model.releases import between
 from ..proven import PREFILL_AND_DECODE
-from ..references import MLX, RUNNER
+from ..references import MLX, RUNNER, STATES_SINCE
 
 RELEASE = f"{MLX}.tp_worker:MlxTpModelWorker.prepare_for_kv_cache_release"
 SYNC = f"{RUNNER}._sync_decode_kv_to_pool"
@@ -23,8 +23,8 @@ PATCH = Patch(
     upstream=("sgl-project/sglang#33547",),
     built_in_since="0.5.22",
     markers=(Marker(definition=f"{RUNNER}.release_request_row"),),
-    anchors=(RELEASE,),
-    absent_because="before 0.5.17 MLX's worker is not told when a request gives back its row",
+    anchors=STATES_SINCE,
+    absent_because="up to 0.5.16 the fault is rare (more requests than may run), and not repaired",
     variants=(
         Variant(
             releases=between("0.5.17", "0.5.21"),

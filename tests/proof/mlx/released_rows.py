@@ -68,6 +68,7 @@ class _Replies:
         player = Player(model, radix=True)
         self._pool = player._stock_pool()
         runner, rows = player.runner, player._pool
+        assert rows is not None
         player.join("prefix", 150)
         self._prefix = rows.slots("prefix", 0, 150)
         player.leave("prefix")

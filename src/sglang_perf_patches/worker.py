@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
@@ -22,6 +23,18 @@ from .supervised.command import Supervised
 
 _MARK = "\x1esglang-perf-patches "
 _IS_CHILD = "SGLANG_PERF_PATCHES_CHILD"
+
+# As ``python -m MODULE``, with this package from FOLDER: the child's path may have another copy.
+_START = """
+import importlib.machinery, importlib.util, runpy, sys
+name, folder, module = sys.argv[1:4]
+del sys.argv[1:4]
+if name not in sys.modules:
+    spec = importlib.machinery.PathFinder.find_spec(name, [folder])
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
 
 
 def emit(data: dict[str, Any]) -> None:
@@ -57,7 +70,10 @@ class Child:
         self._was_late = False
         self._kept = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._process = Supervised(
-            [sys.executable, "-W", "ignore", "-m", module, *words],
+            [
+                *(sys.executable, "-W", "ignore", "-c", _START),
+                *(__package__, str(Path(__file__).parents[1]), module, *words),
+            ],
             environment={
                 **(os.environ if environment is None else environment),
                 "SGLANG_PERF_PATCHES": "none",

@@ -221,6 +221,53 @@ def test_what_fails_without_the_compiler_is_asked_with_it(publishing: Throwaway)
     assert done.stdout.startswith("No patch will be live in this server: 1 gated, ")
 
 
+def test_another_environment_is_asked_by_this_package(throwaway: Throwaway, tmp_path: Path) -> None:
+    """Beside its sglang are its own packages, which stay first, and another copy of ours."""
+    other = Throwaway.write(tmp_path / "other")
+    other.put("sglang_perf_patches/__init__.py", "raise RuntimeError('another copy')\n")
+    for each in (throwaway, other):
+        each.put("helper.py", f"SITE = {str(each.site)!r}\n")
+    needs = f"import helper\nassert helper.SITE == {str(other.site)!r}\n"
+    other.put("sglang/srt/server_args.py", needs + SERVER_ARGS)
+    ask = ("doctor", "--sglang-path", str(other.site / "sglang"), "--gpu", "none")
+    done = throwaway.command(*ask, "--", *LAUNCH)
+    assert done.returncode == 0, done.stderr
+    assert f"sglang 1.0 at {other.site / 'sglang'}" in done.stdout
+
+
+def test_a_torchvision_that_does_not_fit_torch_still_answers(publishing: Throwaway) -> None:
+    """It raises when imported, as its operators are not defined."""
+    publishing.put("torch/__init__.py", "from torch import library, ops\n")
+    publishing.put("torch/ops.py", "def load_library(path):\n    raise OSError\n")
+    publishing.put(
+        "torch/library.py",
+        "defined = set()\n\ndef define(name, schema):\n    defined.add(name)\n",
+    )
+    publishing.put(
+        "torchvision/__init__.py",
+        "from torch import library\nassert 'torchvision::nms' in library.defined\n",
+    )
+    publishing.put("torchvision/_C.so", "")
+    publishing.put("sglang/srt/server_args.py", "import torchvision\n" + SERVER_ARGS)
+    done = publishing.command("doctor", "--gpu", "none", "--", *LAUNCH)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif("sys.platform == 'darwin'", reason="a Mac asks about itself")
+def test_a_mac_can_be_asked_about_on_another_machine(publishing: Throwaway) -> None:
+    publishing.put(
+        "sglang/srt/hardware_backend/mlx/runtime.py",
+        "def _validate_runtime():\n    raise RuntimeError('no Metal device')\n\n"
+        "def use_mlx():\n    return _validate_runtime()\n",
+    )
+    needs = "from sglang.srt.hardware_backend.mlx.runtime import use_mlx\nuse_mlx()\n"
+    publishing.put("sglang/srt/server_args.py", needs + SERVER_ARGS)
+    done = publishing.command("doctor", "--", "SGLANG_USE_MLX=1", *LAUNCH)
+    assert done.returncode == 0, done.stderr
+    assert "\non a Mac, which SGLANG_USE_MLX=1 needs\n" in done.stdout
+    assert publishing.command("doctor", "--gpu", "none", "--", *LAUNCH).returncode == 2
+
+
 def test_what_this_python_lacks_is_named_with_what_to_run(publishing: Throwaway) -> None:
     publishing.put("sglang/srt/server_args.py", "import transformers_of_nobody\n" + SERVER_ARGS)
     done = publishing.command("doctor", "--gpu", "none", "--", *LAUNCH)

@@ -2,9 +2,10 @@
 
 It imports the release's ``ServerArgs``, resolves and publishes them as a launch does, and starts no
 server. GPU is the JSON of a `gpus.Gpu`, or ``null``. torch and ``nvidia-smi`` answer as if that GPU
-were here; no real GPU is used. HOW is ``quickly`` (without torch's compiler and packages that a
-server may lack) or ``wholly``. It emits one line: a `model.feature.Setup`, why the release refuses
-the arguments, why a model could not be fetched, or what failed.
+were here; no real GPU is used. With ``SGLANG_USE_MLX=1`` this machine passes for a Mac. HOW is
+``quickly`` (without torch's compiler and packages that a server may lack) or ``wholly``. It emits
+one line: a `model.feature.Setup`, why the release refuses the arguments, why a model could not be
+fetched, or what failed.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ def main(how: str, gpu: dict[str, Any] | None, words: list[str]) -> None:
         if gpu is not None:
             stand_ins.lend()
             pretend(gpu, Path(folder))
+        else:
+            stand_ins.lend_torchvision()
+            if os.environ.get("SGLANG_USE_MLX", "0") != "0" and sys.platform != "darwin":
+                pretend_mac()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             line = _resolved(words, said, is_skipped=is_skipped)
     worker.emit(line)
@@ -157,6 +162,13 @@ def pretend(gpu: dict[str, Any], folder: Path) -> None:
     # 0.5.9 describes operators of a wheel that has a stand-in; nothing is compiled here.
     torch.library.register_fake = lambda *_, **__: lambda function: function
     ours.capability = _answering(".".join(map(str, capability)))
+
+
+def pretend_mac() -> None:
+    """Skip the release's check for a Mac, which is there from 0.5.20 on."""
+    with contextlib.suppress(ImportError):
+        runtime: Any = importlib.import_module("sglang.srt.hardware_backend.mlx.runtime")
+        runtime._validate_runtime = _answering(None)
 
 
 def _answering(answer: Any) -> Any:

@@ -43,7 +43,7 @@ def lend() -> None:
     sys.meta_path.insert(0, StandIns(KERNELS))
     lend_packages()
     lend_kernel_sources()
-    _lend_torchvision(importlib.import_module("torch"))
+    lend_torchvision()
 
 
 def lend_packages(*also: str) -> None:
@@ -54,10 +54,16 @@ def lend_packages(*also: str) -> None:
     _lend_configurations()
 
 
-def _lend_torchvision(torch: Any) -> None:
-    """Define the two operators of torchvision's library, if that can't be loaded."""
+def lend_torchvision() -> None:
+    """Define the two operators of torchvision's library, if that can't be loaded.
+
+    A wheel that does not fit the installed torch has such a library.
+    """
     spec = importlib.util.find_spec("torchvision")
-    for folder in spec.submodule_search_locations or () if spec else ():
+    if spec is None:
+        return
+    torch: Any = importlib.import_module("torch")
+    for folder in spec.submodule_search_locations or ():
         for library in Path(folder).glob("_C*.so"):
             with contextlib.suppress(OSError):
                 torch.ops.load_library(library)

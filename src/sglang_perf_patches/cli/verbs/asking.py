@@ -59,7 +59,10 @@ def run(args: argparse.Namespace, *, in_short: bool) -> int:
         print(json.dumps({**data, "faults": [one.data for one in known]}, indent=2))
     else:
         shown = [one for one in found if args.all or _is_shown(one, in_short=in_short)]
-        parts = [_head(gpu, tree, selection, found)]
+        machine = gpu.text if gpu else "no GPU"
+        if _is_mlx(asked) and sys.platform != "darwin":
+            machine = "a Mac, which SGLANG_USE_MLX=1 needs"
+        parts = [_head(machine, tree, selection, found)]
         if shown:
             rows = [(one.patch, one.state, (one.reason,)) for one in shown]
             parts.append(of_patches(rows, verdicts, tree.version, with_cost=not in_short))
@@ -80,10 +83,14 @@ def reject_gpu(args: argparse.Namespace) -> None:
 def _gpu(name: str | None, asked: command.Asked) -> gpus.Gpu | None:
     if name is not None:
         return gpus.named(name)
-    has_none = sys.platform == "darwin" or asked.environment.get("SGLANG_USE_MLX", "0") != "0"
+    has_none = sys.platform == "darwin" or _is_mlx(asked)
     words = [*asked.arguments, ""]
     is_cpu = "--device=cpu" in words or ("--device", "cpu") in itertools.pairwise(words)
     return None if has_none or is_cpu else gpus.here() or gpus.assumed()
+
+
+def _is_mlx(asked: command.Asked) -> bool:
+    return asked.environment.get("SGLANG_USE_MLX", "0") != "0"
 
 
 def _is_shown(fate: Fate, *, in_short: bool) -> bool:
@@ -92,7 +99,7 @@ def _is_shown(fate: Fate, *, in_short: bool) -> bool:
     return fate.state in (_SHOWN[:2] if in_short else _SHOWN)
 
 
-def _head(gpu: gpus.Gpu | None, tree: Tree, selection: Selection, found: Sequence[Fate]) -> str:
+def _head(machine: str, tree: Tree, selection: Selection, found: Sequence[Fate]) -> str:
     counted = Counter(one.state for one in found)
     none = "" if counted[LIVE] else "No patch will be live in this server: "
     return (
@@ -100,7 +107,7 @@ def _head(gpu: gpus.Gpu | None, tree: Tree, selection: Selection, found: Sequenc
         + ", ".join(f"{counted[word]} {word}" for word in _ORDER if counted[word])
         + f"\nsglang {tree.version} at {tree.root}, with SGLANG_PERF_PATCHES="
         + (selection.text or "(empty)")
-        + f"\non {gpu.text if gpu else 'no GPU'}"
+        + f"\non {machine}"
     )
 
 

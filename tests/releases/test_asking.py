@@ -17,6 +17,7 @@ import pytest
 import released
 from configurations import write
 from sglang_perf_patches.cli.ask import QUICKLY, WHOLLY, gpus
+from tests.releases.recipes.models import MODELS
 
 RESOLVE = Path(__file__).with_name("resolve.py")
 
@@ -71,12 +72,23 @@ def test_a_release_resolves_a_command_as_on_that_gpu(models: Path, release: str)
     assert states["mamba.slot-exhaustion"] == ("live", "")
     assert states["mamba.lightning-rows"][0] in {"not needed", "absent"}
     assert states["mamba.mamba2-chunk-indices"] == (
-        *("not needed", "the model has no recurrent states other than gated delta nets"),
+        *("not needed", "the model has no recurrent states other than delta nets"),
     )
     assert states["mlx.first-buffer"][0] in {"not needed", "absent"}
     assert {state for state, _ in states.values()} <= {
         *("live", "gated", "not needed", "built-in", "absent", "off (opt-in)")
     }
+
+
+def test_a_model_with_delta_nets_of_another_kind_needs_no_patch_of_other_states(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["kimi-linear-48b"]))
+    states = asked("0.5.23", "H100", f"sglang serve {tmp_path}", "--tp", "2")["states"]
+    for name in ("lightning-rows", "mamba2-chunk-indices"):
+        assert states[f"mamba.{name}"] == (
+            *("not needed", "the model has no recurrent states other than delta nets"),
+        )
 
 
 def test_gates_name_the_flag_and_the_gpu(models: Path) -> None:

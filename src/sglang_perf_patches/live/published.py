@@ -298,8 +298,9 @@ def _has_delta_nets(config: Any) -> bool:
 
 
 def _has_other_states(config: Any) -> bool:
-    """Whether the model has states, and none of them is a gated delta net's."""
-    return _has_states(config) and not _has_delta_nets(config)
+    """Whether the model has states, and none of them is a delta net's, gated or Kimi Linear's."""
+    is_kimi = any(getattr(part, "model_type", "") == "kimi_linear" for part in _parts(config))
+    return _has_states(config) and not (is_kimi or _has_delta_nets(config))
 
 
 def _has_windows(config: Any) -> bool:

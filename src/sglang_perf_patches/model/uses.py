@@ -46,7 +46,7 @@ USES = (
     ),
     Use(
         name="other-states",
-        lacking="the model has no recurrent states other than gated delta nets",
+        lacking="the model has no recurrent states other than delta nets",
         off={"model.has_other_states": NOTHING},
     ),
     Use(

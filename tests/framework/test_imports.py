@@ -1,4 +1,4 @@
-"""Each room of the package imports only earlier rooms, and no imports form a circle."""
+"""Each part of the package imports only earlier parts, and no imports form a circle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sglang_perf_patches.model.patch import by_id, room_of
 
 ROOT = Path(sglang_perf_patches.__file__).parent
 
-ROOMS: dict[str, set[str]] = {
+PARTS: dict[str, set[str]] = {
     "model": set(),
     "sets": {"model"},
     "compat": {"model"},
@@ -44,14 +44,14 @@ ROOMS: dict[str, set[str]] = {
     },
     "__main__": {"cli"},
 }
-"""What each room may import, besides itself."""
+"""What each part may import, besides itself."""
 
 
 OF_SERVERS = {
     *("model", "sets", "compat", "live", "telemetry", "faults"),
     *("the package", "plugin", "bootstrap"),
 }
-"""The rooms that a server imports: the whole of each, and nothing of another one."""
+"""The parts that a server imports: the whole of each, and nothing of another one."""
 
 PATCHES = {room_of(id): patch for id, patch in by_id(sets.load()).items()}
 """The folder of each patch below ``sets`` → the patch."""
@@ -72,7 +72,7 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def room(module: str) -> str:
+def part(module: str) -> str:
     """The first of its names."""
     return module.partition(".")[0] or "the package"
 
@@ -107,15 +107,15 @@ def imported(module: str) -> Iterator[str]:
 GRAPH = {module: set(imported(module)) - {module} for module in MODULES}
 
 
-def test_every_room_is_named() -> None:
-    assert {room(module) for module in MODULES} == set(ROOMS)
+def test_every_part_is_named() -> None:
+    assert {part(module) for module in MODULES} == set(PARTS)
 
 
 @pytest.mark.parametrize("module", sorted(MODULES), ids=lambda module: module or "the package")
-def test_a_module_imports_only_rooms_before_its_own(module: str) -> None:
-    mine = room(module)
+def test_a_module_imports_only_parts_before_its_own(module: str) -> None:
+    mine = part(module)
     for target in GRAPH[module]:
-        assert room(target) in ROOMS[mine] | {mine}, f"{module} imports {target}"
+        assert part(target) in PARTS[mine] | {mine}, f"{module} imports {target}"
         if target.startswith("sets.") and module.startswith("sets."):
             same_set = target.split(".")[1] == module.split(".")[1]
             assert same_set, f"{module} imports {target}"
@@ -166,7 +166,7 @@ def test_a_declaration_imports_the_words_for_it_alone() -> None:
             if isinstance(node, ast.ImportFrom) and not node.level:
                 assert node.module in {"__future__", "collections.abc"}, module
         for target in GRAPH[module]:
-            assert room(target) == "model" or target in shared | declaring, module
+            assert part(target) == "model" or target in shared | declaring, module
 
 
 def test_no_file_is_long() -> None:
@@ -190,8 +190,8 @@ def test_no_circle() -> None:
         visit(module, ())
 
 
-def test_a_server_can_import_its_own_rooms_and_nothing_else() -> None:
-    """What only the command needs stands in the command's rooms.
+def test_a_server_can_import_its_own_parts_and_nothing_else() -> None:
+    """What only the command needs stands in the command's parts.
 
     A server begins with the plugin or with what `run` puts in front of it. The declarations and
     bodies, which `sets.load` and `live.patch_runtime` import by name, bring what they share.
@@ -208,15 +208,15 @@ def test_a_server_can_import_its_own_rooms_and_nothing_else() -> None:
         reached.add(module)
         above = module.rpartition(".")[0]
         waiting |= ({*GRAPH[module], above} & set(MODULES)) - reached
-    assert reached == {module for module in MODULES if room(module) in OF_SERVERS}
+    assert reached == {module for module in MODULES if part(module) in OF_SERVERS}
 
 
 def test_no_other_verb_loads_what_bench_server_needs() -> None:
-    users = {name for name in MODULES if "bench_server" in map(room, GRAPH[name])}
-    assert {name for name in users if room(name) == "cli"} == {
+    users = {name for name in MODULES if "bench_server" in map(part, GRAPH[name])}
+    assert {name for name in users if part(name) == "cli"} == {
         *("cli.verbs.benching_server", "cli.verbs.reporting")
     }
-    reported = {name for name in GRAPH["cli.verbs.reporting"] if room(name) == "bench_server"}
+    reported = {name for name in GRAPH["cli.verbs.reporting"] if part(name) == "bench_server"}
     assert reported == {f"bench_server.{name}" for name in ("machine", "public", "secrets")}
 
 
@@ -224,20 +224,20 @@ def test_the_rules_can_fail() -> None:
     """The graph has the imports that are known to be there, of each spelling."""
     assert "live.engine" in GRAPH[""]
     assert {"model.patch", "model.patching"} <= GRAPH["live.verifier"]
-    assert "telemetry" not in {room(target) for target in GRAPH["live.engine"]}
+    assert "telemetry" not in {part(target) for target in GRAPH["live.engine"]}
     assert "sets" in GRAPH["live.engine"]
 
 
-def test_the_rooms_of_the_tests() -> None:
+def test_the_parts_of_the_tests() -> None:
     """CONTRIBUTING names each, and pytest files stand in those that it says pytest collects."""
     tests = Path(__file__).parents[1]
     named: dict[str, bool] = {}
     text = (tests.parent / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = text.partition("of `tests/`:")[2].lstrip("\n").partition("\n\n")[0]
     for line in table.splitlines()[2:]:
-        _, rooms, what, _ = line.split("|")
-        named |= dict.fromkeys(re.findall(r"`(\w+)`", rooms), what.startswith(" pytest: "))
+        _, parts, what, _ = line.split("|")
+        named |= dict.fromkeys(re.findall(r"`(\w+)`", parts), what.startswith(" pytest: "))
     files = [path.relative_to(tests) for path in tests.rglob("*.py") if path.parent != tests]
     assert {file.parts[0] for file in files} == set(named)
     collected = {file.parts[0] for file in files if file.name.startswith("test_")}
-    assert collected == {room for room, is_pytest in named.items() if is_pytest}
+    assert collected == {part for part, is_pytest in named.items() if is_pytest}

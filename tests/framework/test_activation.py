@@ -185,10 +185,10 @@ except AttributeError as error:
         "  two.helper: pending: sglang.srt.a is not imported yet",
         "sglang 1.0, SGLANG_PERF_PATCHES=one.step,two.helper: 2 live",
         *("  one.step: live, has run", "  two.helper: live"),
-        "one.step applies: proven on this code, as released in 1.0",
-        "one.ten applies: proven on this code, as released in 1.0",
-        "two.helper applies: proven on this code, as released in 1.0",
-        "two.policy applies: proven on this code, as released in 1.0",
+        "one.step applies: this is the code of 1.0, on which the patch was proven",
+        "one.ten applies: this is the code of 1.0, on which the patch was proven",
+        "two.helper applies: this is the code of 1.0, on which the patch was proven",
+        "two.policy applies: this is the code of 1.0, on which the patch was proven",
     ]
 
 

@@ -63,7 +63,7 @@ def test_json_has_the_designed_form(throwaway: Throwaway, tree: Path) -> None:
         "kind": "exact",
         "selected": True,
         "verdict": "applies",
-        "reason": "proven on this code, as released in 1.0",
+        "reason": "this is the code of 1.0, on which the patch was proven",
         "upstream": [],
         "built_in_since": None,
         "targets": ["sglang.srt.a:Worker.step"],
@@ -221,19 +221,22 @@ def test_built_in_and_a_set_with_an_absent_patch_are_no_failure(
 def test_explain(throwaway: Throwaway, tree: Path) -> None:
     text = throwaway.command("explain", "two.both").stdout
     assert "Why:" not in text  # it has no page
-    assert f"Definitions, below\n{tree.parent}:\n" in text
+    assert f"Definitions, in\n{tree.parent}:\n" in text
     assert re.search("  changes  sglang.srt.a:Worker.step +sglang/srt/a.py:10", text)
-    assert "Chosen by SGLANG_PERF_PATCHES=all. Off: SGLANG_PERF_PATCHES=all,-two.both\n" in text
+    assert (
+        "Chosen by SGLANG_PERF_PATCHES=all. To turn it off: SGLANG_PERF_PATCHES=all,-two.both\n"
+        in text
+    )
     policy = throwaway.command("explain", "two.policy").stdout
     assert (
         "Not chosen by SGLANG_PERF_PATCHES=all: an opt-in patch needs its full name. "
-        "On: SGLANG_PERF_PATCHES=all,two.policy\n"
+        "To turn it on: SGLANG_PERF_PATCHES=all,two.policy\n"
     ) in policy
     for selection in ("none", ""):
         off = throwaway.command("explain", "one.step", SGLANG_PERF_PATCHES=selection).stdout
-        assert "On: SGLANG_PERF_PATCHES=one.step\n" in off
+        assert "To turn it on: SGLANG_PERF_PATCHES=one.step\n" in off
     assert re.search("  adds     sglang.srt.a:Worker.extra +not there", text)
-    assert "  needs    1 as they are: explain two.both --json" in text
+    assert "  needs    1 unchanged: explain two.both --json lists them" in text
     built = throwaway.command("explain", "two.built").stdout
     assert "https://github.com/sgl-project/sglang/pull/1" in built
     data = json.loads(throwaway.command("explain", "two.both", "--json").stdout)
@@ -272,7 +275,7 @@ def test_explain_says_what_leaves_a_patch_on_and_its_flags(
             "t.use(replace(t.STEP, proven_with={'tracked-states': 'x', 'cpu': 'x'}))\n"
         )
     text = " ".join(throwaway.command("explain", "one.step").stdout.split())
-    assert "turns itself off with everything that is not in this list." in text
+    assert "Every other feature turns the patch off." in text
     assert (
         "- tracked-states: states are tracked in extra buffers "
         "(--mamba-scheduler-strategy extra_buffer or --mamba-radix-cache-strategy extra_buffer)"

@@ -109,7 +109,7 @@ def test_a_live_patch_and_another_release_take_a_fault_away(
     assert held == {"one": True}
     (found,) = faults.found("0.5.10.post1", held)
     assert found.text == (
-        "it dies: upgrade to 0.5.12; or drop it; "
+        "it dies: upgrade to 0.5.12, or drop it; "
         "our mamba.slot-exhaustion prevents it where it is live"
     )
     assert faults.found("0.5.10.post1", held, {"mamba.slot-exhaustion"}) == []

@@ -69,12 +69,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "mamba_n_groups": 1,
         "mamba_d_state": 32,
     },
-    "lfm2": {
-        "architectures": ["Lfm2ForCausalLM"],
-        "model_type": "lfm2",
-        **TEXT,
-        "layer_types": ["conv", "full_attention"] * 2,
-    },
     "gemma": {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",

@@ -35,7 +35,7 @@ def _row(fault: Fault) -> list[str]:
     fixed = f", fixed in {fault.fixed_in}" if fault.fixed else ""
     threads = f" ({fault.numbers})" if fault.threads else ""
     prevents = f"our {fault.patch}" if fault.patch else ""
-    helps = "; ".join(filter(None, (prevents, fault.help))) or ("" if fault.fixed else "nothing")
+    helps = ", or ".join(filter(None, (prevents, fault.help))) or ("" if fault.fixed else "nothing")
     return [fault.symptom, f"{fault.releases}{fixed}{threads}", helps]
 
 

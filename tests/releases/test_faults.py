@@ -82,7 +82,6 @@ EXAMPLES = {
         "windows --enable-hierarchical-cache --hicache-write-policy write_through",
     ),
     "refused-load-back": Example(NEWEST, "next --enable-hierarchical-cache", "next"),
-    "lfm2-overlap": Example(NEWEST, "lfm2", "lfm2 --disable-radix-cache"),
     "page-table-bound": Example(
         NEWEST,
         f"plain {EAGLE} --attention-backend fa3",

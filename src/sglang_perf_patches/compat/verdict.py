@@ -43,7 +43,7 @@ class Verdict:
     closest: Variant | None = None
 
     def __str__(self) -> str:
-        """``mlx.kv-arena applies: proven on this code, as released in 0.5.23``."""
+        """``mlx.kv-arena applies: this is the code of 0.5.23, on which …``."""
         return f"{self.patch.id} {self.word}: {self.reason}"
 
 
@@ -104,7 +104,7 @@ def judge(patch: Patch, known: Known, tree: Tree) -> Verdict:
                 return Verdict(
                     patch,
                     "applies",
-                    f"proven on this code, as released in {release}",
+                    f"this is the code of {release}, on which the patch was proven",
                     variant,
                     release,
                     {name: definition for name in needed if (definition := there[name])},

@@ -58,7 +58,7 @@ class Fault:
         """What to do, as half a sentence."""
         upgrade = f"upgrade to {self.fixed_in}" if self.fixed else ""
         patch = f"our {self.patch} prevents it where it is live" if self.patch else ""
-        parts = filter(None, ("; or ".join(filter(None, (upgrade, self.help))), patch))
+        parts = filter(None, (", or ".join(filter(None, (upgrade, self.help))), patch))
         return "; ".join(parts) or "no remedy is known"
 
     def is_on(self, server: Server) -> bool | None:

@@ -35,7 +35,7 @@ FAULTS = (
     Fault(
         name="mamba2-states",
         symptom="the answers of a Mamba2 model (Nemotron-H, Falcon-H1) get worse once several "
-        "prompts share a prefill: the prefix cache keeps states of other positions",
+        "prompts share a prefill: the prefix cache keeps states of wrong positions",
         releases="0.5.13 … 0.5.19",
         fixed=True,
         threads=(31833, 37836),
@@ -46,8 +46,8 @@ FAULTS = (
     ),
     Fault(
         name="mamba2-cached-prefix",
-        symptom="a Mamba2 model's answers get worse after a hit of a long prefix: a short rest of "
-        "the prompt starts from an empty state",
+        symptom="a Mamba2 model's answers get worse after a hit of a long prefix: the short "
+        "remainder of the prompt starts from an empty state",
         releases="0.5.14",
         fixed=True,
         threads=(29330, 29368),
@@ -125,15 +125,6 @@ FAULTS = (
         on="states prefix-cache host-cache",
         patch="mamba.slot-exhaustion",
     ),
-    Fault(
-        name="lfm2-overlap",
-        symptom="the GPU idles between LFM2's decode steps: stock turns overlap scheduling off",
-        releases="0.5.9 … 0.5.23",
-        threads=(38131,),
-        on="states prefix-cache no-overlap -speculation",
-        reads={_ARCHITECTURE: ("lfm2forcausallm", "lfm2moeforcausallm")},
-        help="`--disable-radix-cache`, if your prompts share no prefix",
-    ),
     # -- speculation and MLA
     Fault(
         name="page-table-bound",
@@ -143,7 +134,7 @@ FAULTS = (
         threads=(34239, 35985),
         on="eagle|standalone -draft-trees",
         reads={"attention_backend": ("fa3",)},
-        help="a larger `--context-length` than your requests need",
+        help="`--context-length` above what your requests reach",
         patch="mla.page-table-bound",
     ),
     Fault(
@@ -227,7 +218,7 @@ FAULTS = (
     Fault(
         name="idle-admission",
         symptom="a request waits forever on an idle decode server whose window pool is smaller "
-        "than the window and 4,096 tokens",
+        "than the window plus 4,096 tokens",
         releases="0.5.9 … 0.5.23",
         on="decode-server windows -no-window-pool",
         reads=_POOL,
@@ -242,7 +233,7 @@ FAULTS = (
         releases="0.5.10 … 0.5.23",
         threads=(39559,),
         on="mlx -mlx-sampling",
-        help="`--mlx-enable-sampling`, from 0.5.18 on",
+        help="`--mlx-enable-sampling` from 0.5.18 on",
     ),
     Fault(
         name="mlx-penalties",
@@ -257,7 +248,7 @@ FAULTS = (
         "attribute 'tolist'`",
         releases="0.5.11 … 0.5.23",
         on="mlx -mlx-sampling",
-        help="`--mlx-enable-sampling`, from 0.5.18 on",
+        help="`--mlx-enable-sampling` from 0.5.18 on",
     ),
     Fault(
         name="mlx-max-running",
@@ -272,8 +263,8 @@ FAULTS = (
     Fault(
         name="mlx-rows",
         symptom="MLX answers wrongly after a prefix-cache hit: the KV of an earlier reply was "
-        "written over the prefix (up to 0.5.17 only after more requests than may run at once, "
-        "`--max-running-requests` or 4,096)",
+        "written over the prefix. Up to 0.5.17 this takes more requests than may run at once "
+        "(`--max-running-requests`, else 4,096)",
         releases="0.5.11 … 0.5.21",
         fixed=True,
         threads=(30093, 33547),
@@ -320,7 +311,8 @@ FAULTS = (
         releases="0.5.17 … 0.5.23",
         threads=(32449,),
         on="mlx states prefix-cache tracked-states|other-tracking",
-        help="`--disable-radix-cache`, from 0.5.19 on",
+        help="`--disable-radix-cache` from 0.5.19 on, the only help for Qwen3.5: its models take "
+        "images, which turns the patch off",
         patch="mlx.hybrid-defaults",
     ),
     Fault(
@@ -351,7 +343,7 @@ FAULTS = (
         threads=(39281, 39222, 36200, 35137, 32803),
         on="mlx no-overlap",
         reads={"device": ("mps",)},
-        help="leave overlap scheduling on",
+        help="leave overlap scheduling on, if the model is not hybrid",
         patch="mlx.relay-device",
     ),
     Fault(
@@ -376,13 +368,14 @@ class Symptom(NamedTuple):
 
 SYMPTOMS = (
     Symptom(
-        "the first token takes a minute on a disaggregated decode server at page size 1",
+        "a sliding-window model's first token takes a minute on a disaggregated decode server at "
+        "page size 1",
         "`swa.page-size-1`",
     ),
     Symptom(
-        "few requests in flight on a disaggregated decode server: it reserves window KV for whole "
-        "prompts",
-        "`swa.tail-prealloc`",
+        "few requests in flight on a disaggregated decode server, up to 0.5.11: it reserves KV of "
+        "the sliding-window layers for the whole prompt",
+        "`swa.tail-prealloc` at a page size above 1, `swa.page-size-1` at page size 1",
     ),
     Symptom(
         "`Disable hybrid SWA memory for Gemma3…` in the log: long contexts of Gemma 2 or 3, "
@@ -394,14 +387,13 @@ SYMPTOMS = (
         "`swa.window-metadata`",
     ),
     Symptom(
-        "`KV cache is full!`, although the window could be evicted",
+        "`KV cache is full!`, although KV outside the window could be evicted",
         "no patch: fixed in 0.5.21 (#29662)",
     ),
-    Symptom("throughput falls after a retraction, with a window model", "no patch (#26248)"),
+    Symptom("throughput of a sliding-window model falls after a retraction", "no patch (#26248)"),
     Symptom(
         "few requests of a hybrid model run though KV is free",
-        "no patch is needed: `doctor --model` prints the number for stock's own "
-        "`--max-mamba-cache-size`",
+        "stock's `--max-mamba-cache-size`: `doctor --model` prints the number to set",
     ),
     Symptom(
         "the hierarchical cache of a hybrid model finds nothing on the host, 0.5.20 … 0.5.23",
@@ -414,12 +406,17 @@ SYMPTOMS = (
     ),
     Symptom(
         "the GPU idles during a short prefill of DeepSeek-V2-Lite on 0.5.23",
-        "stock's `--cuda-graph-backend-prefill full`, experimental, with other results: `doctor` "
-        "prints how to measure it",
+        "stock's `--cuda-graph-backend-prefill full` (experimental, and results differ): `doctor` "
+        "prints the benchmark command",
     ),
     Symptom(
         "speculative decoding waits for the GPU at each step",
-        "`mla.sync-opt-out`; on FlashInfer stock's own switches, which `doctor` prints",
+        "`mla.sync-opt-out` on 0.5.13 … 0.5.16. On FlashInfer: sglang options that `doctor` prints",
+    ),
+    Symptom(
+        "the GPU idles between LFM2's decode steps: with the radix cache, stock turns overlap "
+        "scheduling off",
+        "no patch (#38131): `--disable-radix-cache`, if your prompts share no prefix",
     ),
     Symptom("on MLX, each further request slows decoding down", "`mlx.kv-arena`"),
     Symptom(

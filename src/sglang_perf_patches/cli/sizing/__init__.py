@@ -74,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "a model",
         "To size the window pool (--swa-full-tokens-ratio) or the state pool "
-        "(--max-mamba-cache-size) of a model, pass the options of its server:",
+        "(--max-mamba-cache-size) of a model, give its folder and the values of its server:",
     )
     group.add_argument("--model", type=Path, metavar="DIR", help="a folder with config.json")
     one = group.add_mutually_exclusive_group()

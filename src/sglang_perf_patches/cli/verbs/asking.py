@@ -26,9 +26,9 @@ from . import judged, known_faults, selected, tree_at
 _SHOWN = (LIVE, "gated", "refused", answer.OFF, OPT_IN)
 _ORDER = (*_SHOWN, "not needed", "built-in", "absent")
 HELP = (
-    "With a server's command after -- it says what each patch will do in that server. sglang's own "
-    "code reads the command's arguments and the model's config.json; no server is started, and no "
-    "GPU is needed."
+    "With a server's command after -- it prints what each patch will do in that server. sglang's "
+    "own code reads the command's arguments and the model's config.json. No server is started, and "
+    "no GPU is needed."
 )
 
 
@@ -38,8 +38,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--gpu",
         metavar="NAME",
         help="with -- COMMAND: the server's GPU, if it is not the one here: "
-        f"{', '.join(gpus.KINDS)}, or {gpus.NONE} for a CPU. To ask about a Mac on another "
-        "machine, add --device cpu to COMMAND",
+        f"{', '.join(gpus.KINDS)}, or {gpus.NONE} for a CPU. To judge a Mac's server on "
+        "another machine, add --device cpu to COMMAND",
     )
 
 
@@ -120,7 +120,8 @@ def _notes(asked: command.Asked, tree: Tree, *, is_live: bool) -> list[str]:
     if is_live:
         parts.append(
             render.filled(
-                "`live`: the patch will be on in this server. To measure whether it helps: "
+                "`live`: the patch will be on in this server. To turn one off, set "
+                f"{switch.VARIABLE}=all,-PATCH. To measure whether they help: "
                 "sglang-perf-patches bench server -- COMMAND"
             )
         )

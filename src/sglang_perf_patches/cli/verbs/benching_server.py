@@ -42,13 +42,13 @@ _EPILOG = """
 Every other option before -- goes to sglang's own bench_serving: --num-prompts, --request-rate,
 --dataset-name, --dataset-path ... The default load is 128 prompts of random token ids.
 
-One side has the patches of SGLANG_PERF_PATCHES (if it is not set: all exact ones), the other has
-none. Both run the same command on the same port, one boot at a time.
+One side has the patches of SGLANG_PERF_PATCHES, or all exact patches if it is not set. The other
+side has none. Both run the same command on the same port, one boot at a time.
 
-With --b it compares any settings: side a is the command as it is, or with what --a adds; each other
+With --b it compares any settings. Side a is the command as it is, or with what --a adds. Each other
 side is compared with side a. Write variables first, then flags of the server, in quotes. Flags are
-appended to the command, where the last one wins. A side that sets no SGLANG_PERF_PATCHES gets the
-environment's. In the JSON, `stock` is side a and `patched` is side b.
+appended to the command, so they override its own. A side without SGLANG_PERF_PATCHES uses the value
+of the environment. In the JSON, `stock` is side a and `patched` is side b.
 
 A disaggregated server needs its other servers: put a script that starts prefill, decode and router
 after --, and give the router's address with --url.

@@ -30,8 +30,8 @@ PARSER: dict[str, Any] = {
     "       %(prog)s (--sglang-version V | --sglang-path DIR) [options]\n"
     "       %(prog)s --model DIR --kv-gib G [options]",
     "epilog": "Without arguments it says whether the patches are installed, loaded, live and have "
-    "run, and what to change. With another sglang it says what an upgrade to it would change. "
-    + asking.HELP,
+    "run, and what to change. With --sglang-version or --sglang-path it prints what an upgrade to "
+    "that sglang would change. " + asking.HELP,
 }
 _COLOURS = {"lost": "red", "gained": "green", "ours again": "green"}
 

@@ -117,11 +117,12 @@ def _choice(selection: Selection, patch: Patch) -> str:
     """Whether the selection includes a patch, and how to change that."""
     text = f"SGLANG_PERF_PATCHES={selection.text}"
     if patch.id in selection.ids:
-        return f"Chosen by {text}. Off: SGLANG_PERF_PATCHES={selection.text},-{patch.id}"
+        off = f"SGLANG_PERF_PATCHES={selection.text},-{patch.id}"
+        return f"Chosen by {text}. To turn it off: {off}"
     hint = "" if patch.is_default else ": an opt-in patch needs its full name"
     # After `none` and its like nothing can be added.
     before = "" if is_off(selection.text) else f"{selection.text},"
-    return f"Not chosen by {text}{hint}. On: SGLANG_PERF_PATCHES={before}{patch.id}"
+    return f"Not chosen by {text}{hint}. To turn it on: SGLANG_PERF_PATCHES={before}{patch.id}"
 
 
 def _data(tree: source.Tree, selection: Selection, judged: Verdict) -> dict[str, Any]:
@@ -169,8 +170,10 @@ def _text(tree: source.Tree, selection: Selection, judged: Verdict, word: Mappin
     if places:
         shown = [place for place in places if place[0] != f"  {_NEEDS}"]
         more = len(places) - len(shown)
-        lines = [f"Definitions, below\n{tree.root.parent}:", *([render.table(shown)] * bool(shown))]
-        lines += [f"  {_NEEDS}    {more} as they are: explain {patch.id} --json"] * bool(more)
+        lines = [f"Definitions, in\n{tree.root.parent}:", *([render.table(shown)] * bool(shown))]
+        lines += [f"  {_NEEDS}    {more} unchanged: explain {patch.id} --json lists them"] * bool(
+            more
+        )
         parts.append("\n".join(lines))
     for reference, diff in _differences(tree, judged):
         parts.append(f"{reference}, from {judged.nearest} to this tree:\n{diff}")
@@ -209,8 +212,8 @@ def _tested_with(proven_with: Mapping[str, str]) -> Iterator[str]:
     """The features that leave a patch on, each with its clause and its first flags."""
     yield "Tested with:"
     yield render.filled(
-        "A plain server, and each feature of this list. The patch turns itself off with "
-        "everything that is not in this list.",
+        "A plain server, and a server with any feature of this list. Every other feature turns "
+        "the patch off.",
         "  ",
     )
     for feature in setups.FEATURES.all:

@@ -40,7 +40,7 @@ def in_short(release: str) -> str:
         return ""
     faults = "known faults" if count > 1 else "known fault"
     return render.filled(
-        f"sglang {release} has {count} {faults}, each with some servers only. Yours: "
+        f"sglang {release} has {count} {faults}. Each affects some servers only. Those of yours: "
         "sglang-perf-patches doctor -- COMMAND. All: sglang-perf-patches help symptoms"
     )
 

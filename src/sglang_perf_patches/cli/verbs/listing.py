@@ -27,8 +27,8 @@ READY_MEANS = (
 PARSER: dict[str, Any] = {
     "usage": "%(prog)s [--sglang-version V | --sglang-path DIR] [--all] [--json]\n"
     "       %(prog)s [--gpu NAME] [options] -- COMMAND",
-    "epilog": f"{READY_MEANS} Without --all it only names the patches that have nothing to do on "
-    "this machine and release. " + asking.HELP,
+    "epilog": f"{READY_MEANS} Without --all, a patch that has nothing to do on this machine or "
+    "release is only named. " + asking.HELP,
 }
 
 REFUSED, BUILT_IN, ABSENT, NEEDS = "refused", "built-in", "absent", "needs"
@@ -184,8 +184,8 @@ def _text(
         why = "Why these have nothing to do here: sglang-perf-patches list --all"
         parts.append("\n".join([*lines, render.filled(why)]))
     for line in (
-        f"{READY_MEANS} What happens in yours: sglang-perf-patches list -- COMMAND",
-        "Why, and how to switch one on or off: sglang-perf-patches explain PATCH",
+        f"{READY_MEANS} For your server: sglang-perf-patches list -- COMMAND",
+        "More about a patch, and its switch: sglang-perf-patches explain PATCH",
     ):
         parts.append(render.filled(line))
     return "\n\n".join(filter(None, [*parts, entry_point.obstacle(tree) if is_here else ""]))

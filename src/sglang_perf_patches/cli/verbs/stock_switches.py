@@ -62,28 +62,29 @@ def _off(variable: str, gains: str, costs: str, *, of_gpu: bool = True) -> Switc
 SWITCHES = (
     _off(
         "SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR",
-        "a FlashInfer draft is planned from the host's lengths, without a blocking copy a step",
+        "a FlashInfer draft is planned from the host's lengths, without a blocking copy per step",
         "no effect if the draft has a window, or a batch has no lengths on the host",
     ),
     _off(
         "SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN",
         "a FlashInfer verify is planned from the host's lengths, without waiting for the GPU",
-        "only for EAGLE's verify with topk = 1 in a CUDA graph, with the fa2 kernels",
+        "no effect except on EAGLE's verify with topk = 1 in a CUDA graph, with the fa2 kernels",
     ),
     _off(
         "SGLANG_ENABLE_METADATA_GLUE_GRAPH",
         "a replayed decode prepares its attention metadata in one graph launch",
-        "experimental; only unpadded batches, and neither two-batch overlap nor LoRA nor DFlash",
+        "experimental; no effect on padded batches, two-batch overlap, LoRA and DFlash",
     ),
     _off(
         "SGLANG_OPT_CUDA_GRAPH_FILL_FAST_PATH",
         "an unpadded batch skips the reset of padding when a graph's inputs are filled",
-        "it has no effect on padded batches",
+        "no effect on padded batches",
     ),
     _off(
         "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK",
         "each running request of a hybrid model holds one state slot less, so more can run",
-        "the state of a matched prefix may be evicted while its request decodes; unified tree only",
+        "the state of a matched prefix may be evicted while its request decodes. No effect without "
+        "the unified tree",
         of_gpu=False,
     ),
     Switch(
@@ -99,9 +100,10 @@ SWITCHES = (
         "--cuda-graph-backend-prefill full",
         "a prefill is one graph of a fixed number of requests, not segments between eager layers",
         "experimental: sglang itself advises the breakable backend for production. Values differ: "
-        "with DeepSeek-V2-Lite's shape 14 of 39 replies were the default's. The first token of 130 "
-        "tokens took 0.90 of the time there on one H200 and 0.78 on two H100, with Gemma 3 12B's "
-        "shape 1.00 and 0.75; a model with gated delta nets did not start",
+        "with DeepSeek-V2-Lite's shape 14 of 39 replies were the default's. There a 130-token "
+        "prompt's first token took 0.90 of the default's time on one H200, and 0.78 on two H100. "
+        "With Gemma 3 12B's shape it took 1.00 and 0.75. A model with gated delta nets did not "
+        "start",
         _PREFILL,
         "Backend.FULL",
     ),
@@ -109,7 +111,7 @@ SWITCHES = (
         "MLX_USE_CUDA_GRAPHS=0",
         "MLX for CUDA captures no graph for each new batch shape: 16 clients got 1.2 times the "
         "tokens per second on an H100",
-        "a single client got 0.59 to 1.12 times the tokens per second; Metal has no such graphs",
+        "a single client got 0.59 to 1.12 times the tokens per second. No effect on Metal",
         _MLX,
         "class MlxModelRunner",
         of_mlx=True,
@@ -142,10 +144,8 @@ def text(switches: Sequence[Switch], where: str = "there") -> str:
     """The lines that ``doctor`` prints about switches; "" for none."""
     if not switches:
         return ""
-    lines = [
-        f"Stock's own switches {where} that are off, each with its benchmark command and trade-off:"
-    ]
+    lines = [f"sglang options {where} that are off, each with its benchmark command and trade-off:"]
     for switch in switches:
-        about = f"gains: {switch.gains}; costs: {switch.costs}"
-        lines += [f"  {switch.command}", render.filled(about, " " * 6)]
+        about = (f"gains: {switch.gains}", f"costs: {switch.costs}")
+        lines += [f"  {switch.command}", *(render.filled(each, " " * 6) for each in about)]
     return "\n".join(lines)

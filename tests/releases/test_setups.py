@@ -35,6 +35,7 @@ NOT_THE_DEFAULT_MODEL_S = {
 BRINGS = {
     "dp-attention": {"tensor-parallel", "data-parallel"},
     "expert-parallel": {"tensor-parallel"},
+    "expert-all-to-all": {"tensor-parallel", "expert-parallel"},
     "pipeline": {"no-overlap"},
     "eagle": {"no-overlap"},
     "standalone": {"no-overlap"},

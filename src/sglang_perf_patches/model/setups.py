@@ -79,7 +79,6 @@ FEATURES = Features(
             clause="expert parallelism is on",
             off={
                 "ep_size": (None, 0, 1),
-                "moe_a2a_backend": NOTHING,
                 "elastic_ep_backend": NOTHING,
                 "enable_eplb": NOTHING,
                 "moe_dense_tp_size": (None,),
@@ -87,6 +86,11 @@ FEATURES = Features(
                 "dwdp_size": (None, 0, 1),
                 "ep_join_mode": NOTHING,
             },
+        ),
+        Feature(
+            name="expert-all-to-all",
+            clause="experts exchange tokens through an all-to-all backend",
+            off={"moe_a2a_backend": NOTHING},
         ),
         _sized("pipeline", "pipeline parallelism is on", "pp_size"),
         Feature(

@@ -7,6 +7,7 @@
 STATES = (
     *("tracked-states", "pages", "data-parallel", "no-overlap", "no-cuda-graphs"),
     *("quantised-kv", "quantised-weights"),
+    "expert-all-to-all",  # between experts, which read none of the lists and slots
     "other-gpu",  # these patches compute lists, slots and rows, which are the same on any GPU
 )
 ALL = (*STATES, "priorities")

@@ -9,7 +9,7 @@ METADATA = (
     *("no-overlap", "no-cuda-graphs", "no-radix-cache", "no-window-pool", "whole-prefills"),
     *("lora", "quantised-kv", "quantised-weights", "priorities", "sessions"),
     *("decode-server", "retracted-in-tensors", "deterministic"),
-    "expert-parallel",  # experts read no metadata
+    *("expert-parallel", "expert-all-to-all"),  # experts read no metadata
     "other-gpu",  # lengths and tables, which no GPU computes otherwise: `verify` needs none
     *("hierarchical-cache", "returned-insides", "draft-vocabulary"),
 )

@@ -10,7 +10,7 @@ BESIDE = dict.fromkeys(
     (
         *("tensor-parallel", "data-parallel", "no-overlap", "no-cuda-graphs", "priorities"),
         *("lora", "quantised-weights", "deterministic", "forward-metrics"),
-        "expert-parallel",  # no pool, queue or table knows of experts
+        *("expert-parallel", "expert-all-to-all"),  # no pool, queue or table knows of experts
         "other-gpu",  # pools, queues and tables, which no GPU computes otherwise
     ),
     "verify",

@@ -141,8 +141,10 @@ def _worth(patch: Patch) -> str:
     if worth.rule == "b":
         return f", because it prevents a fault: {worth.because}."
     number = worth.because.rpartition("#")[2]
+    named = {release for variant in patch.variants for release in variant.releases}
+    where = "releases" if named & {*releases.KNOWN} else "source builds"
     return (
-        f": it brings upstream's change [#{number}]({patch.upstream_links()[0]}) to releases "
+        f": it brings upstream's change [#{number}]({patch.upstream_links()[0]}) to {where} "
         "that lack it."
     )
 

@@ -182,7 +182,7 @@ def _commands(patch: Patch) -> str:
     cases = verify.cases(patch.id)
     if not cases:
         return (
-            f"{text}\n\nThe patch's results do not depend on your machine: the project's tests "
+            f"{text}\n\nThe patch's results do not depend on your machine. The project's tests "
             "compared them with stock's on the code of each release."
         )
     what = cases[0].what[:1].lower() + cases[0].what[1:]

@@ -24,7 +24,7 @@ PATCH = Patch(
     summary="builds a prefill's mamba metadata from the host's lists, without a sync",
     worth=Worth("c", "sgl-project/sglang#20522"),
     upstream=("sgl-project/sglang#20522",),
-    upstream_note="which queries the device once per forward; this patch never does",
+    upstream_note="which queries the GPU once per forward. This patch never does",
     built_in_since="0.5.11",
     markers=(Marker(definition=f"{METADATA}:ForwardMetadata", contains="has_mamba_track_mask"),),
     variants=(

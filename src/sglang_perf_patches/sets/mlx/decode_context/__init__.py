@@ -9,8 +9,8 @@ PATCH = Patch(
     only_with=("mlx",),
     proven_with=ANY | WITHOUT_CACHE,
     summary=(
-        "makes the arrays of sequence lengths once per decode step (one unreleased commit only; "
-        "no gain)"
+        "makes the arrays of sequence lengths once per decode step (no gain, and only for one "
+        "unreleased commit)"
     ),
     worth=Worth("c", "sgl-project/sglang#23470"),
     upstream=("sgl-project/sglang#23470",),

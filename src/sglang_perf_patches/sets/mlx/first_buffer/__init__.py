@@ -9,7 +9,7 @@ PATCH = Patch(
     id="mlx.first-buffer",
     only_with=("mlx",),
     proven_with=PREFILL_AND_DECODE,
-    summary="sizes a request's first KV buffers to its prompt; stock's hold 4096 tokens",
+    summary="sizes a request's first KV buffers to its prompt, not to 4096 tokens",
     worth=Worth(
         "a",
         "after 4 prompts at once, a server on a CPU holds 3173 MB instead of 5755 MB",

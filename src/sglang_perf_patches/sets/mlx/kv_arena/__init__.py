@@ -57,18 +57,18 @@ PATCH = Patch(
         _variant(
             *("0.5.11", "0.5.12.post1", "install_contiguous", CONTIGUOUS),
             f"{CONTIGUOUS}.write_token",
-            note="supports every layer; a batched decode also continues past a buffer's end",
+            note="supports every layer. A batched decode also continues past a buffer's end",
         ),
         _variant(
             *("0.5.13", "0.5.14", "install_attention_without_growth", ATTENTION),
             f"{ATTENTION}.write_token",
-            note="supports the layers of 0.5.15; a batched decode also continues past a buffer's "
+            note="supports the layers of 0.5.15. A batched decode also continues past a buffer's "
             "end, as in stock from 0.5.15 on",
         ),
         _variant(
             *("0.5.15", "0.5.17", "install_attention", ATTENTION),
-            note="supports every attention layer, also gated ones and those of hybrid models; "
-            "with the fused RoPE kernel stock's code runs",
+            note="supports every attention layer, also gated ones and those of hybrid models. "
+            "With the fused RoPE kernel stock's code runs",
         ),
         _variant(
             *("0.5.18", "0.5.23", "install_attention", ATTENTION),

@@ -40,7 +40,7 @@ PATCH = Patch(
     kind="policy",
     summary="keeps a finished request's caches for the next turn of its conversation",
     anchors=(_WINDOWED,),
-    absent_because="MLX supports no sliding window here; full attention gains nothing",
+    absent_because="MLX supports no sliding window here, and full attention gains nothing",
     variants=(
         _variant("0.5.18", "0.5.21", "install"),
         _variant(

@@ -12,7 +12,7 @@ PATCH = Patch(
     id="mlx.relay-device",
     only_with=("mlx",),
     proven_with=PREFILL_AND_DECODE | MIXED,
-    summary="on MLX, keeps tokens that pass between steps on the device that uses them as indices",
+    summary="on a Mac, keeps the tokens that pass between steps on the device that reads them",
     worth=Worth(
         "b",
         "without overlap scheduling, stock's scheduler crashes on a Mac if it decodes two requests",

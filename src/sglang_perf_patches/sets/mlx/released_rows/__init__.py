@@ -15,7 +15,7 @@ PATCH = Patch(
     id="mlx.released-rows",
     only_with=("mlx",),
     proven_with=PREFILL_AND_DECODE,
-    summary="keeps a finished request's KV out of the prefixes that others have cached",
+    summary="a finished reply's KV no longer overwrites a cached prefix",
     worth=Worth(
         "b",
         "stock writes an earlier reply's KV over a cached prefix, and answers the next hit wrongly",

@@ -53,7 +53,7 @@ PATCH = Patch(
     # Up to 0.5.11 it leaves pipelines to stock by itself.
     only_with=("windows", "decode-server"),
     proven_with=DECODING | RANKS | TREES,
-    summary="a request in KV transfer reserves window KV for its window, not for its whole prompt",
+    summary="a request in KV transfer reserves sliding-window KV for its window only",
     worth=Worth("c", "sgl-project/sglang#24857"),
     upstream=(
         "sgl-project/sglang#24857",

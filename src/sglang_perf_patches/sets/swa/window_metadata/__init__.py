@@ -53,7 +53,7 @@ PATCH = Patch(
         "windows-21-16",
     ),
     upstream=("sgl-project/sglang#38137",),
-    upstream_note="which was closed; 0.5.22 translates the slots in the kernel that gathers them",
+    upstream_note="which was closed. 0.5.22 translates the slots in the kernel that gathers them",
     built_in_since="0.5.22",
     markers=(Marker(definition=FILLS, contains="token_mapping"),),
     # It came with the barrier.

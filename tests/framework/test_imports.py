@@ -13,6 +13,7 @@ import pytest
 import sglang_perf_patches
 from sglang_perf_patches import sets
 from sglang_perf_patches.model.patch import by_id, room_of
+from tests.__main__ import QUICK
 
 ROOT = Path(sglang_perf_patches.__file__).parent
 
@@ -241,3 +242,7 @@ def test_the_parts_of_the_tests() -> None:
     assert {file.parts[0] for file in files} == set(named)
     collected = {file.parts[0] for file in files if file.name.startswith("test_")}
     assert collected == {part for part, is_pytest in named.items() if is_pytest}
+
+
+def test_the_quick_tests_are_there() -> None:
+    assert [name for name in QUICK if not (ROOT.parents[1] / name).is_file()] == []

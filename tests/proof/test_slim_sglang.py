@@ -125,10 +125,25 @@ BREAKS = {
 }
 """Patch → a file of its set, and a line in it that is broken on purpose."""
 
+_ROWS = "mlx/released_rows/body.py"
+OF_0_5_20 = {
+    "slots that the request does not own": (
+        _ROWS,
+        "if owned is not None and cache_start + len(slot_ids) > owned:",
+        "if False:",
+    ),
+    "before the request is released": (
+        _ROWS,
+        "if owned is not None:\n                inner(self, req_id)",
+        "inner(self, req_id)",
+    ),
+}
+"""The same for mlx.released-rows, which 0.5.23 does not need."""
 
-@pytest.mark.parametrize("patch", BREAKS)
-def test_the_line_to_break_is_there(patch: str) -> None:
-    file, before, _ = BREAKS[patch]
+
+@pytest.mark.parametrize("what", [*BREAKS, *OF_0_5_20])
+def test_the_line_to_break_is_there(what: str) -> None:
+    file, before, _ = (BREAKS | OF_0_5_20)[what]
     text = (SOURCE / "sglang_perf_patches" / "sets" / file).read_text(encoding="utf-8")
     assert text.count(before) == 1
 
@@ -154,10 +169,11 @@ def verify(source: Path, *patches: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, by_patch
 
 
-def proved(source: Path, set_name: str, patches: list[str]) -> dict[str, Any]:
-    """The line of each of a set's patches, with a folder's package."""
-    beginning = "mlx" if set_name == "mlx" else "stubs"
-    place = released.tree("0.5.23", beginning=beginning)
+def proved(
+    source: Path, beginning: str, patches: list[str], release: str = "0.5.23"
+) -> dict[str, Any]:
+    """The line of each patch, with a folder's package."""
+    place = released.tree(release, beginning=beginning)
     search = (place.search[0], source, *place.search[2:])
     # Nothing forks: a fork has imported this checkout's package.
     alone = released.Place(place.python, search)
@@ -165,10 +181,10 @@ def proved(source: Path, set_name: str, patches: list[str]) -> dict[str, Any]:
     return {line["case"]: line for line in lines}
 
 
-def broken(folder: Path, *patches: str) -> Path:
-    """A copy of the package in which these patches are broken."""
+def broken(folder: Path, *whats: str) -> Path:
+    """A copy of the package in which these lines are broken."""
     source = shutil.copytree(SOURCE, folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    for file, before, after in (BREAKS[patch] for patch in patches):
+    for file, before, after in ((BREAKS | OF_0_5_20)[what] for what in whats):
         path = source / "sglang_perf_patches" / "sets" / file
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace(before, after), encoding="utf-8")
@@ -191,8 +207,16 @@ def test_it_fails_on_a_patch_that_is_broken(tmp_path: Path) -> None:
 
 def test_a_proof_fails_on_a_patch_that_is_broken(tmp_path: Path) -> None:
     patch = "mla.page-table-bound"
-    lines = proved(broken(tmp_path, patch), "mla", [patch])
+    lines = proved(broken(tmp_path, patch), "stubs", [patch])
     assert "different" in lines[patch], lines
+
+
+@pytest.mark.whole_matrix
+@pytest.mark.parametrize("what", OF_0_5_20)
+def test_the_proof_of_released_rows_fails_if_it_writes(what: str, tmp_path: Path) -> None:
+    patch = "mlx.released-rows"
+    lines = proved(broken(tmp_path, what), "stubs", [patch], "0.5.20")
+    assert "a prefix has changed" in lines[patch]["different"]
 
 
 @pytest.mark.whole_matrix
@@ -208,5 +232,5 @@ def test_every_mlx_case_is_equal() -> None:
 @pytest.mark.parametrize("name", sets.NAMES)
 def test_each_proof_fails_on_a_patch_that_is_broken(name: str, tmp_path: Path) -> None:
     patches = [id for id in BREAKS if id.startswith(f"{name}.")]
-    lines = proved(broken(tmp_path, *patches), name, patches)
+    lines = proved(broken(tmp_path, *patches), "mlx" if name == "mlx" else "stubs", patches)
     assert [id for id in patches if not {"different", "failed"} & lines[id].keys()] == []

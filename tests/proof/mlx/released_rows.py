@@ -34,6 +34,7 @@ def stock(_: Inputs) -> int:
 
 def released(inputs: Inputs) -> int:
     """Prompts and replies of several lengths, with all or some of their slots."""
+    importlib.import_module("sglang.srt.model_executor.model_runner")  # mlx.hybrid-cache's
     drawn = inputs(_draw, 4)
     compared = 0
     with models.model("qwen3", "float32") as model:
@@ -85,6 +86,8 @@ class _Replies:
         attention = [cache[each] for each in layers or layout.attention_layer_indices]  # 0.5.17
         self._reply = digest(mx.stack([each.keys[0, :, :owned] for each in attention]))
         self._slots = row[:owned]
+        if lost:
+            runner.flush_all_decode_kv()  # another prompt arrives before the reply ends
         importlib.import_module(f"{MLX}.tp_worker").MlxTpModelWorker.prepare_for_kv_cache_release(
             SimpleNamespace(_mlx_runner=runner), _request("reply", owned)
         )

@@ -16,10 +16,12 @@ A client of its own streams ``/v1/completions``, which all three have. It prints
 for each load of each boot, then a table: of each boot tokens per second, the first token's median
 and the processor's time for a token, which other work on a machine changes least; and what the
 patched server said of its patches. MLX for CUDA compiles kernels at first use: ``--warm`` sends
-each load once before, with other prompts. With ``--here`` it takes this interpreter, on a Mac for
-example; ``--model`` serves a model of your own in place of one with random weights, and
-``--seconds`` begins no further turn that would not end in time. `results/mlx.md` says what was
-measured.
+each load once before, with other prompts and at most three turns. With ``--together`` the servers
+boot at once, and each load goes to one after the other, while the others are idle. Stock serves
+hybrids (``--shape hybrid``) only with ``--stock=--disable-radix-cache``. With ``--here`` it takes
+this interpreter, on a Mac for example; ``--model`` serves a model of your own in place of one with
+random weights, and ``--seconds`` begins no further turn that would not end in time.
+`results/mlx.md` says what was measured.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -52,6 +54,7 @@ _HARNESS = _ROOT / "tests" / "harness"
 _SIDES = ("stock", "patched", "mlx-lm")
 _READY_S = 600
 _REPLY_S = 600
+_ATTEMPTS = 50
 _SAID = r"sglang-perf-patches: .+|mlx\.[a-z-]+(?::| runs) .+"
 _PROCESSOR = "processor, ms a token"
 _WORDS = 480  # the tiny model knows as many
@@ -76,6 +79,8 @@ def main() -> int:
     parser.add_argument("--shape", default="tiny", help="of random weights: see served.py")
     parser.add_argument("--selection", default="mlx", help="of the patched side")
     parser.add_argument("--sides", default=",".join(_SIDES))
+    parser.add_argument("--stock", default="", help="further arguments of stock's server")
+    parser.add_argument("--together", action="store_true", help="one boot of all sides at once")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--clients", default="1,4,16")
     parser.add_argument("--each", type=int, default=3, help="requests of a client")
@@ -115,33 +120,42 @@ def _measure(given: argparse.Namespace, folder: Path) -> None:
         if (time.monotonic() - began) * (turn + 1) > given.seconds * max(turn, 1):
             print(f"stopped after {turn} of {given.turns} turns: --seconds {given.seconds:g}")
             break
-        for side in sides[:: -1 if turn % 2 else 1]:
-            log = folder / f"{turn}-{side}.log"
-            for row in _boot(python, side, model, given, log):
+        order = sides[:: -1 if turn % 2 else 1]
+        for booted in [order] if given.together else [[side] for side in order]:
+            for side, row in _boot(python, booted, model, given, folder / f"{turn}"):
                 key = row["load"], row["clients"]
                 rows.setdefault(key, {}).setdefault(side, []).append(row)
                 print(json.dumps({"turn": turn, "side": side} | row), flush=True)
-            if side == "patched":
-                lines |= dict.fromkeys(re.findall(_SAID, log.read_text(errors="replace")))
+            if "patched" in booted:
+                log = (folder / f"{turn}-patched.log").read_text(errors="replace")
+                lines |= dict.fromkeys(re.findall(_SAID, log))
     for line in (*table(rows, sides), *lines):
         print(line)
 
 
 def _boot(
-    python: str, side: str, model: str, given: argparse.Namespace, log: Path
-) -> Iterator[dict[str, Any]]:
-    """Each load's figures of one boot."""
-    with _server(python, side, model, given, log) as (port, group):
-        _load(port, "unique", 2, 1, given, seed="warm up")
+    python: str, sides: Sequence[str], model: str, given: argparse.Namespace, logs: Path
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each load's figures of one boot of each side; each load goes to one side after the other."""
+    with ExitStack() as stack:
+
+        def start(side: str) -> tuple[int, int]:
+            log = logs.with_name(f"{logs.name}-{side}.log")
+            return stack.enter_context(_server(python, side, model, given, log))
+
+        with ThreadPoolExecutor(len(sides)) as pool:
+            servers = dict(zip(sides, pool.map(start, sides), strict=True))
         loads = [*product(given.loads.split(","), map(int, given.clients.split(",")))]
-        for load, clients in loads if given.warm else ():
-            _load(port, load, clients, 1, given, seed=f"warm up {load}{clients}")
-        for load, clients in loads:
+        for port, _ in servers.values():
+            _load(port, "unique", 2, 1, given, seed="warm up")
+            for load, clients in loads if given.warm else ():
+                _load(port, load, clients, 1, given, seed=f"warm up {load}{clients}")
+        for (load, clients), (side, (port, group)) in product(loads, servers.items()):
             before = _processor_s(group)
             told = _load(port, load, clients, given.each, given, seed=f"{load}{clients}")
             spent = 1e3 * (_processor_s(group) - before) / max(told["tokens"], 1)
             row = {"load": load, "clients": clients, _PROCESSOR: round(spent, 2)}
-            yield row | told
+            yield side, row | told
 
 
 def table(
@@ -174,10 +188,11 @@ def _load(
     """The figures of one load: every client sends its requests one after the other."""
     common = _words(f"common {seed}", given.words // 2)
     talks = load in ("turns", "thoughts")
+    turns = min(given.said, 3) if seed.startswith("warm up") else given.said
 
     def client(number: int) -> list[Reply]:
         replies, conversation = [], ""
-        for request in range(given.said if talks else each):
+        for request in range(turns if talks else each):
             is_long = load == "one-long" and not number
             new = _words(f"{seed} {number} {request}", given.long if is_long else given.words)
             if load == "shared":
@@ -206,7 +221,7 @@ def _load(
         if reply.tokens > 1
     ]
     text = json.dumps([reply.text.split() for reply in replies])  # mlx-lm has other spaces
-    turns = [
+    firsts_by_turn = [
         round(1e3 * statistics.median(reply.first_s for reply in of), 1)
         for of in zip(*by_client, strict=True)
     ]
@@ -217,7 +232,7 @@ def _load(
         "a token, ms": round(statistics.median(steps), 2) if steps else None,
         "tokens": sum(reply.tokens for reply in replies),
         "replies": hashlib.sha256(text.encode()).hexdigest()[:12],
-    } | ({"first token by turn, ms": turns} if talks else {})
+    } | ({"first token by turn, ms": firsts_by_turn} if talks else {})
 
 
 def _words(seed: str, count: int) -> list[str]:
@@ -234,12 +249,19 @@ def _asked(port: int, prompt: str, given: argparse.Namespace) -> Reply:
     body = {"model": "default_model", "prompt": prompt, "max_tokens": given.replies}
     body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
     body |= {"ignore_eos": True}  # mlx_lm.server has no such option; the random models say none
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_REPLY_S)
     began = time.perf_counter()
-    connection.request(
-        *("POST", "/v1/completions", json.dumps(body)), {"Content-Type": "application/json"}
-    )
-    answer = connection.getresponse()
+    for attempt in range(_ATTEMPTS):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_REPLY_S)
+        try:
+            connection.request(
+                *("POST", "/v1/completions", json.dumps(body)), {"Content-Type": "application/json"}
+            )
+            answer = connection.getresponse()
+            break
+        except ConnectionError:  # mlx_lm.server keeps at most five connections waiting
+            if attempt == _ATTEMPTS - 1:
+                raise
+            time.sleep(0.02)
     if answer.status != 200:
         raise RuntimeError(f"{answer.status}: {answer.read(400).decode(errors='replace')}")
     first, tokens, text = 0.0, 0, ""
@@ -272,6 +294,7 @@ def _server(
         command = [*run, "-m", "sglang.launch_server", "--model-path", model]
         command += ["--served-model-name", "default_model", *where]
         command += ["--max-total-tokens", str(given.slots)]
+        command += given.stock.split() if side == "stock" else []
         if platform.system() != "Darwin":
             command += ["--device", "cpu"]
     with log.open("wb") as written:

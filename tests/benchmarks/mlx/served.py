@@ -22,21 +22,23 @@ def write(folder: str, shape: str) -> None:
     Args:
         folder: where to.
         shape: ``tiny`` (Qwen3 for a CPU), ``window`` (gpt-oss' layers of that size), ``0.6b``
-            (Qwen3-0.6B), ``0.6b-4bit``, or ``quarter-4bit``, a quarter of it.
+            (Qwen3-0.6B), ``0.6b-4bit``, or ``quarter-4bit``, a quarter of it; with gated delta
+            nets ``hybrid`` (for a CPU), ``hybrid-0.8b`` or ``hybrid-2b`` (Qwen3.5's dimensions).
     """
     import mlx.core as mx
 
     where = Path(folder)
     path = str(where / "model.safetensors")
     end = tiny_model._SPECIAL.index("<eos>")
-    if shape in ("tiny", "window"):
-        tiny_model.write_tiny_model(where)
-        weights = mx.load(path) if shape == "tiny" else _with_windows(where)
+    if shape in ("tiny", "window", "hybrid"):
+        tiny_model.write_tiny_model(where, "hybrid" if shape == "hybrid" else "dense")
+        weights = _with_windows(where) if shape == "window" else mx.load(path)
         weights["lm_head.weight"][end] = 0
     else:
         from sizes import MODELS
 
-        base, _, bits = shape.partition("-")
+        is_hybrid = shape.startswith("hybrid-")
+        base, _, bits = (shape, "", "") if is_hybrid else shape.partition("-")
         sizes = MODELS[base]
         tiny_model._VOCABULARY = (
             *tiny_model._SPECIAL,
@@ -51,9 +53,10 @@ def write(folder: str, shape: str) -> None:
         tiny_model._CONFIG |= sizes | {"torch_dtype": "bfloat16"}
         if bits:
             tiny_model._CONFIG["quantization"] = {"bits": 4, "group_size": 64}
-        tiny_model.write_tiny_model(where)
+        tiny_model._HYBRID |= sizes | {"torch_dtype": "bfloat16"}
+        tiny_model.write_tiny_model(where, "hybrid" if is_hybrid else "dense")
         weights = mx.load(path)
-        del weights["lm_head.weight"]  # tied
+        weights.pop("lm_head.weight", None)  # tied
         weights["model.embed_tokens.weight"][end] = 0
         weights = {name: value.astype(mx.bfloat16) for name, value in weights.items()}
         if bits:

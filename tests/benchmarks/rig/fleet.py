@@ -97,6 +97,7 @@ class Boot:
         self._replies.touch()
         self._read = self._replies.open(encoding="utf-8")
         self._look = 0.0
+        self._late = False
         words = [sys.executable, self.script, "seat", str(self._replies), json.dumps(plan)]
         if plan.get("patches"):
             words = [sys.executable, "-m", "sglang_perf_patches", "run", *words]
@@ -117,6 +118,8 @@ class Boot:
     def ask(self, *words: Any, seconds: float = 90) -> Any:
         """Have it do something while the others rest; None if it does not, or not in time."""
         assert self._process.stdin is not None
+        if self._late:  # what it says next answers an earlier question
+            return None
         self.rest(False)
         try:
             self._process.stdin.write((json.dumps(words) + "\n").encode())
@@ -143,6 +146,7 @@ class Boot:
                 self.found.setdefault("error", "it has ended: see its log")
                 break
             time.sleep(0.002)
+        self._late = True
         return None
 
     def _died(self) -> bool:

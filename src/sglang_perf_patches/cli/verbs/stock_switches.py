@@ -18,6 +18,7 @@ from . import measured_by
 _ENVIRON = "sglang.srt.environ"
 _CACHE_ACTIONS = "sglang.srt.mem_cache.unified_cache.cache_action"
 _MLX = "sglang.srt.hardware_backend.mlx.model_runner"
+_HYBRID = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
 _PREFILL = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 
 
@@ -102,10 +103,21 @@ SWITCHES = (
         "experimental: sglang itself advises the breakable backend for production. Values differ: "
         "with DeepSeek-V2-Lite's shape 14 of 39 replies were the default's. There a 130-token "
         "prompt's first token took 0.90 of the default's time on one H200, and 0.78 on two H100. "
-        "With Gemma 3 12B's shape it took 1.00 and 0.75. A model with gated delta nets did not "
-        "start",
+        "With Gemma 3 12B's shape it took 1.00 and 0.75, and with gpt-oss-20b's 0.77 on four H100. "
+        "A model with gated delta nets did not start",
         _PREFILL,
         "Backend.FULL",
+    ),
+    Switch(
+        "--cuda-graph-bs-prefill 160 576 1536 4096",
+        "the boot captures 4 prefill graphs instead of 58. With a gated-delta-net model, "
+        "mamba.gdn-prefill-graph then captures FlashInfer's kernel too: with Qwen3.5-35B's "
+        "dimensions on four H100, a 130-token prompt's first token took 0.34 of stock's time, and "
+        "0.56 with 58 graphs",
+        "a prompt is padded to the next of these sizes, or runs without a graph if that is more "
+        "than twice as long",
+        _HYBRID,
+        "supports_prefill_graph_extend",
     ),
     Switch(
         "MLX_USE_CUDA_GRAPHS=0",

@@ -8,9 +8,10 @@ from xml.etree import ElementTree
 import pytest
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.cli import patch_page
+from sglang_perf_patches.cli import patch_page, table
 from sglang_perf_patches.cli.markdown import plain
 from sglang_perf_patches.cli.works_with import ONE, WORDS
+from sglang_perf_patches.compat.verdict import Verdict
 from sglang_perf_patches.model.patch import by_id
 from tests.benchmarks import gains
 from tests.maintain import ROOT, pages, quotes
@@ -119,3 +120,17 @@ def test_readme_page_and_list_say_the_same_of_a_patch() -> None:
                 assert short.gain.startswith(figures), gain.face.patch
                 assert short.ratio == pytest.approx(gain.ratio)
     assert told
+
+
+def test_what_prevents_a_fault_here_is_first_in_its_set() -> None:
+    judged = [Verdict(patch, "applies", "") for patch in sets.load()[0].patches]
+
+    def listed(faults: str) -> list[str]:
+        rows = [
+            (one.patch.id, faults if one.patch.worth and one.patch.worth.rule == "b" else "off", ())
+            for one in judged
+        ]
+        return re.findall(r"^  (\S+): ", table.of_patches(rows, judged, "0.5.23"), re.MULTILINE)
+
+    assert listed(table.READY)[0] == listed(table.LIVE)[0] == "mlx.hybrid-cache"
+    assert listed("not needed")[0] == "mlx.pool-write"

@@ -1,4 +1,7 @@
-"""The patches as `list`, `explain` and `doctor` print them: by set, the largest gain first."""
+"""The patches as `list`, `explain` and `doctor` print them: by set.
+
+In a set, what prevents a fault here is first, and then the largest gain.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,13 @@ def of_patches(
     summaries = {one.name: one.summary for one in sets.load()}
     patches = {one.patch.id: one.patch.proven_in(one.variant) for one in judged}
     order = list(summaries)
-    placed = sorted(
-        rows, key=lambda row: (order.index(patches[row[0]].set), _ratio(row[0], release))
-    )
+
+    def place(row: Row) -> tuple[int, bool, float]:
+        patch = patches[row[0]]
+        prevents = row[1] in (READY, LIVE) and patch.worth is not None and patch.worth.rule == "b"
+        return order.index(patch.set), not prevents, _ratio(patch.id, release)
+
+    placed = sorted(rows, key=place)
     parts = []
     for name, members in groupby(placed, key=lambda row: patches[row[0]].set):
         entries = (_entry(patches, row, release, with_cost=with_cost) for row in members)

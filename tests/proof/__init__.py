@@ -16,6 +16,8 @@ from sglang_perf_patches import verify
 from sglang_perf_patches.model.patch import room_of
 from sglang_perf_patches.verify import Check, Inputs, child
 
+# The runner's rig has no worker that releases a request. So random traffic drives these in servers:
+# mlx.released-rows with the set in server/test_mlx_hybrid, and on dense models in test_mlx_rows.
 _OF_SCHEDULER = (
     *("mlx.hybrid-cache", "mlx.hybrid-defaults"),
     *("mlx.relay-device", "mlx.released-rows"),

@@ -7,7 +7,10 @@ server is idle, stock itself raises unless each token and each state is free or 
 from __future__ import annotations
 
 import json
+import struct
 import urllib.request
+import zlib
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,9 +23,10 @@ import pytest
 
 import tiers
 from linux_mlx.environments import Environment, install_checkout, sglang_environment
-from linux_mlx.patches import live_and_run
+from linux_mlx.patches import live_and_run, processes
 from linux_mlx.processes import Failure
 from linux_mlx.server import Server, running_server, write_model
+from linux_mlx.tiny_model import IMAGE
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
 
@@ -30,6 +34,7 @@ WHOLE = ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.22")  # on 0.5.21 no model
 EACH = pytest.mark.parametrize(
     "release", [*(pytest.param(each, marks=pytest.mark.whole_matrix) for each in WHOLE), "0.5.23"]
 )
+MODELS = pytest.mark.parametrize("kind", ["hybrid", "qwen3.5"])
 DIES = {"0.5.22": "extra_buffer requires platform support", "0.5.23": "extra_buffer requires"}
 DEFAULTS = "mlx.hybrid-cache,mlx.hybrid-defaults"
 POLICIES = "mlx,mlx.length-groups,mlx.next-turn,mlx.batched-prefill"
@@ -38,15 +43,17 @@ FEW_WAVES = 15  # in the default tier
 LONG = 4500  # more than a chunk
 STATE_LAYERS = 2
 LIMIT_S = 600
+RED, GREEN = b"\xff\0\0", b"\0\xff\0"
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: its tokens, how many to generate, and whose it is."""
+    """A request: its tokens, how many to generate, whose it is, and the colour of its image."""
 
     tokens: tuple[int, ...]
     count: int
     tenant: str = ""
+    colour: bytes = b""
 
 
 @dataclass
@@ -55,10 +62,12 @@ class Talk:
 
     Attributes:
         server: it.
+        takes_images: whether random requests may have one.
         replies: request → the tokens of its reply.
     """
 
     server: Server
+    takes_images: bool = False
     replies: dict[Asked, tuple[int, ...]] = field(default_factory=dict)
 
     def ask(self, asked: Asked) -> int:
@@ -74,28 +83,33 @@ class Talk:
             return list(executor.map(self.ask, asked))
 
 
+@MODELS
 @EACH
 def test_a_hybrid_serves_with_its_prefixes(
-    release: str, tmp_path: Path, pytestconfig: pytest.Config
+    release: str, kind: str, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     waves = WAVES if tiers.is_whole(pytestconfig) else FEW_WAVES
-    environment, model = prepared(release, tmp_path)
+    environment, model = prepared(release, tmp_path, kind)
     with serving(environment, model, "mlx", tmp_path) as server:
-        talk = Talk(server)
+        talk = Talk(server, kind == "qwen3.5")
         found = prefixes_are_found(talk, Random(51))
         # The runner went on from a state, and did not compute the prompt again.
         assert server.log.read_text().count("restored\n") == found * STATE_LAYERS
+        if talk.takes_images:
+            images_are_tokens(talk, Random(35))
         random_requests(talk, Random(release), waves)
         assert len(talk.replies) >= 3 * waves
-        assert "mlx.hybrid-cache" in live_and_run(server, patience_s=15)
-        assert "mlx.kv-arena" in live_and_run(server)
+        ran = live_and_run(server, patience_s=15)
+        assert {"mlx.hybrid-cache", "mlx.kv-arena"} <= set(ran)
+        assert live(server) <= {*ran, "mlx.hybrid-defaults"}  # that one runs in the launcher
         is_whole(talk)
     replies_are_stocks(environment, model, talk, tmp_path)
 
 
+@MODELS
 @EACH
-def test_stock_dies(release: str, tmp_path: Path) -> None:
-    environment, model = prepared(release, tmp_path)
+def test_stock_dies(release: str, kind: str, tmp_path: Path) -> None:
+    environment, model = prepared(release, tmp_path, kind)
     with (
         pytest.raises(Failure, match=DIES.get(release, "extra_buffer needs")),
         serving(environment, model, "none", tmp_path),
@@ -104,6 +118,7 @@ def test_stock_dies(release: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.whole_matrix
+@MODELS
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -111,11 +126,11 @@ def test_stock_dies(release: str, tmp_path: Path) -> None:
         "--chunked-prefill-size -1 --mlx-enable-sampling",
     ],
 )
-def test_with_every_patch_of_the_set(arguments: str, tmp_path: Path) -> None:
+def test_with_every_patch_of_the_set(arguments: str, kind: str, tmp_path: Path) -> None:
     """Few slots, small chunks, mixed with decodes; and what else the patch declares."""
-    environment, model = prepared("0.5.23", tmp_path)
+    environment, model = prepared("0.5.23", tmp_path, kind)
     with serving(environment, model, POLICIES, tmp_path, *arguments.split()) as server:
-        talk = Talk(server)
+        talk = Talk(server, kind == "qwen3.5")
         random_requests(talk, Random(5))
         assert "mlx.hybrid-cache" in live_and_run(server, patience_s=15)
         is_whole(talk)
@@ -160,6 +175,15 @@ def prefixes_are_found(talk: Talk, chance: Random) -> int:
     return 5
 
 
+def images_are_tokens(talk: Talk, chance: Random) -> None:
+    """MLX's runner gets the tokens of an image and not what it shows, so any image is a hit."""
+    tokens = words(chance, 20) + IMAGE + words(chance, 100)
+    red, green = (Asked(tokens, 8, "", colour) for colour in (RED, GREEN))
+    assert talk.ask(red) == 0
+    assert talk.ask(green) == 64
+    assert talk.replies[red] == talk.replies[green]
+
+
 def random_requests(talk: Talk, chance: Random, waves: int = WAVES) -> None:
     """Four at once, of new prompts and of what continues earlier ones; some are aborted."""
     system = words(chance, 150)
@@ -182,6 +206,9 @@ def random_requests(talk: Talk, chance: Random, waves: int = WAVES) -> None:
 
 def _next(talk: Talk, chance: Random, system: tuple[int, ...]) -> Asked:
     count, tenant = chance.randint(1, 12), chance.choice(("", "", "", "other"))
+    if talk.takes_images and not chance.randrange(5):
+        tokens = system + IMAGE + words(chance, chance.randint(1, 60))
+        return Asked(tokens, count, tenant, chance.choice((RED, GREEN)))
     kind = chance.choice(("new", "new", "system", "again", "turn", "turn", "dropped"))
     earlier = [each for each in talk.replies if len(each.tokens) < 500]
     if kind == "system" or not earlier:
@@ -192,7 +219,8 @@ def _next(talk: Talk, chance: Random, system: tuple[int, ...]) -> Asked:
     if kind == "again":
         return before
     reply = talk.replies[before] if kind == "turn" else ()
-    return Asked(before.tokens + reply + words(chance, chance.randint(1, 60)), count, tenant)
+    tokens = before.tokens + reply + words(chance, chance.randint(1, 60))
+    return Asked(tokens, count, tenant, before.colour)
 
 
 def is_whole(talk: Talk) -> None:
@@ -216,11 +244,23 @@ def replies_are_stocks(environment: Environment, model: Path, talk: Talk, folder
     assert not different, f"{len(different)} of {len(asked)}"
 
 
-def prepared(release: str, folder: Path) -> tuple[Environment, Path]:
+def prepared(release: str, folder: Path, kind: str = "hybrid") -> tuple[Environment, Path]:
     """A release's environment with this checkout, and a hybrid model."""
     environment = sglang_environment(release)
     install_checkout(environment)
-    return environment, write_model(environment, folder, "hybrid")
+    return environment, write_model(environment, folder, kind)
+
+
+def live(server: Server) -> set[str]:
+    """The patches that are live in the scheduler; none of the set may be gated."""
+    patches = [
+        patch
+        for process in processes(server)
+        if "scheduler" in process["role"]
+        for patch in process["patches"]
+    ]
+    assert not [patch for patch in patches if patch["state"] == "gated"]
+    return {str(patch["id"]) for patch in patches if patch["state"] == "live"}
 
 
 @contextmanager
@@ -253,7 +293,19 @@ def body(asked: Asked) -> dict[str, Any]:
     """The request's content."""
     sampling = {"temperature": 0, "max_new_tokens": asked.count, "ignore_eos": True}
     tenant = {"extra_key": asked.tenant} if asked.tenant else {}
-    return {"input_ids": list(asked.tokens), "sampling_params": sampling, **tenant}
+    image = {"image_data": png(asked.colour)} if asked.colour else {}
+    return {"input_ids": list(asked.tokens), "sampling_params": sampling, **tenant, **image}
+
+
+def png(colour: bytes, side: int = 64) -> str:
+    """An image of one colour."""
+    size = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    rows = zlib.compress((b"\0" + colour * side) * side)
+    chunks = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in ((b"IHDR", size), (b"IDAT", rows), (b"IEND", b""))
+    )
+    return b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode()
 
 
 def post(server: Server, path: str, content: Any) -> Any:

@@ -311,8 +311,7 @@ FAULTS = (
         releases="0.5.17 … 0.5.23",
         threads=(32449,),
         on="mlx states prefix-cache tracked-states|other-tracking",
-        help="`--disable-radix-cache` from 0.5.19 on, the only help for Qwen3.5: its models take "
-        "images, which turns the patch off",
+        help="`--disable-radix-cache` from 0.5.19 on",
         patch="mlx.hybrid-defaults",
     ),
     Fault(

@@ -6,6 +6,7 @@ Run it as a script with an environment's Python, which has mlx: `tiny_model.py F
 import json
 import math
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,50 @@ _HYBRID = _CONFIG | {
     "shared_expert_intermediate_size": 32,
 }
 
-KINDS = ("dense", "hybrid")
+# Qwen3.5 as it is published: a model that takes images, around the same layers.
+_VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+IMAGE = tuple(len(_VOCABULARY) + at for at in (0, 2, 1))
+_PATCH, _MERGED = 16, 2
+_SEES = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "model_type": "qwen3_5",
+    "torch_dtype": "float32",
+    "tie_word_embeddings": False,
+    "text_config": {
+        **_HYBRID,
+        "model_type": "qwen3_5_text",
+        "vocab_size": len(_VOCABULARY) + len(_VISION),
+        "mlp_only_layers": [],
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1_000_000.0,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [4, 2, 2],
+            "mrope_interleaved": True,
+        },
+    },
+    "vision_config": {
+        "model_type": "qwen3_5",
+        "depth": 1,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "in_channels": 3,
+        "patch_size": _PATCH,
+        "spatial_merge_size": _MERGED,
+        "temporal_patch_size": 2,
+        "out_hidden_size": _HIDDEN,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [],
+    },
+    "vision_start_token_id": IMAGE[0],
+    "vision_end_token_id": IMAGE[2],
+    "image_token_id": IMAGE[1],
+    "video_token_id": len(_VOCABULARY) + _VISION.index("<|video_pad|>"),
+}
+
+KINDS = ("dense", "hybrid", "qwen3.5")
 
 
 def write_tiny_model(folder: Path, kind: str = "dense") -> None:
@@ -69,13 +113,16 @@ def write_tiny_model(folder: Path, kind: str = "dense") -> None:
     config, write_weights = {
         "dense": (_CONFIG, _write_weights),
         "hybrid": (_HYBRID, _write_hybrid_weights),
+        "qwen3.5": (_SEES, _write_hybrid_weights),
     }[kind]
     (folder / "config.json").write_text(json.dumps(config))
-    write_weights(folder / "model.safetensors")
-    _write_tokenizer(folder)
+    write_weights(folder / "model.safetensors", config)
+    _write_tokenizer(folder, _VISION if config is _SEES else ())
+    if config is _SEES:
+        _write_processor(folder)
 
 
-def _write_weights(path: Path) -> None:
+def _write_weights(path: Path, _: dict[str, Any]) -> None:
     """Write weights in float32, scaled by fan-in, so that the best next word has a clear margin.
 
     Rounding differs with the composition of a batch, but then does not change a reply.
@@ -110,12 +157,12 @@ def _write_weights(path: Path) -> None:
     mx.save_safetensors(str(path), weights, metadata={"format": "pt"})
 
 
-def _write_hybrid_weights(path: Path) -> None:
+def _write_hybrid_weights(path: Path, config: dict[str, Any]) -> None:
     """The same for a hybrid: mlx-lm's module names its weights."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
-    qwen3_next: Any = import_module("mlx_lm.models.qwen3_next")
+    family: Any = import_module(f"mlx_lm.models.{config['model_type']}")
 
     mx.random.seed(7)
 
@@ -125,17 +172,23 @@ def _write_hybrid_weights(path: Path) -> None:
         fan_in = 1 if "embed" in name or like.ndim == 1 else math.prod(like.shape[1:])
         return mx.random.normal(like.shape) / math.sqrt(fan_in)
 
-    module = qwen3_next.Model(qwen3_next.ModelArgs.from_dict(_HYBRID))
+    module = family.Model(family.ModelArgs.from_dict(config))
     weights = {name: weight(name, like) for name, like in tree_flatten(module.parameters())}
+    if "vision_config" in config:  # mlx-lm leaves it out
+        weights["vision_tower.patch_embed.proj.bias"] = mx.ones(32)
     mx.save_safetensors(str(path), weights, metadata={"format": "pt"})
 
 
-def _write_tokenizer(folder: Path) -> None:
+def _write_tokenizer(folder: Path, special: Sequence[str]) -> None:
     bos, eos, unknown = _SPECIAL
-    vocabulary = {word: number for number, word in enumerate(_VOCABULARY)}
+    vocabulary = {word: number for number, word in enumerate((*_VOCABULARY, *special))}
     tokenizer = {
         "version": "1.0",
-        "added_tokens": [],
+        "added_tokens": [
+            dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+            | {"id": vocabulary[word], "content": word, "special": True}
+            for word in special
+        ],
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": unknown},
     }
@@ -148,6 +201,31 @@ def _write_tokenizer(folder: Path) -> None:
         "model_max_length": _CONTEXT,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
+
+
+def _write_processor(folder: Path) -> None:
+    """What makes patches of images."""
+    patches = {
+        "processor_class": "Qwen3VLProcessor",
+        "patch_size": _PATCH,
+        "temporal_patch_size": 2,
+        "merge_size": _MERGED,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "size": {"shortest_edge": 1024, "longest_edge": 65536},
+    }
+    for name, kind in (
+        ("preprocessor_config", {"image_processor_type": "Qwen2VLImageProcessorFast"}),
+        ("video_preprocessor_config", {"video_processor_type": "Qwen3VLVideoProcessor"}),
+    ):
+        (folder / f"{name}.json").write_text(json.dumps(patches | kind))
+    # Stock's warm-up sends a chat with an image.
+    shown = "".join(_VISION[at] for at in (0, 2, 1))
+    (folder / "chat_template.jinja").write_text(
+        "{% for message in messages %}{% for part in message.content %}"
+        f" {{{{ part.text if part.type == 'text' else '{shown}' }}}}"
+        "{% endfor %}{% endfor %}"
+    )
 
 
 if __name__ == "__main__":

@@ -22,9 +22,11 @@ UNREAD = dict.fromkeys(
     ("priorities", "other-retraction", "forward-metrics", "quantised-kv"),
     "tests/mlx/test_features.py: test_mlx_reads_no_argument_of_theirs",
 )
-PREFILL_AND_DECODE = (
-    ANY | WITHOUT_CACHE | SAMPLING | REPLICAS | UNREAD | {"quantised-weights": _CASE}
-)
 _HYBRID = "tests/server/test_mlx_hybrid.py"
+# Qwen3.5 with text and images. MLX's runner reads tokens only; stock ignores what an image shows.
+IMAGES = {"multimodal": _HYBRID}
+PREFILL_AND_DECODE = (
+    ANY | WITHOUT_CACHE | SAMPLING | REPLICAS | UNREAD | IMAGES | {"quantised-weights": _CASE}
+)
 MIXED = {"mixed-chunks": _HYBRID}
-HYBRIDS = dict.fromkeys((*ANY, *SAMPLING), _HYBRID) | REPLICAS | UNREAD | MIXED
+HYBRIDS = dict.fromkeys((*ANY, *SAMPLING), _HYBRID) | REPLICAS | UNREAD | MIXED | IMAGES

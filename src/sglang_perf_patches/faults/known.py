@@ -57,8 +57,8 @@ FAULTS = (
     ),
     Fault(
         name="lightning-states",
-        symptom="the answers of a model with lightning attention (Ling 2.5) get worse with each "
-        "run: the prefix cache keeps states of the wrong position",
+        symptom="the answers of a model with lightning attention (Ling 2.5) get worse each "
+        "time a cached prefix is used again: the prefix cache keeps states of the wrong position",
         releases="0.5.13 … 0.5.16",
         fixed=True,
         threads=(29973,),
@@ -69,7 +69,7 @@ FAULTS = (
     Fault(
         name="ngram-states",
         symptom="a hybrid model repeats itself or writes nonsense with NGRAM speculation: its "
-        "states never take the accepted tokens",
+        "states are never updated with the accepted tokens",
         releases="0.5.9 … 0.5.13.post1",
         fixed=True,
         threads=(26351,),
@@ -115,7 +115,7 @@ FAULTS = (
         threads=(35931, 36317),
         on="host-cache states|windows",
         reads={"hicache_write_policy": ("write_back",)},
-        help="another `--hicache-write-policy`",
+        help="`--hicache-write-policy write_through`",
     ),
     Fault(
         name="refused-load-back",
@@ -162,8 +162,8 @@ FAULTS = (
     # -- windows and disaggregation
     Fault(
         name="dflash-windows",
-        symptom="long replies are retracted though KV is nearly free: the window pool is never "
-        "evicted while DFLASH or DSPARK decodes",
+        symptom="long replies are retracted though the KV pool is nearly empty: the window pool "
+        "is never evicted while DFLASH or DSPARK decodes",
         releases="0.5.14 … 0.5.17",
         fixed=True,
         threads=(33805, 34924),
@@ -258,13 +258,13 @@ FAULTS = (
         threads=(32674, 32520),
         on="mlx",
         unlike={"max_running_requests": (None,)},
-        help="drop `--max-running-requests`",
+        help="remove `--max-running-requests`",
     ),
     Fault(
         name="mlx-rows",
         symptom="MLX answers wrongly after a prefix-cache hit: the KV of an earlier reply was "
-        "written over the prefix. Up to 0.5.17 this takes more requests than may run at once "
-        "(`--max-running-requests`, else 4,096)",
+        "written over the prefix. Up to 0.5.17 it happens only after more requests in all than "
+        "may run at once (`--max-running-requests`, else 4,096)",
         releases="0.5.11 … 0.5.21",
         fixed=True,
         threads=(30093, 33547),
@@ -367,8 +367,8 @@ class Symptom(NamedTuple):
 
 SYMPTOMS = (
     Symptom(
-        "a sliding-window model's first token takes a minute on a disaggregated decode server at "
-        "page size 1",
+        "a sliding-window model's first tokens come late on a disaggregated decode server at page "
+        "size 1, up to a minute late under load on old releases",
         "`swa.page-size-1`",
     ),
     Symptom(

@@ -184,6 +184,7 @@ def _text(
         why = "Why these have nothing to do here: sglang-perf-patches list --all"
         parts.append("\n".join([*lines, render.filled(why)]))
     for line in (
+        "A figure with several numbers has one for each boot or run.",
         f"{READY_MEANS} For your server: sglang-perf-patches list -- COMMAND",
         "More about a patch, and its switch: sglang-perf-patches explain PATCH",
     ):

@@ -7,7 +7,7 @@ and function of the server stays sglang's own.
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec
@@ -55,10 +55,11 @@ def _torchvision_operators(extension: Any) -> Iterator[None]:
         import torch
 
         for operator in ("nms", "qnms"):
-            torch.library.define(
-                f"torchvision::{operator}",
-                "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-            )
+            with suppress(RuntimeError):  # `doctor` declares them too
+                torch.library.define(
+                    f"torchvision::{operator}",
+                    "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+                )
 
 
 @contextmanager

@@ -91,7 +91,8 @@ def test_a_hybrid_serves_with_its_prefixes(
     waves = WAVES if tiers.is_whole(pytestconfig) else FEW_WAVES
     environment, model = prepared(release, tmp_path, kind)
     with serving(environment, model, "mlx", tmp_path) as server:
-        talk = Talk(server, kind == "qwen3.5")
+        # Before 0.5.22 stock tokenizes a prompt with an image again, which needs a real tokenizer.
+        talk = Talk(server, kind == "qwen3.5" and release in ("0.5.22", "0.5.23"))
         found = prefixes_are_found(talk, Random(51))
         # The runner went on from a state, and did not compute the prompt again.
         assert server.log.read_text().count("restored\n") == found * STATE_LAYERS

@@ -176,6 +176,9 @@ def _write_hybrid_weights(path: Path, config: dict[str, Any]) -> None:
     weights = {name: weight(name, like) for name, like in tree_flatten(module.parameters())}
     if "vision_config" in config:  # mlx-lm leaves it out
         weights["vision_tower.patch_embed.proj.bias"] = mx.ones(32)
+        # No reply has a token of an image: stock would look for the image in the next turn.
+        head = "language_model.lm_head.weight"
+        weights[head] *= mx.arange(weights[head].shape[0])[:, None] < len(_VOCABULARY)
     mx.save_safetensors(str(path), weights, metadata={"format": "pt"})
 
 

@@ -34,7 +34,10 @@ WHOLE = ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.22")  # on 0.5.21 no model
 EACH = pytest.mark.parametrize(
     "release", [*(pytest.param(each, marks=pytest.mark.whole_matrix) for each in WHOLE), "0.5.23"]
 )
-MODELS = pytest.mark.parametrize("kind", ["hybrid", "qwen3.5"])
+MODELS = pytest.mark.parametrize(
+    "kind", [pytest.param("hybrid", marks=pytest.mark.whole_matrix), "qwen3.5"]
+)
+"""Qwen3.5 has the layers of the other one, and takes images."""
 DIES = {"0.5.22": "extra_buffer requires platform support", "0.5.23": "extra_buffer requires"}
 DEFAULTS = "mlx.hybrid-cache,mlx.hybrid-defaults"
 POLICIES = "mlx,mlx.length-groups,mlx.next-turn,mlx.batched-prefill"

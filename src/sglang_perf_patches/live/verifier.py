@@ -81,12 +81,13 @@ class Verifier:
             Foreign: other code replaced one, or already added what the patch would add.
         """
         variant, found = member.variant, Found()
+        is_ready, placed = self._imports.is_ready, partial(self._placed, member)
         for definition in member.each_definition():
             reference = definition.reference
-            if not self._imports.is_ready(module_of(reference)):
+            if not is_ready(module_of(reference)):
                 continue  # it is verified when its import ends
-            check_values(definition, self._imports.is_ready, partial(self._is_ours, member))
-            slot = self._placed(member, reference)
+            check_values(definition, is_ready, lambda one: placed(one) is not None)
+            slot = placed(reference)
             if slot is not None:
                 found.wrappers += self._require_ours(reference, slot, definition)
                 continue
@@ -96,7 +97,7 @@ class Verifier:
                 found.wrappers += stock.wrappers if reference in variant.targets else ()
         verified = {definition.reference for definition in member.each_definition()}
         for reference in variant.adds:
-            slot = self._placed(member, reference)
+            slot = placed(reference)
             if slot is not None:
                 found.wrappers += self._require_ours(reference, slot)
                 continue
@@ -148,9 +149,6 @@ class Verifier:
             *map(self._imports.is_ready, dict.fromkeys(map(module_of, names))),
         ]
 
-    def _is_ours(self, member: PatchRuntime, reference: str) -> bool:
-        return self._placed(member, reference) is not None
-
     def _placed(self, member: PatchRuntime, reference: str) -> Slot | None:
         """The slot at a reference if something of ours stands there, else None.
 
@@ -165,9 +163,7 @@ class Verifier:
                 f"for example by a reload of {module_of(reference)}"
             )
         slot: Slot | None = self._dispatch.slots.get((id(owner), name))
-        if slot is None:
-            return None
-        return slot if slot.layers or slot.stands() else None
+        return slot if slot is not None and (slot.layers or slot.stands()) else None
 
     def _require_ours(
         self, reference: str, slot: Slot, definition: Definition | None = None

@@ -417,6 +417,10 @@ SYMPTOMS = (
         "scheduling off",
         "no patch (#38131): `--disable-radix-cache`, if your prompts share no prefix",
     ),
+    Symptom(
+        "MLX answers as if no image had been sent",
+        "no patch: stock's MLX backend gets no pixels (seen on 0.5.23)",
+    ),
     Symptom("on MLX, each further request slows decoding down", "`mlx.kv-arena`"),
     Symptom(
         "on MLX, one long chat slows all short ones down",

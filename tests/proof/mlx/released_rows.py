@@ -1,4 +1,4 @@
-"""A reply that runs past its slots, and whose row is taken again, leaves others' prefixes alone.
+"""A reply that runs past its slots, and whose row is taken again, changes no other prefix.
 
 The worker, the runner and the pool are the release's. Stock writes over the prefix in both ways.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from unittest import mock
 
-from sglang_perf_patches.sets.mlx.batched_prefill import body
+from sglang_perf_patches.sets.mlx.batched_prefill import body, hybrid
 from sglang_perf_patches.sets.mlx.batched_prefill.body import COUNTS
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import require
@@ -33,9 +33,20 @@ def rounded_shapes(inputs: Inputs) -> int:
         return same_prompts("float32", [SCRIPTED, *inputs(random_batches)])
 
 
-def recurrent(_: Inputs) -> int:
-    """A model with a recurrent state is stock's."""
-    with models.model("qwen3_next", "float32") as model:
+def recurrent_without_pool(inputs: Inputs) -> int:
+    """A hybrid model without the radix cache, and in rounded shapes."""
+    batches = [SCRIPTED[:2], *inputs(random_prompts)[:FEW]]
+    compared = same_prompts("float32", batches, name="qwen3_next", radix=False)
+    with mock.patch.object(body, "attends_by_cudnn", return_value=True):
+        return compared + same_prompts("float32", [SCRIPTED], name="qwen3_next")
+
+
+def unknown_states(_: Inputs) -> int:
+    """A hybrid model whose states can't be told lengths is stock's."""
+    with (
+        models.model("qwen3_next", "float32") as model,
+        mock.patch.object(hybrid, "is_recurrent", return_value=False),
+    ):
         COUNTS.clear()
         near(PATCH, model, lambda: [play(model, SCRIPTED[:2])], PART, ran=False)
     require(not COUNTS["together"], f"{PATCH}: {dict(COUNTS)}")
@@ -62,7 +73,8 @@ def random_prompts(chance: Random) -> Batches:
 CHECKS = {
     "without a pool": without_pool,
     "rounded shapes": rounded_shapes,
-    "recurrent": recurrent,
+    "recurrent states without a pool": recurrent_without_pool,
+    "unknown states": unknown_states,
     "sampled": sampled,
     "other values": other_values,
 }

@@ -52,6 +52,11 @@ def windows(inputs: Inputs) -> int:
     return same_prompts("float32", [SCRIPTED, *inputs(random_batches)[:1]], name="gpt_oss")
 
 
+def recurrent(inputs: Inputs) -> int:
+    """A hybrid model, whose states go on from those of prefixes."""
+    return same_prompts("float32", [SCRIPTED, *inputs(random_batches)[:1]], name="qwen3_next")
+
+
 def random_batches(chance: Random) -> Batches:
     """Batches of unequal prompts, some with prefixes that earlier ones left."""
     return drawn_batches(chance, lambda: chance.random() < 0.5)
@@ -101,4 +106,5 @@ CHECKS = {
     "full attention": full_attention,
     "other weights": other_weights,
     "windows": windows,
+    "recurrent states": recurrent,
 }

@@ -11,16 +11,27 @@ from dataclasses import asdict
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import mlx.core as mx
 
-from .models import Model
+from .models import RUNNER, Model
 from .rig import Played, Player, digest
 
 WORKER = "sglang.srt.hardware_backend.mlx.tp_worker"
 
+STATES = "sglang.srt.hardware_backend.mlx.kv_cache.auxiliary_state"
+
+_CHUNK = 16
+"""A hybrid model's state is kept behind each prompt's last whole chunk of so many tokens."""
+
+_STATES = 512
+
 Prompt = tuple[str, int, str, int]
-"""A request's name, how many new tokens, and whose prefix from the pool, of how many tokens."""
+"""A request's name, how many new tokens, and whose prefix from the pool, of how many tokens.
+
+A hybrid model's prefix ends where a state of that request was kept.
+"""
 
 Batch = list[Prompt]
 Batches = tuple[Batch, ...]
@@ -64,8 +75,13 @@ class _BatchPlayer(Player):
         self._worker._req_retraction_count = {}
         # It asks the server's arguments, which there are none of: no grammars, biases or logprobs.
         self._worker._sampling_active = lambda _: False
-        # Which recurrent states are kept for later prompts, by the same arguments: none.
-        self.runner._select_auxiliary_state_track_len = lambda **_: None
+        self._kept: dict[str, tuple[int, Any]] = {}
+        self._states: Any = None
+        pool: Any = self._pool
+        if pool is not None and self.runner._cache_layout.has_auxiliary_state:
+            states: Any = import_module(STATES)
+            pool.auxiliary_state_pool = self._states = states.MlxAuxiliaryStatePool(_STATES, "cpu")
+            pool.get_auxiliary_state_indices = _state_of
         rows = SimpleNamespace(req_to_token=_Rows(self))
         self._worker._model_runner = SimpleNamespace(req_to_token_pool=rows)
 
@@ -74,10 +90,14 @@ class _BatchPlayer(Player):
         requests, new_tokens, new_slots = [], [], []
         for name, further, donor, prefix in batch:
             tokens, slots = self._donated[donor] if donor else ([], [])
+            if self._states is not None:  # A hit ends where a state was kept.
+                prefix, state = self._kept.get(donor, (0, None))
             new = self._words(f"{name}{further}", further)
             prompt = [*tokens[:prefix], *new]
             self._held[name] = len(prompt)
             row, own = self._open(name, prompt, slots[:prefix])
+            if self._states is not None and prefix:
+                self._states.copy_from(state, _state_of(row))
             requests.append(self._request(name, prompt, slots[:prefix], row))
             new_tokens += new
             new_slots += own or [0] * further
@@ -91,8 +111,14 @@ class _BatchPlayer(Player):
             return_logprob=False,
             has_grammar=False,
         )
-        launched = self._worker._async_extend_batch(stock)
+        runner: Any = import_module(RUNNER)
+        with mock.patch.object(runner, "mamba_cache_chunk_size", return_value=_CHUNK, create=True):
+            launched = self._worker._async_extend_batch(stock)
         self._worker.finalize_mlx_result(launched, requests)
+        for request in requests:
+            if request.mamba_last_track_seqlen is not None:
+                state = request.mamba_ping_pong_track_buffer[0]
+                self._kept[request.rid] = request.mamba_last_track_seqlen, state
 
     def note_pool(self, played: Played) -> None:
         """Note the KV that each request left in the pool."""
@@ -115,20 +141,28 @@ class _BatchPlayer(Player):
             repetition_penalty=1.0,
             min_new_tokens=0,
         )
-        return SimpleNamespace(
+        request = SimpleNamespace(
             rid=name,
             retraction_count=0,
             prefix_indices=self._torch.tensor(prefix, dtype=self._torch.int64),
             prefix_len=len(prefix),
             req_pool_idx=row,
-            kv=SimpleNamespace(req_pool_idx=row, mamba_last_track_seqlen=None),
             extend_range=None,
             extend_end=None,
             full_untruncated_fill_ids=prompt,
             get_fill_ids=lambda: prompt,
             sampling_params=sampled,
             mamba_last_track_seqlen=None,
+            mamba_branching_seqlen=None,
+            mamba_ping_pong_track_buffer=None,
         )
+        request.kv = request  # Newer releases hold a request's slots in a record of its own.
+        return request
+
+
+def _state_of(row: int) -> int:
+    """The slot of a request's state: the last ones, as kept states take the first."""
+    return _STATES - row
 
 
 class _Rows:

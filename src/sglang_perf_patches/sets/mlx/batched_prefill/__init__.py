@@ -11,6 +11,9 @@ EXTEND_BATCH = f"{MLX}.tp_worker:MlxTpModelWorker._async_extend_batch"
 FORWARD = f"{RUNNER}._forward_lazy_token"
 """Calls the model for one prompt, or for a part of it."""
 
+TRUNK_FORWARD = f"{RUNNER}._trunk_forward"
+"""Computes a part of a prompt whose output nobody reads."""
+
 PATCH = Patch(
     id="mlx.batched-prefill",
     only_with=("mlx",),
@@ -23,12 +26,16 @@ PATCH = Patch(
         Variant(
             releases=between("0.5.18", "0.5.23"),
             install=f"{__name__}.body:install",
-            targets=(EXTEND_BATCH, f"{RUNNER}.prefill_start", FORWARD),
+            targets=(EXTEND_BATCH, f"{RUNNER}.prefill_start", FORWARD, TRUNK_FORWARD),
             depends=(
                 f"{RUNNER}._extract_logits",
                 f"{RUNNER}._materialize_pool_backed_attention",
                 f"{RUNNER}._cache_with_pool_backed_attention",
                 f"{RUNNER}.cache_state_arrays",
+                f"{RUNNER}._new_cache_skeleton",
+                f"{RUNNER}._restore_auxiliary_state",
+                f"{RUNNER}._select_auxiliary_state_track_len",
+                f"{RUNNER}._store_tracked_auxiliary_state",
                 f"{MLX}.model_runner:MlxPendingPrefill",
                 f"{MLX}.kv_cache.layout:MlxModelCacheLayout",
                 f"{WRAPPER}:MLXAttentionWrapper.__call__",

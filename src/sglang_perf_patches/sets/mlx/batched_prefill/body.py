@@ -8,7 +8,7 @@ calls the model, it gets its row. What stock does around the model stays, from t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ..device import attends_by_cudnn, is_proven
 from ..references import MLX, RUNNER
 from ..self_check import SelfCheck
-from . import EXTEND_BATCH
-from .grouping import Prompt, Shape, groups, shape
+from . import EXTEND_BATCH, TRUNK_FORWARD, hybrid
+from .grouping import Prompt, Shape, groups, of_hybrids, shape
 from .rows import Layer, Row, compute
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ class Noted:
         req_id: its request.
         prefix_slots: the pool's slots of its first tokens, which stock would not compute again.
         tokens: all of its tokens; empty if it must be launched by itself.
+        row: its row in the pool of requests.
+        req: the scheduler's request, or None.
         lazy_token: what stock evaluates of it in the meantime.
         cache: the same: nothing.
         lazy_logprobs: the same.
@@ -53,6 +55,8 @@ class Noted:
     req_id: str
     prefix_slots: Sequence[int]
     tokens: Sequence[int]
+    row: int
+    req: Any
     lazy_token: Any
     cache: tuple[Any, ...] = ()
     lazy_logprobs: Any = None
@@ -93,12 +97,12 @@ def install(patching: Patching) -> None:
             noted = vars(self).get(_NOTED)
             if noted is None:
                 return launch()
-            _, _, _, needs_logits, *_ = more
+            _, row, req, needs_logits, *_ = more
             tokens = [*full[: len(prefix_slots)], *new] if needs_logits else []
             if self._cache_layout.has_sliding_window_layers:
                 prefix_slots = ()  # Stock keeps no KV of windows there, and computes all again.
             nothing = core.zeros((1,), core.uint32)
-            noted.append(Noted(launch, req_id, prefix_slots, tokens, nothing))
+            noted.append(Noted(launch, req_id, prefix_slots, tokens, row, req, nothing))
             return noted[-1]
 
         return prefill_start
@@ -113,9 +117,18 @@ def install(patching: Patching) -> None:
 
         return forward_lazy_token
 
+    def make_trunk(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def trunk_forward(self: Any, input_ids: Any, cache: Any) -> Any:
+            """Compute a prompt up to where its state is kept, or fill in what was computed."""
+            is_filled = batches.fill_first_part(input_ids, cache)
+            return input_ids if is_filled else inner(self, input_ids, cache)  # nobody reads it
+
+        return trunk_forward
+
     patching.override(EXTEND_BATCH, make_batch)
     patching.override(f"{RUNNER}.prefill_start", make_start)
     patching.override(f"{RUNNER}._forward_lazy_token", make_forward)
+    patching.override(TRUNK_FORWARD, make_trunk)
 
 
 @contextmanager
@@ -138,7 +151,9 @@ class _Batches:
         self._check = SelfCheck("mlx.batched-prefill", patching.gate)
         self._ran, self._is_proven = patching.ran, is_proven(self._core)
         self._plans = attends_by_cudnn(self._core)
-        self._rows: dict[str, Row] = {}
+        self._caches: Any = patching.module("mlx_lm.models.cache")
+        self._rows: dict[str, Row | hybrid.Row] = {}
+        self._launched: hybrid.Part | None = None
 
     def launch(self, runner: Any, noted: Sequence[Noted]) -> list[Any]:
         """Launch noted prompts, in their order, those of like length computed together.
@@ -148,18 +163,37 @@ class _Batches:
         """
         before = COUNTS["together"]
         try:
-            # Padding would become part of a recurrent state.
-            if not self._check.is_over and not runner._cache_layout.has_auxiliary_state:
+            if self._check.is_over:
+                pass
+            elif runner._cache_layout.has_auxiliary_state:
+                self._compute_hybrids(runner, noted)
+            else:
                 prompts = [
                     _prompt(number, each) for number, each in enumerate(noted) if each.tokens
                 ]
                 for group in groups(prompts):
                     self._compute(runner, noted, group)
-            return [each.launch() for each in noted]
+            return [self._launch(each) for each in noted]
         finally:
             COUNTS["unused"] += len(self._rows)
             COUNTS["alone"] += len(noted) - (COUNTS["together"] - before)
             self._rows.clear()
+
+    def _launch(self, noted: Noted) -> Any:
+        """Launch one by stock's function."""
+        self._launched = getattr(self._rows.get(noted.req_id), "first", None)
+        try:
+            return noted.launch()
+        finally:
+            self._launched = None
+
+    def fill_first_part(self, input_ids: Any, cache: Sequence[Any]) -> bool:
+        """Fill a hybrid prompt's caches up to where stock keeps its state, if that is at hand."""
+        first, self._launched = self._launched, None
+        if first is None or not first.fits(input_ids, cache):
+            return False
+        first(input_ids, cache=cache)
+        return True
 
     @contextmanager
     def row_as_model(
@@ -192,18 +226,91 @@ class _Batches:
             return
         rows = self._forward(runner, prompts, of)
         if is_tried:
-            COUNTS["trials"] += 1
-            for each, prompt, row in zip(group, prompts, rows, strict=True):
-                (alone,) = self._forward(runner, [prompt], shape([each]))
-                if not row.is_near(alone, self._core, _NEAR):
-                    self._rows.clear()
-                    self._check.fail(
-                        f"{of.kind()} of {type(runner.model).__module__}, computed together, have "
-                        f"other values on {self._core.default_device()}"
-                    )
-                    return
-            self._check.credit(kind)
+            alone = (
+                (row, self._forward(runner, [prompt], shape([each]))[0])
+                for each, prompt, row in zip(group, prompts, rows, strict=True)
+            )
+            if not self._are_near(alone, kind, of.kind(), runner):
+                return
         self._rows.update(zip((each.req_id for each in prompts), rows, strict=True))
+
+    def _are_near(
+        self, pairs: Iterable[tuple[Any, Any]], kind: str, what: str, runner: Any
+    ) -> bool:
+        """Whether each row is near the same prompt's alone; the verdict is kept."""
+        COUNTS["trials"] += 1
+        if all(row.is_near(alone, self._core, _NEAR) for row, alone in pairs):
+            self._check.credit(kind)
+            return True
+        self._rows.clear()
+        self._check.fail(
+            f"{what} of {type(runner.model).__module__}, computed together, have "
+            f"other values on {self._core.default_device()}"
+        )
+        return False
+
+    def _compute_hybrids(self, runner: Any, noted: Sequence[Noted]) -> None:
+        by_number = {
+            number: prompt
+            for number, each in enumerate(noted)
+            if each.tokens and (prompt := self._hybrid(runner, each)) is not None
+        }
+        for group in of_hybrids(
+            (number, each.prefix, len(each.tokens), each.first)
+            for number, each in by_number.items()
+        ):
+            of, prompts = shape(group), [by_number[each.number] for each in group]
+            # Rows without padding need no mask, for which there is another kernel.
+            ends = "of one length" if len({each.tokens for each in group}) == 1 else "padded"
+            what = f"{of.kind()}, {ends},"
+            kind = ends if self._is_proven else what
+            is_tried = self._check.may_try(kind)
+            if not is_tried and not self._check.has_passed(kind):
+                continue
+            build = partial(
+                hybrid.compute,
+                *(self._core, self._caches, runner),
+                attention=runner._cache_layout.attention_layer_indices,
+                rounds=self._plans,
+            )
+            rows = build(prompts)
+            if is_tried:
+                alone = ((row, build([each])[0]) for each, row in zip(prompts, rows, strict=True))
+                if not self._are_near(alone, kind, what, runner):
+                    return
+            requests = (noted[each.number].req_id for each in group)
+            self._rows.update(zip(requests, rows, strict=True))
+
+    def _hybrid(self, runner: Any, noted: Noted) -> hybrid.Prompt | None:
+        """A hybrid model's prompt with what its layers hold; None if stock must compute it."""
+        core, layout, prefix = self._core, runner._cache_layout, len(noted.prefix_slots)
+        new = noted.tokens[prefix:]
+        cache = runner._new_cache_skeleton()
+        can_pad = all(hybrid.is_recurrent(cache[each]) for each in layout.auxiliary_layer_indices)
+        if not new or not can_pad:
+            return None
+        first, slots = 0, core.array(noted.prefix_slots, core.int32)
+        if prefix and not runner._restore_auxiliary_state(noted.row, cache):
+            return None  # Stock computes the prefix again.
+        if not runner.disable_radix_cache:
+            end = runner._select_auxiliary_state_track_len(
+                prefix_len=prefix,
+                new_token_count=len(new),
+                full_len=len(noted.tokens),
+                req=noted.req,
+            )
+            first = 0 if end is None or end == prefix + len(new) else end - prefix
+        held: list[Sequence[Any]] = []
+        for layer, of in enumerate(cache):
+            if layer not in layout.attention_layer_indices:
+                held.append(tuple(of.cache))
+            elif prefix:
+                pool = layout.full_kv_pool_index(layer)
+                keys_and_values = runner._attention_kv_pool.get_kv(pool, slots)
+                held.append([each.transpose(1, 0, 2)[None] for each in keys_and_values])
+            else:
+                held.append(())
+        return hybrid.Prompt(new, prefix, first, held)
 
     def _forward(self, runner: Any, prompts: Sequence[Noted], of: Shape) -> list[Row]:
         """The prompts' rows, of a forward pass of this shape."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 MOST_PROMPTS = 8
@@ -21,6 +21,12 @@ _PADDING = 4
 _ALIKE = 8
 """Prefixes are alike that differ by a part of the new tokens: one in so many. Prompts that have
 nothing else in common often share their first token."""
+
+_BEHIND = 256
+"""Prefixes of a hybrid model's group lie between the same multiples of this."""
+
+_MOST_KV = 4 * MOST_TOKENS
+"""Tokens of a hybrid model's group, with prefixes: one layer of three to eight has KV."""
 
 _STEP = 32
 """Tokens to which lengths are rounded."""
@@ -75,19 +81,34 @@ class Shape:
         return Shape(rows, prefix, tokens) if rows * (prefix + tokens) <= MOST_ROUNDED else self
 
 
-def groups(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
+def groups(prompts: Sequence[Prompt], most: int = MOST_TOKENS) -> list[list[Prompt]]:
     """Groups of two and more prompts with like prefixes and like numbers of tokens.
 
     Each prompt is in one group at most. A group holds up to `MOST_PROMPTS` prompts, and up to
-    `MOST_TOKENS` tokens. At most a quarter of the work is padding, or in the pool already.
+    `most` tokens. At most a quarter of the work is padding, or in the pool already.
     Prompts that are in no group are computed one by one.
     """
     return [
         group
         for alike in _with_like_prefixes(prompts)
-        for group in _with_like_ends(alike)
+        for group in _with_like_ends(alike, most)
         if len(group) > 1
     ]
+
+
+def of_hybrids(prompts: Iterable[tuple[int, int, int, int]]) -> list[list[Prompt]]:
+    """The same of a hybrid model's prompts, whose prefixes are not computed again.
+
+    Prefixes are padded to those of a group, and first parts have one length.
+
+    Args:
+        prompts: of each its number, its prefix, its new tokens, and those of its first part.
+    """
+    alike: dict[int, list[Prompt]] = {}
+    for number, prefix, tokens, first in prompts:
+        behind = -(-prefix // _BEHIND) * _BEHIND
+        alike.setdefault(first, []).append(Prompt(number, behind, tokens))
+    return [group for each in alike.values() for group in groups(each, _MOST_KV)]
 
 
 def shape(group: Sequence[Prompt]) -> Shape:
@@ -106,23 +127,24 @@ def _with_like_prefixes(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
     return alike
 
 
-def _with_like_ends(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
+def _with_like_ends(prompts: Sequence[Prompt], most: int) -> list[list[Prompt]]:
     chosen: list[list[Prompt]] = []
     # Longest first, so that what the others are padded to is known from a group's first prompt on.
     for prompt in sorted(prompts, key=lambda prompt: (-prompt.end, prompt.number)):
-        if chosen and _is_group([*chosen[-1], prompt]):
+        if chosen and _is_group([*chosen[-1], prompt], most):
             chosen[-1].append(prompt)
         else:
             chosen.append([prompt])
     return chosen
 
 
-def _is_group(prompts: Sequence[Prompt]) -> bool:
+def _is_group(prompts: Sequence[Prompt], most: int) -> bool:
     of = shape(prompts)
     computed = of.rows * of.tokens
     needless = computed - sum(prompt.tokens for prompt in prompts)
     return (
         of.rows <= MOST_PROMPTS
-        and of.rows * (of.prefix + of.tokens) <= MOST_TOKENS
+        and computed <= MOST_TOKENS
+        and of.rows * (of.prefix + of.tokens) <= most
         and needless * _PADDING <= computed
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,15 +32,7 @@ class Row:
     def __call__(self, _: Any, *, cache: Sequence[Any]) -> Any:
         """Fill a request's caches, and return the logits."""
         for layer, of in zip(self.layers, cache, strict=True):
-            keys, values = (self._own(array) for array in (layer.keys, layer.values))
-            new = slice(self.prefix, None)
-            if hasattr(of, "_full_keys"):
-                # What its own `update_and_fetch` leaves; prefix and prompt are joined already.
-                of.offset += self.tokens
-                of._full_keys, of._full_values = keys, values
-                of._new_keys, of._new_values = keys[:, :, new], values[:, :, new]
-            else:
-                of.update_and_fetch(keys, values)
+            put(of, self._own(layer.keys), self._own(layer.values), self.prefix)
         return self.logits
 
     def fits(self, input_ids: Any, cache: Sequence[Any]) -> bool:
@@ -60,11 +52,7 @@ class Row:
                 (self._own(one.keys), alone._own(other.keys)),
                 (self._own(one.values), alone._own(other.values)),
             ]
-        near = []
-        for mine, its in both:
-            mine, its = mine.astype(core.float32), its.astype(core.float32)
-            near.append(core.max(core.abs(mine - its)) <= part * core.max(core.abs(its)))
-        return bool(core.all(core.stack(near)).item())
+        return are_near(core, both, part)
 
     def _own(self, array: Any) -> Any:
         """(1, n_kv_heads, prefix + tokens, head_dim) of all rows', without padding."""
@@ -107,6 +95,27 @@ class Layer:
         return keys, values
 
 
+def put(cache: Any, keys: Any, values: Any, start: int) -> None:
+    """Give an attention layer's cache, which holds `start` tokens, KV of these and of the next."""
+    new = slice(start, None)
+    if hasattr(cache, "_full_keys"):
+        # What its own `update_and_fetch` leaves; prefix and prompt are joined already.
+        cache.offset = keys.shape[2]
+        cache._full_keys, cache._full_values = keys, values
+        cache._new_keys, cache._new_values = keys[:, :, new], values[:, :, new]
+    else:
+        cache.update_and_fetch(keys[:, :, new], values[:, :, new])
+
+
+def are_near(core: Any, pairs: Iterable[tuple[Any, Any]], part: float) -> bool:
+    """Whether the arrays of each pair differ by a part of the second's largest value at most."""
+    near = []
+    for mine, its in pairs:
+        mine, its = mine.astype(core.float32), its.astype(core.float32)
+        near.append(core.max(core.abs(mine - its)) <= part * core.max(core.abs(its)))
+    return bool(core.all(core.stack(near)).item())
+
+
 def compute(
     core: Any,
     model: Any,
@@ -128,24 +137,35 @@ def compute(
     """
     offset = layers[0].offset
     new = [prompt[offset:] for _, prompt in prompts]
-    ids = core.array([[*each, *[0] * (tokens - len(each))] for each in new], core.int32)
-    last = core.array([len(each) - 1 for each in new], core.int32)[:, None, None]
-
-    def cut(hidden: Any) -> Any:
-        return core.take_along_axis(hidden, last, axis=1)
-
-    owner = owner_of_trunk(model)
-    if owner is None:
-        logits = cut(logits_of(model(ids, cache=layers)))
-    else:
-        trunk = _Trunk(owner[TRUNK], cut)
-        with in_place_of(owner, trunk):
-            logits = logits_of(model(ids, cache=layers))
-        logits = logits if trunk.was_cut else cut(logits)
+    logits = last_logits(core, model, layers, new, tokens)
     return [
         Row(index, prefix, len(prompt) - prefix, layers, logits[index : index + 1])
         for index, (prefix, prompt) in enumerate(prompts)
     ]
+
+
+def padded(core: Any, rows: Sequence[Sequence[int]], tokens: int) -> Any:
+    """Tokens of each row with zeros behind them: (rows, tokens), int32."""
+    return core.array([[*each, *[0] * (tokens - len(each))] for each in rows], core.int32)
+
+
+def last_logits(
+    core: Any, model: Any, cache: Sequence[Any], rows: Sequence[Sequence[int]], tokens: int
+) -> Any:
+    """The logits of each row's last token, (rows, 1, vocabulary), of a pass of `tokens` each."""
+    last = core.array([len(each) - 1 for each in rows], core.int32)[:, None, None]
+
+    def cut(hidden: Any) -> Any:
+        return core.take_along_axis(hidden, last, axis=1)
+
+    ids = padded(core, rows, tokens)
+    owner = owner_of_trunk(model)
+    if owner is None:
+        return cut(logits_of(model(ids, cache=cache)))
+    trunk = _Trunk(owner[TRUNK], cut)
+    with in_place_of(owner, trunk):
+        logits = logits_of(model(ids, cache=cache))
+    return logits if trunk.was_cut else cut(logits)
 
 
 class _Trunk:

@@ -32,6 +32,9 @@ _NEAR = 0.05
 """In a trial, logits and KV may differ by this part of the largest. Rounding in bfloat16 gives
 less, and a mistake in a mask or a position gives more."""
 
+_NEAR_HYBRID = 0.2
+"""The same for hybrids, with their states. Through 24 layers in bfloat16 rounding gave up to 0.08."""
+
 _NOTED = "_sglang_perf_patches_noted"
 
 
@@ -230,16 +233,16 @@ class _Batches:
                 (row, self._forward(runner, [prompt], shape([each]))[0])
                 for each, prompt, row in zip(group, prompts, rows, strict=True)
             )
-            if not self._are_near(alone, kind, of.kind(), runner):
+            if not self._are_near(alone, _NEAR, kind, of.kind(), runner):
                 return
         self._rows.update(zip((each.req_id for each in prompts), rows, strict=True))
 
     def _are_near(
-        self, pairs: Iterable[tuple[Any, Any]], kind: str, what: str, runner: Any
+        self, pairs: Iterable[tuple[Any, Any]], part: float, kind: str, what: str, runner: Any
     ) -> bool:
         """Whether each row is near the same prompt's alone; the verdict is kept."""
         COUNTS["trials"] += 1
-        if all(row.is_near(alone, self._core, _NEAR) for row, alone in pairs):
+        if all(row.is_near(alone, self._core, part) for row, alone in pairs):
             self._check.credit(kind)
             return True
         self._rows.clear()
@@ -261,7 +264,8 @@ class _Batches:
         ):
             of, prompts = shape(group), [by_number[each.number] for each in group]
             # Rows without padding need no mask, for which there is another kernel.
-            ends = "of one length" if len({each.tokens for each in group}) == 1 else "padded"
+            lengths = {each.tokens for each in group}
+            ends = "padded" if self._plans or len(lengths) > 1 else "of one length"
             what = f"{of.kind()}, {ends},"
             kind = ends if self._is_proven else what
             is_tried = self._check.may_try(kind)
@@ -276,7 +280,7 @@ class _Batches:
             rows = build(prompts)
             if is_tried:
                 alone = ((row, build([each])[0]) for each, row in zip(prompts, rows, strict=True))
-                if not self._are_near(alone, kind, what, runner):
+                if not self._are_near(alone, _NEAR_HYBRID, kind, what, runner):
                     return
             requests = (noted[each.number].req_id for each in group)
             self._rows.update(zip(requests, rows, strict=True))

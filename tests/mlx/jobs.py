@@ -279,7 +279,10 @@ def broken_groups() -> dict[str, Any]:
 
 def broken_rows() -> dict[str, Any]:
     """The same of ``mlx.batched-prefill``."""
+    from mlx_lm.models.cache import ArraysCache
+
     from sglang_perf_patches.sets.mlx.batched_prefill import body as batched_prefill
+    from sglang_perf_patches.sets.mlx.batched_prefill import hybrid
     from sglang_perf_patches.sets.mlx.batched_prefill.grouping import Shape, shape
     from sglang_perf_patches.sets.mlx.batched_prefill.rows import Row
     from sglang_perf_patches.verify.mlx import batched_prefill as proof
@@ -301,8 +304,38 @@ def broken_rows() -> dict[str, Any]:
     def too_short(self: Any) -> Any:
         return replace(rounded(self), tokens=self.tokens)
 
+    together, joined = hybrid.compute, hybrid._Batches._joined
+
+    def on_the_right(self: Any, missing: int, array: Any) -> Any:
+        return self._core.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)])
+
+    def first_parts_are_skipped(self: Any, *_: Any) -> bool:
+        is_filled, self._launched = self._launched is not None, None
+        return is_filled
+
+    def without_states(self: Any, arrays: Any) -> Any:
+        whole = joined(self, arrays)
+        return None if whole is None else self._core.zeros_like(whole)
+
+    def kept_at_the_end(*words: Any, **options: Any) -> Any:
+        return [
+            replace(row, first=row.first and replace(row.first, layers=row.last.layers))
+            for row in together(*words, **options)
+        ]
+
     broken = {
         "whole": (batched_prefill, "COUNTS", batched_prefill.COUNTS),
+        "hybrids: a row gets another's states": (
+            hybrid,
+            "compute",
+            lambda *words, **options: together(*words, **options)[::-1],
+        ),
+        "hybrids: states take in padding": (ArraysCache, "prepare", lambda *_, **__: None),
+        "hybrids: prefixes are padded behind": (hybrid._Batches, "_padded", on_the_right),
+        "hybrids: a row begins without its state": (hybrid._Batches, "_joined", without_states),
+        "hybrids: the state after a prompt is kept": (hybrid, "compute", kept_at_the_end),
+        "hybrids: nothing is kept": (batches, "fill_first_part", first_parts_are_skipped),
+        "hybrids: a part fits no call": (hybrid.Part, "fits", lambda *_: False),
         "everything is left to stock": (batched_prefill, "groups", lambda _: []),
         "a row gets another's values": (
             batched_prefill,

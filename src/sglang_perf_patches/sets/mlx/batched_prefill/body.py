@@ -33,7 +33,7 @@ _NEAR = 0.05
 less, and a mistake in a mask or a position gives more."""
 
 _NEAR_HYBRID = 0.2
-"""The same for hybrids, with their states. Through 24 layers in bfloat16 rounding gave up to 0.08."""
+"""The same for hybrids, with their states. Rounding gave up to 0.08 through 24 layers."""
 
 _NOTED = "_sglang_perf_patches_noted"
 

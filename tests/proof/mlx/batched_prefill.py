@@ -41,16 +41,18 @@ def recurrent_without_pool(inputs: Inputs) -> int:
         return compared + same_prompts("float32", [SCRIPTED], name="qwen3_next")
 
 
-def unknown_states(_: Inputs) -> int:
-    """A hybrid model whose states can't be told lengths is stock's."""
-    with (
-        models.model("qwen3_next", "float32") as model,
-        mock.patch.object(hybrid, "is_recurrent", return_value=False),
-    ):
-        COUNTS.clear()
-        near(PATCH, model, lambda: [play(model, SCRIPTED[:2])], PART, ran=False)
-    require(not COUNTS["together"], f"{PATCH}: {dict(COUNTS)}")
-    return 1
+def left_to_stock(_: Inputs) -> int:
+    """A hybrid model whose states can't be told lengths, or that can't take rows at all."""
+    with models.model("qwen3_next", "float32") as model:
+        for name, change in (
+            ("is_recurrent", {"return_value": False}),
+            ("compute", {"side_effect": ValueError("offsets")}),
+        ):
+            COUNTS.clear()
+            with mock.patch.object(hybrid, name, **change):
+                near(PATCH, model, lambda: [play(model, SCRIPTED[:2])], PART, ran=False)
+            require(not COUNTS["together"], f"{PATCH}: {dict(COUNTS)}")
+    return 2
 
 
 def sampled(_: Inputs) -> int:
@@ -74,7 +76,7 @@ CHECKS = {
     "without a pool": without_pool,
     "rounded shapes": rounded_shapes,
     "recurrent states without a pool": recurrent_without_pool,
-    "unknown states": unknown_states,
+    "recurrent states, left to stock": left_to_stock,
     "sampled": sampled,
     "other values": other_values,
 }

@@ -277,11 +277,19 @@ class _Batches:
                 attention=runner._cache_layout.attention_layer_indices,
                 rounds=self._plans,
             )
-            rows = build(prompts)
-            if is_tried:
+            try:
+                rows = build(prompts)
                 alone = ((row, build([each])[0]) for each, row in zip(prompts, rows, strict=True))
-                if not self._are_near(alone, _NEAR_HYBRID, kind, what, runner):
-                    return
+                is_near = not is_tried or self._are_near(alone, _NEAR_HYBRID, kind, what, runner)
+            except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+                if not is_tried:
+                    raise
+                # A model's attention may not take rows that begin at different positions.
+                self._rows.clear()
+                self._check.fail(f"{what} of {type(runner.model).__module__}: {error!r}")
+                return
+            if not is_near:
+                return
             requests = (noted[each.number].req_id for each in group)
             self._rows.update(zip(requests, rows, strict=True))
 
@@ -290,7 +298,12 @@ class _Batches:
         core, layout, prefix = self._core, runner._cache_layout, len(noted.prefix_slots)
         new = noted.tokens[prefix:]
         cache = runner._new_cache_skeleton()
-        can_pad = all(hybrid.is_recurrent(cache[each]) for each in layout.auxiliary_layer_indices)
+        can_pad = all(
+            isinstance(of, self._caches.KVCache)
+            if layer in layout.attention_layer_indices
+            else hybrid.is_recurrent(of)
+            for layer, of in enumerate(cache)
+        )
         if not new or not can_pad:
             return None
         first, slots = 0, core.array(noted.prefix_slots, core.int32)

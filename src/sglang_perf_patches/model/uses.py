@@ -6,6 +6,8 @@ that is missing makes a patch ``not needed``. `ruling` has the rule for both.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .feature import NOTHING, Use
 
 _TRTLLM_MLA = ("trtllm_mla", "cutedsl_mla", "tokenspeed_mla")
@@ -81,3 +83,8 @@ USES = (
     ),
 )
 """All uses. ``model.…`` is read from the release's ``ModelConfig`` (`live.published.of_model`)."""
+
+
+def computes_by_mlx(environment: Mapping[str, str]) -> bool:
+    """Whether these variables have a server compute by MLX, as stock reads them."""
+    return environment.get("SGLANG_USE_MLX", "0").lower() not in _NO_MLX

@@ -27,6 +27,7 @@ from typing import Any
 from ... import faults, worker
 from ...live import published
 from ...model.setups import FEATURES
+from ...model.uses import computes_by_mlx
 from . import QUICKLY, hub, stand_ins
 
 _ARGUMENTS = "sglang.srt.server_args"
@@ -48,7 +49,7 @@ def main(how: str, gpu: dict[str, Any] | None, words: list[str]) -> None:
             pretend(gpu, Path(folder))
         else:
             stand_ins.lend_torchvision()
-            if os.environ.get("SGLANG_USE_MLX", "0") != "0" and sys.platform != "darwin":
+            if computes_by_mlx(os.environ) and sys.platform != "darwin":
                 pretend_mac()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             line = _resolved(words, said, is_skipped=is_skipped)

@@ -17,6 +17,7 @@ from ...compat.source import Tree
 from ...model import switch
 from ...model.feature import Setup
 from ...model.selection import Selection
+from ...model.uses import computes_by_mlx
 from .. import entry_point, patch_page, render
 from ..ask import answer, command, gpus
 from ..ask.answer import Fate
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace, *, in_short: bool) -> int:
     else:
         shown = [one for one in found if args.all or _is_shown(one, in_short=in_short)]
         machine = gpu.text if gpu else "no GPU"
-        if _is_mlx(asked) and sys.platform != "darwin":
+        if computes_by_mlx(asked.environment) and sys.platform != "darwin":
             machine = "a Mac, which SGLANG_USE_MLX=1 needs"
         parts = [_head(machine, tree, selection, found)]
         if shown:
@@ -83,14 +84,10 @@ def reject_gpu(args: argparse.Namespace) -> None:
 def _gpu(name: str | None, asked: command.Asked) -> gpus.Gpu | None:
     if name is not None:
         return gpus.named(name)
-    has_none = sys.platform == "darwin" or _is_mlx(asked)
+    has_none = sys.platform == "darwin" or computes_by_mlx(asked.environment)
     words = [*asked.arguments, ""]
     is_cpu = "--device=cpu" in words or ("--device", "cpu") in itertools.pairwise(words)
     return None if has_none or is_cpu else gpus.here() or gpus.assumed()
-
-
-def _is_mlx(asked: command.Asked) -> bool:
-    return asked.environment.get("SGLANG_USE_MLX", "0") != "0"
 
 
 def _is_shown(fate: Fate, *, in_short: bool) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from itertools import product
 from random import Random
+from typing import Any
 from unittest import mock
 
 from sglang_perf_patches.sets.mlx.batched_prefill import body, hybrid
@@ -55,6 +58,52 @@ def left_to_stock(_: Inputs) -> int:
     return 2
 
 
+def faulty_caches(_: Inputs) -> int:
+    """The trial of a hybrid model's group finds each fault of mlx-lm's caches for batches."""
+    batches: Batches = (
+        [("a", 32, "", 0), ("b", 32, "", 0)],
+        [("c", 20, "", 0)],
+        [("d", 40, "", 0)],
+        [("e", 10, "", 0), ("f", 9, "", 0)],
+        [("g", 20, "c", 16), ("h", 20, "c", 16)],
+        [("i", 30, "c", 16), ("j", 30, "d", 32)],
+    )
+    caches: Any = import_module("mlx_lm.models.cache")
+    base: Any = import_module("mlx_lm.models.base")
+
+    def mask_of_one_row(self: Any, tokens: int, **_: Any) -> Any:
+        return base.create_causal_mask(tokens, offset=self._idx)
+
+    class Renamed(caches.BatchKVCache):  # type: ignore[misc]
+        """As a later mlx-lm may have it: it has another name for how many tokens it holds."""
+
+        def update_and_fetch(self, keys: Any, values: Any) -> Any:
+            self._idx = getattr(self, "_held", 0)
+            both = super().update_and_fetch(keys, values)
+            self._held = self._idx
+            return both
+
+        def make_mask(self, tokens: int, **options: Any) -> Any:
+            self._idx = getattr(self, "_held", 0)
+            return super().make_mask(tokens, **options)
+
+    faults = (
+        (caches.ArraysCache, "prepare", lambda *_, **__: None),
+        (caches.BatchKVCache, "make_mask", mask_of_one_row),
+        (caches, "BatchKVCache", Renamed),
+    )
+    compared = 0
+    with models.model("qwen3_next", "float32") as model:
+        for rounds, fault in product((False, True), faults):
+            with (
+                mock.patch.object(body, "attends_by_cudnn", return_value=rounds),
+                mock.patch.object(*fault),
+            ):
+                near(PATCH, model, lambda: [play(model, batches)], PART, ran=None)
+            compared += 1
+    return compared
+
+
 def sampled(_: Inputs) -> int:
     """Sampled tokens, where the release samples."""
     return same_prompts("float32", [SCRIPTED], sampling=True) if can_sample() else 0
@@ -77,6 +126,7 @@ CHECKS = {
     "rounded shapes": rounded_shapes,
     "recurrent states without a pool": recurrent_without_pool,
     "recurrent states, left to stock": left_to_stock,
+    "recurrent states, faulty caches": faulty_caches,
     "sampled": sampled,
     "other values": other_values,
 }

@@ -253,6 +253,18 @@ class _Batches:
         return False
 
     def _compute_hybrids(self, runner: Any, noted: Sequence[Noted]) -> None:
+        """Compute groups of a hybrid model's prompts; what can't be computed is left to stock."""
+        if sum(bool(each.tokens) for each in noted) < 2:
+            return
+        layout, skeleton = runner._cache_layout, runner._new_cache_skeleton()
+        if not all(
+            isinstance(of, self._caches.KVCache)
+            if layer in layout.attention_layer_indices
+            else hybrid.is_recurrent(of)
+            for layer, of in enumerate(skeleton)
+        ):
+            self._check.fail(f"the caches of {type(runner.model).__module__} take no rows")
+            return
         by_number = {
             number: prompt
             for number, each in enumerate(noted)
@@ -263,28 +275,28 @@ class _Batches:
             for number, each in by_number.items()
         ):
             of, prompts = shape(group), [by_number[each.number] for each in group]
-            # Rows without padding need no mask, for which there is another kernel.
-            lengths = {each.tokens for each in group}
-            ends = "padded" if self._plans or len(lengths) > 1 else "of one length"
-            what = f"{of.kind()}, {ends},"
-            kind = ends if self._is_proven else what
+            ends = hybrid.kind(prompts, rounds=self._plans)
+            last = Shape(of.rows, prompts[0].first, of.tokens - prompts[0].first)
+            what = f"{of.kind()}, {ends}"
+            kind = ends if self._is_proven else f"{what}, at last {last.kind()}"
             is_tried = self._check.may_try(kind)
             if not is_tried and not self._check.has_passed(kind):
                 continue
             build = partial(
                 hybrid.compute,
                 *(self._core, self._caches, runner),
-                attention=runner._cache_layout.attention_layer_indices,
-                rounds=self._plans,
+                attention=layout.attention_layer_indices,
             )
             try:
-                rows = build(prompts)
-                alone = ((row, build([each])[0]) for each, row in zip(prompts, rows, strict=True))
+                rows = build(prompts, rounds=self._plans)
+                alone = (
+                    (row, build([each], rounds=False)[0])
+                    for each, row in zip(prompts, rows, strict=True)
+                )
                 is_near = not is_tried or self._are_near(alone, _NEAR_HYBRID, kind, what, runner)
-            except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-                if not is_tried:
-                    raise
-                # A model's attention may not take rows that begin at different positions.
+            except Exception as error:
+                # A model's attention may not take rows that begin at different positions. Nothing
+                # is launched yet, so stock computes all.
                 self._rows.clear()
                 self._check.fail(f"{what} of {type(runner.model).__module__}: {error!r}")
                 return
@@ -297,15 +309,9 @@ class _Batches:
         """A hybrid model's prompt with what its layers hold; None if stock must compute it."""
         core, layout, prefix = self._core, runner._cache_layout, len(noted.prefix_slots)
         new = noted.tokens[prefix:]
-        cache = runner._new_cache_skeleton()
-        can_pad = all(
-            isinstance(of, self._caches.KVCache)
-            if layer in layout.attention_layer_indices
-            else hybrid.is_recurrent(of)
-            for layer, of in enumerate(cache)
-        )
-        if not new or not can_pad:
+        if not new:
             return None
+        cache = runner._new_cache_skeleton()
         first, slots = 0, core.array(noted.prefix_slots, core.int32)
         if prefix and not runner._restore_auxiliary_state(noted.row, cache):
             return None  # Stock computes the prefix again.

@@ -9,8 +9,8 @@ MOST_PROMPTS = 8
 """As many as mlx-lm's server takes together."""
 
 MOST_TOKENS = 4096
-"""Tokens of a group, with prefixes and padding. Longer prompts keep a device busy by themselves.
-The memory of a forward pass depends on this number."""
+"""Tokens of a group, with padding, and with prefixes except of hybrids. Longer prompts keep a
+device busy by themselves. The memory of a forward pass depends on this number."""
 
 MOST_ROUNDED = 2048
 """The same of a group whose shape is rounded, which may double what is computed."""
@@ -25,10 +25,10 @@ nothing else in common often share their first token."""
 _BEHIND = 256
 """Prefixes of a hybrid model's group lie between the same multiples of this."""
 
-_MOST_KV = 4 * MOST_TOKENS
+MOST_KV = 4 * MOST_TOKENS
 """Tokens of a hybrid model's group, with prefixes: one layer of three to eight has KV."""
 
-_STEP = 32
+STEP = 32
 """Tokens to which lengths are rounded."""
 
 
@@ -68,15 +68,15 @@ class Shape:
 
     def kind(self) -> str:
         """What decides which kernels compute it: each size by its power of two, from 32 on."""
-        rows, prefix, tokens = self.rows, max(self.prefix, _STEP - 1), max(self.tokens, _STEP - 1)
+        rows, prefix, tokens = self.rows, max(self.prefix, STEP - 1), max(self.tokens, STEP - 1)
         rows, prefix, tokens = ((1 << each.bit_length()) - 1 for each in (rows, prefix, tokens))
         behind = f", behind up to {prefix}" if self.prefix else ""
         return f"up to {rows} rows of up to {tokens} tokens{behind}"
 
     def rounded(self) -> Shape:
         """One of fewer shapes, for a device that has to plan each new one; or this, if too long."""
-        prefix = self.prefix // _STEP * _STEP
-        tokens = -(-(self.prefix + self.tokens - prefix) // _STEP) * _STEP
+        prefix = self.prefix // STEP * STEP
+        tokens = -(-(self.prefix + self.tokens - prefix) // STEP) * STEP
         rows = 1 << (self.rows - 1).bit_length()
         return Shape(rows, prefix, tokens) if rows * (prefix + tokens) <= MOST_ROUNDED else self
 
@@ -84,9 +84,9 @@ class Shape:
 def groups(prompts: Sequence[Prompt], most: int = MOST_TOKENS) -> list[list[Prompt]]:
     """Groups of two and more prompts with like prefixes and like numbers of tokens.
 
-    Each prompt is in one group at most. A group holds up to `MOST_PROMPTS` prompts, and up to
-    `most` tokens. At most a quarter of the work is padding, or in the pool already.
-    Prompts that are in no group are computed one by one.
+    Each prompt is in one group at most. A group holds up to `MOST_PROMPTS` prompts, up to
+    `MOST_TOKENS` tokens to compute, and up to `most` with prefixes. At most a quarter of the work
+    is padding, or in the pool already. Prompts that are in no group are computed one by one.
     """
     return [
         group
@@ -97,9 +97,9 @@ def groups(prompts: Sequence[Prompt], most: int = MOST_TOKENS) -> list[list[Prom
 
 
 def of_hybrids(prompts: Iterable[tuple[int, int, int, int]]) -> list[list[Prompt]]:
-    """The same of a hybrid model's prompts, whose prefixes are not computed again.
+    """Groups of a hybrid model's prompts, whose prefixes are not computed again.
 
-    Prefixes are padded to those of a group, and first parts have one length.
+    Prefixes of a group are padded to one length. First parts of a group have one length.
 
     Args:
         prompts: of each its number, its prefix, its new tokens, and those of its first part.
@@ -108,7 +108,7 @@ def of_hybrids(prompts: Iterable[tuple[int, int, int, int]]) -> list[list[Prompt
     for number, prefix, tokens, first in prompts:
         behind = -(-prefix // _BEHIND) * _BEHIND
         alike.setdefault(first, []).append(Prompt(number, behind, tokens))
-    return [group for each in alike.values() for group in groups(each, _MOST_KV)]
+    return [group for each in alike.values() for group in groups(each, MOST_KV)]
 
 
 def shape(group: Sequence[Prompt]) -> Shape:

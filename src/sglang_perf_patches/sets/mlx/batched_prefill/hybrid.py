@@ -14,14 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .grouping import MOST_KV, MOST_ROUNDED, STEP
 from .rows import are_near, last_logits, padded, put
-
-_STEP = 32
-"""Tokens to which lengths are rounded where a device plans each new shape."""
 
 Held = Sequence[Sequence[Any]]
 """What a row's layers hold, by layer: keys and values, (1, n_kv_heads, tokens, head_dim), or a
-recurrent layer's arrays, (1, …), each of which may be None; nothing, if it is empty."""
+recurrent layer's arrays, (1, …), None without a state; nothing, if it is empty."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +103,38 @@ def is_recurrent(cache: Any) -> bool:
     return hasattr(cache, "lengths") and isinstance(getattr(cache, "cache", None), list)
 
 
+def extent(starts: Sequence[int], lengths: Sequence[int], *, rounds: bool) -> tuple[int, int, int]:
+    """Rows, tokens of each row, and tokens before them, of one pass.
+
+    Args:
+        starts: tokens before each row.
+        lengths: tokens of each row.
+        rounds: whether to round up, as long as the pass stays small.
+    """
+    rows, tokens, behind = len(starts), max(lengths), max(starts)
+    if rounds:
+        many = 1 << (rows - 1).bit_length()
+        long, far = (-(-each // STEP) * STEP for each in (tokens, behind))
+        if many * long <= MOST_ROUNDED and many * (long + far) <= MOST_KV:
+            return many, long, far
+    return rows, tokens, behind
+
+
+def kind(prompts: Sequence[Prompt], *, rounds: bool) -> str:
+    """What of mlx-lm's caches for batches a group needs, in words."""
+    first, starts = prompts[0].first, [each.prefix for each in prompts]
+    lengths = [len(each.tokens) for each in prompts]
+    passes = [(starts, [first] * len(starts))] if first else []
+    passes.append(([each + first for each in starts], [each - first for each in lengths]))
+    kinds = set()
+    for begins, parts in passes:
+        _, tokens, behind = extent(begins, parts, rounds=rounds)
+        kinds |= {"padded"} if min(parts) < tokens else set()
+        if behind:
+            kinds.add(f"behind {'equal' if min(begins) == behind else 'unequal'} prefixes")
+    return ", ".join(sorted(kinds)) or "whole"
+
+
 def compute(
     core: Any,
     caches: Any,
@@ -125,21 +155,22 @@ def compute(
         rounds: whether to round shapes up.
 
     Returns:
-        a row for each prompt, unevaluated.
+        a row for each prompt, unevaluated. One prompt alone, not rounded, is computed with the
+        caches that mlx-lm has for one request.
     """
-    batches = _Batches(core, caches, runner, attention, rounds)
+    batches = _Passes(core, caches, runner, attention, rounds)
     held = [each.held for each in prompts]
     starts = [each.prefix for each in prompts]
     first = prompts[0].first
     parts: Sequence[Part | None] = [None] * len(prompts)
     if first:
         trunk = runner._trunk or runner.model
-        parts = before = batches.compute(
-            held,
-            starts,
-            [each.tokens[:first] for each in prompts],
-            lambda cache, rows, tokens: trunk(padded(core, rows, tokens), cache=cache),
-        )
+        tokens = [each.tokens[:first] for each in prompts]
+
+        def keep_states(cache: Sequence[Any], rows: Sequence[Sequence[int]], width: int) -> None:
+            trunk(padded(core, rows, width), cache=cache)
+
+        parts = before = batches.compute(held, starts, tokens, keep_states)
         held = [each.layers for each in before]
         starts = [each + first for each in starts]
     last = batches.compute(
@@ -151,8 +182,8 @@ def compute(
     return [Row(*each) for each in zip(parts, last, strict=True)]
 
 
-class _Batches:
-    """Passes of one group."""
+class _Passes:
+    """Computes the passes of one group."""
 
     def __init__(
         self, core: Any, caches: Any, runner: Any, attention: Sequence[int], rounds: bool
@@ -167,15 +198,13 @@ class _Batches:
         rows: Sequence[Sequence[int]],
         model: Callable[[Sequence[Any], Sequence[Sequence[int]], int], Any],
     ) -> list[Part]:
-        """One part of each row."""
+        """One part of each row; `model` gives its logits, or None."""
         core, wanted = self._core, len(rows)
-        tokens, behind = max(map(len, rows)), max(starts)
-        if self._rounds:
-            tokens, behind = (-(-each // _STEP) * _STEP for each in (tokens, behind))
-            copies = (1 << (wanted - 1).bit_length()) - wanted
-            held = [*held, *[held[0]] * copies]
-            starts = [*starts, *[starts[0]] * copies]
-            rows = [*rows, *[rows[0]] * copies]
+        size, tokens, behind = extent(starts, [*map(len, rows)], rounds=self._rounds)
+        copies = size - wanted
+        held = [*held, *[held[0]] * copies]
+        starts = [*starts, *[starts[0]] * copies]
+        rows = [*rows, *[rows[0]] * copies]
         lengths = [len(each) for each in rows]
         cache = self._runner._new_cache_skeleton()
         for layer, of in enumerate(cache):
@@ -199,38 +228,28 @@ class _Batches:
                 else tuple(core.take(each, at, axis=0) for each in of.cache)
                 for layer, of in enumerate(cache)
             ]
-            logits = output[index : index + 1]
+            logits = None if output is None else output[index : index + 1]
             parts.append(Part(start, lengths[index], layers, self._attention[0], logits))
         return parts
 
     def _kv(self, arrays: Sequence[Sequence[Any]], starts: Sequence[int], behind: int) -> Any:
         """The cache of an attention layer, which holds up to `behind` tokens of each row."""
-        cache = self._caches.BatchKVCache([behind - each for each in starts])
+        is_alone = len(arrays) == 1 and behind == starts[0]
+        lacking = [behind - each for each in starts]
+        cache = self._caches.KVCache() if is_alone else self._caches.BatchKVCache(lacking)
         if behind:
             cache.keys, cache.values = (
-                self._core.concatenate(
-                    [self._padded(each, array) for each, array in self._filled(whole, behind)]
-                )
-                for whole in zip(*[each or (None, None) for each in arrays], strict=True)
+                self._core.concatenate([*map(self._padded, lacking, whole)])
+                for whole in zip(*arrays, strict=True)
             )
             cache.offset = cache.offset + behind
-            cache._idx = behind
+            if not is_alone:
+                cache._idx = behind
         return cache
 
-    def _filled(self, arrays: Sequence[Any], behind: int) -> list[tuple[int, Any]]:
-        """Each row's KV and how many tokens are missing in front of it."""
-        some = next(each for each in arrays if each is not None)
-        empty = some[:, :, :0]
-        filled = [empty if each is None else each for each in arrays]
-        return [(behind - each.shape[2], each) for each in filled]
-
-    def _padded(self, missing: int, array: Any) -> Any:
-        return self._core.pad(array, [(0, 0), (0, 0), (missing, 0), (0, 0)]) if missing else array
+    def _padded(self, lacking: int, array: Any) -> Any:
+        return self._core.pad(array, [(0, 0), (0, 0), (lacking, 0), (0, 0)]) if lacking else array
 
     def _joined(self, arrays: Sequence[Any]) -> Any:
-        """One array of a recurrent layer's, with zeros for a row that has no state yet."""
-        some = next((each for each in arrays if each is not None), None)
-        if some is None:
-            return None
-        zeros = self._core.zeros_like(some)
-        return self._core.concatenate([zeros if each is None else each for each in arrays])
+        """One array of a recurrent layer's; None if the rows, all without prefixes, have none."""
+        return None if arrays[0] is None else self._core.concatenate(arrays)

@@ -304,7 +304,7 @@ def broken_rows() -> dict[str, Any]:
     def too_short(self: Any) -> Any:
         return replace(rounded(self), tokens=self.tokens)
 
-    together, joined = hybrid.compute, hybrid._Batches._joined
+    together, joined = hybrid.compute, hybrid._Passes._joined
 
     def on_the_right(self: Any, missing: int, array: Any) -> Any:
         return self._core.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)])
@@ -331,8 +331,8 @@ def broken_rows() -> dict[str, Any]:
             lambda *words, **options: together(*words, **options)[::-1],
         ),
         "hybrids: states take in padding": (ArraysCache, "prepare", lambda *_, **__: None),
-        "hybrids: prefixes are padded behind": (hybrid._Batches, "_padded", on_the_right),
-        "hybrids: a row begins without its state": (hybrid._Batches, "_joined", without_states),
+        "hybrids: prefixes are padded behind": (hybrid._Passes, "_padded", on_the_right),
+        "hybrids: a row begins without its state": (hybrid._Passes, "_joined", without_states),
         "hybrids: the state after a prompt is kept": (hybrid, "compute", kept_at_the_end),
         "hybrids: nothing is kept": (batches, "fill_first_part", first_parts_are_skipped),
         "hybrids: a part fits no call": (hybrid.Part, "fits", lambda *_: False),

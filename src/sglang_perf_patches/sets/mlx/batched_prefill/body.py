@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 COUNTS: Counter[str] = Counter()
 """Counts for this process: prompts of a batch that were computed ``together`` or ``alone``, rows
-that stock did not ask for (``unused``), and ``trials`` of a group, next to its single prompts."""
+that stock did not ask for (``unused``), ``trials`` of a group, next to its single prompts, and
+those that ``failed``."""
 
 _NEAR = 0.05
 """In a trial, logits and KV may differ by this part of the largest. Rounding in bfloat16 gives
@@ -245,12 +246,17 @@ class _Batches:
         if all(row.is_near(alone, self._core, part) for row, alone in pairs):
             self._check.credit(kind)
             return True
-        self._rows.clear()
-        self._check.fail(
+        self._fail(
             f"{what} of {type(runner.model).__module__}, computed together, have "
             f"other values on {self._core.default_device()}"
         )
         return False
+
+    def _fail(self, reason: str) -> None:
+        """Leave everything to stock from now on."""
+        COUNTS["failed"] += 1
+        self._rows.clear()
+        self._check.fail(reason)
 
     def _compute_hybrids(self, runner: Any, noted: Sequence[Noted]) -> None:
         """Compute groups of a hybrid model's prompts; what can't be computed is left to stock."""
@@ -263,7 +269,7 @@ class _Batches:
             else hybrid.is_recurrent(of)
             for layer, of in enumerate(skeleton)
         ):
-            self._check.fail(f"the caches of {type(runner.model).__module__} take no rows")
+            self._fail(f"the caches of {type(runner.model).__module__} take no rows")
             return
         by_number = {
             number: prompt
@@ -297,8 +303,7 @@ class _Batches:
             except Exception as error:
                 # A model's attention may not take rows that begin at different positions. Nothing
                 # is launched yet, so stock computes all.
-                self._rows.clear()
-                self._check.fail(f"{what} of {type(runner.model).__module__}: {error!r}")
+                self._fail(f"{what} of {type(runner.model).__module__}: {error!r}")
                 return
             if not is_near:
                 return

@@ -59,7 +59,7 @@ def test_each_kind_of_a_group_of_prompts_is_tried(found: Found) -> None:
     counts = {"trials": 2, "unused": 0}
     assert of["whole"]["counts"] == counts | {"together": 2 + 6 + 6, "alone": 0}
     assert of["whole"]["mlx.batched-prefill"] == ["live", ""]
-    assert of["faulty"]["counts"] == counts | {"together": 2, "alone": 6 + 6}
+    assert of["faulty"]["counts"] == counts | {"together": 2, "alone": 6 + 6, "failed": 1}
     state, reason = of["faulty"]["mlx.batched-prefill"]
     assert state == "gated"
     assert "up to 7 rows of up to 63 tokens" in reason

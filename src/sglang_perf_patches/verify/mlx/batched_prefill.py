@@ -53,7 +53,7 @@ def windows(inputs: Inputs) -> int:
 
 
 def recurrent(inputs: Inputs) -> int:
-    """A hybrid model, whose states go on from those of prefixes."""
+    """A hybrid model, whose prompts continue from the states of their prefixes."""
     return same_prompts("float32", [SCRIPTED, *inputs(random_batches)[:1]], name="qwen3_next")
 
 

@@ -225,32 +225,50 @@ class _Batches:
         of = of.rounded() if self._plans else of
         # On an untested device each kind of shape is checked, elsewhere only the first group.
         kind = "any" if self._is_proven else of.kind()
+        self._keep(
+            [each.req_id for each in prompts],
+            lambda: self._forward(runner, prompts, of),
+            (
+                self._forward(runner, [prompt], shape([each]))[0]
+                for each, prompt in zip(group, prompts, strict=True)
+            ),
+            (kind, of.kind(), type(runner.model).__module__),
+            _NEAR,
+        )
+
+    def _keep(
+        self,
+        requests: Sequence[str],
+        together: Callable[[], Sequence[Any]],
+        singles: Iterable[Any],
+        names: tuple[str, str, str],
+        part: float,
+    ) -> None:
+        """Compute a group and keep its rows, if its kind has passed or passes now.
+
+        Args:
+            requests: of each row.
+            together: computes all rows in one pass.
+            singles: computes each row by itself, one after the other, only if asked.
+            names: the group's kind for the check, the kind in words, and the model's module.
+            part: of the largest value, by which a row may differ from itself computed singly.
+        """
+        kind, what, model = names
         is_tried = self._check.may_try(kind)
         if not is_tried and not self._check.has_passed(kind):
             return
-        rows = self._forward(runner, prompts, of)
+        rows = together()
         if is_tried:
-            alone = (
-                (row, self._forward(runner, [prompt], shape([each]))[0])
-                for each, prompt, row in zip(group, prompts, rows, strict=True)
-            )
-            if not self._are_near(alone, _NEAR, kind, of.kind(), runner):
+            COUNTS["trials"] += 1
+            pairs = zip(rows, singles, strict=True)
+            if not all(row.is_near(single, self._core, part) for row, single in pairs):
+                self._fail(
+                    f"{what} of {model}, computed together, have "
+                    f"other values on {self._core.default_device()}"
+                )
                 return
-        self._rows.update(zip((each.req_id for each in prompts), rows, strict=True))
-
-    def _are_near(
-        self, pairs: Iterable[tuple[Any, Any]], part: float, kind: str, what: str, runner: Any
-    ) -> bool:
-        """Whether each row is near the same prompt's alone; the verdict is kept."""
-        COUNTS["trials"] += 1
-        if all(row.is_near(alone, self._core, part) for row, alone in pairs):
             self._check.credit(kind)
-            return True
-        self._fail(
-            f"{what} of {type(runner.model).__module__}, computed together, have "
-            f"other values on {self._core.default_device()}"
-        )
-        return False
+        self._rows.update(zip(requests, rows, strict=True))
 
     def _fail(self, reason: str) -> None:
         """Leave everything to stock from now on."""
@@ -262,14 +280,14 @@ class _Batches:
         """Compute groups of a hybrid model's prompts; what can't be computed is left to stock."""
         if sum(bool(each.tokens) for each in noted) < 2:
             return
-        layout, skeleton = runner._cache_layout, runner._new_cache_skeleton()
+        layout, model = runner._cache_layout, type(runner.model).__module__
         if not all(
             isinstance(of, self._caches.KVCache)
             if layer in layout.attention_layer_indices
             else hybrid.is_recurrent(of)
-            for layer, of in enumerate(skeleton)
+            for layer, of in enumerate(runner._new_cache_skeleton())
         ):
-            self._fail(f"the caches of {type(runner.model).__module__} take no rows")
+            self._fail(f"the caches of {model} take no rows")
             return
         by_number = {
             number: prompt
@@ -285,30 +303,24 @@ class _Batches:
             last = Shape(of.rows, prompts[0].first, of.tokens - prompts[0].first)
             what = f"{of.kind()}, {ends}"
             kind = ends if self._is_proven else f"{what}, at last {last.kind()}"
-            is_tried = self._check.may_try(kind)
-            if not is_tried and not self._check.has_passed(kind):
-                continue
             build = partial(
                 hybrid.compute,
                 *(self._core, self._caches, runner),
                 attention=layout.attention_layer_indices,
             )
             try:
-                rows = build(prompts, rounds=self._plans)
-                alone = (
-                    (row, build([each], rounds=False)[0])
-                    for each, row in zip(prompts, rows, strict=True)
+                self._keep(
+                    [noted[each.number].req_id for each in group],
+                    partial(build, prompts, rounds=self._plans),
+                    (build([each], rounds=False)[0] for each in prompts),
+                    (kind, what, model),
+                    _NEAR_HYBRID,
                 )
-                is_near = not is_tried or self._are_near(alone, _NEAR_HYBRID, kind, what, runner)
             except Exception as error:
                 # A model's attention may not take rows that begin at different positions. Nothing
                 # is launched yet, so stock computes all.
-                self._fail(f"{what} of {type(runner.model).__module__}: {error!r}")
+                self._fail(f"{what} of {model}: {error!r}")
                 return
-            if not is_near:
-                return
-            requests = (noted[each.number].req_id for each in group)
-            self._rows.update(zip(requests, rows, strict=True))
 
     def _hybrid(self, runner: Any, noted: Noted) -> hybrid.Prompt | None:
         """A hybrid model's prompt with what its layers hold; None if stock must compute it."""
@@ -333,9 +345,8 @@ class _Batches:
             if layer not in layout.attention_layer_indices:
                 held.append(tuple(of.cache))
             elif prefix:
-                pool = layout.full_kv_pool_index(layer)
-                keys_and_values = runner._attention_kv_pool.get_kv(pool, slots)
-                held.append([each.transpose(1, 0, 2)[None] for each in keys_and_values])
+                both = _from_pool(runner, layer, slots)
+                held.append([each.transpose(1, 0, 2)[None] for each in both])
             else:
                 held.append(())
         return hybrid.Prompt(new, prefix, first, held)
@@ -349,8 +360,7 @@ class _Batches:
 
     def _layers(self, runner: Any, prompts: Sequence[Noted], prefix: int) -> list[Layer]:
         """Fresh layers for a group, with the first tokens of its prefixes from the pool."""
-        core, layout = self._core, runner._cache_layout
-        indices = layout.attention_layer_indices
+        core, indices = self._core, runner._cache_layout.attention_layer_indices
         if not prefix:
             return [Layer(core, self._make_mask, None) for _ in indices]
         first = [slot for each in prompts for slot in each.prefix_slots[:prefix]]
@@ -362,10 +372,15 @@ class _Batches:
 
         layers = []
         for index in indices:
-            pool_index = layout.full_kv_pool_index(index)
-            keys, values = runner._attention_kv_pool.get_kv(pool_index, slots)
+            keys, values = _from_pool(runner, index, slots)
             layers.append(Layer(core, self._make_mask, (by_row(keys), by_row(values))))
         return layers
+
+
+def _from_pool(runner: Any, layer: int, slots: Any) -> Any:
+    """A layer's keys and values in the pool's slots, each (slots, n_kv_heads, head_dim)."""
+    pool_index = runner._cache_layout.full_kv_pool_index(layer)
+    return runner._attention_kv_pool.get_kv(pool_index, slots)
 
 
 def _prompt(number: int, noted: Noted) -> Prompt:

@@ -1,4 +1,4 @@
-"""Prompts of a hybrid model as the rows of one pass, which go on from each row's own states.
+"""Prompts of a hybrid model as the rows of one pass; each row continues from its own states.
 
 A recurrent state holds every token that went through it, so padding must not reach it, and a prefix
 cannot be computed again from its middle. Here each row begins where its prefix ends: mlx-lm's own
@@ -88,10 +88,10 @@ class Row:
         """Fill a request's caches, and return the logits."""
         return self.last(input_ids, cache=cache)
 
-    def is_near(self, alone: Row, core: Any, part: float) -> bool:
+    def is_near(self, single: Row, core: Any, part: float) -> bool:
         """Whether logits, KV and states differ by a part of the other row's largest at most."""
-        pairs = [(self.last.logits, alone.last.logits)]
-        for mine, its in ((self.first, alone.first), (self.last, alone.last)):
+        pairs = [(self.last.logits, single.last.logits)]
+        for mine, its in ((self.first, single.first), (self.last, single.last)):
             if mine is not None and its is not None:
                 for one, other in zip(mine.layers, its.layers, strict=True):
                     pairs += zip(one, other, strict=True)
@@ -155,10 +155,10 @@ def compute(
         rounds: whether to round shapes up.
 
     Returns:
-        a row for each prompt, unevaluated. One prompt alone, not rounded, is computed with the
-        caches that mlx-lm has for one request.
+        a row for each prompt, unevaluated. A single prompt that is not rounded is computed with
+        mlx-lm's caches for one request.
     """
-    batches = _Passes(core, caches, runner, attention, rounds)
+    passes = _Passes(core, caches, runner, attention, rounds)
     held = [each.held for each in prompts]
     starts = [each.prefix for each in prompts]
     first = prompts[0].first
@@ -170,10 +170,10 @@ def compute(
         def keep_states(cache: Sequence[Any], rows: Sequence[Sequence[int]], width: int) -> None:
             trunk(padded(core, rows, width), cache=cache)
 
-        parts = before = batches.compute(held, starts, tokens, keep_states)
+        parts = before = passes.compute(held, starts, tokens, keep_states)
         held = [each.layers for each in before]
         starts = [each + first for each in starts]
-    last = batches.compute(
+    last = passes.compute(
         held,
         starts,
         [each.tokens[first:] for each in prompts],
@@ -234,16 +234,16 @@ class _Passes:
 
     def _kv(self, arrays: Sequence[Sequence[Any]], starts: Sequence[int], behind: int) -> Any:
         """The cache of an attention layer, which holds up to `behind` tokens of each row."""
-        is_alone = len(arrays) == 1 and behind == starts[0]
+        is_single = len(arrays) == 1 and behind == starts[0]
         lacking = [behind - each for each in starts]
-        cache = self._caches.KVCache() if is_alone else self._caches.BatchKVCache(lacking)
+        cache = self._caches.KVCache() if is_single else self._caches.BatchKVCache(lacking)
         if behind:
             cache.keys, cache.values = (
                 self._core.concatenate([*map(self._padded, lacking, whole)])
                 for whole in zip(*arrays, strict=True)
             )
             cache.offset = cache.offset + behind
-            if not is_alone:
+            if not is_single:
                 cache._idx = behind
         return cache
 

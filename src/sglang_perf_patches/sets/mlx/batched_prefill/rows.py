@@ -44,13 +44,13 @@ class Row:
         asked = input_ids.shape == (1, self.tokens) and cache[0].offset == self.prefix
         return bool(asked and (not self.prefix or hasattr(cache[0], "_full_keys")))
 
-    def is_near(self, alone: Row, core: Any, part: float) -> bool:
+    def is_near(self, single: Row, core: Any, part: float) -> bool:
         """Whether logits and KV differ from another row's by a part of its largest at most."""
-        both = [(self.logits, alone.logits)]
-        for one, other in zip(self.layers, alone.layers, strict=True):
+        both = [(self.logits, single.logits)]
+        for one, other in zip(self.layers, single.layers, strict=True):
             both += [
-                (self._own(one.keys), alone._own(other.keys)),
-                (self._own(one.values), alone._own(other.values)),
+                (self._own(one.keys), single._own(other.keys)),
+                (self._own(one.values), single._own(other.values)),
             ]
         return are_near(core, both, part)
 

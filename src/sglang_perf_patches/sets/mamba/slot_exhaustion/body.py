@@ -202,8 +202,7 @@ class _Admission:
     Attributes:
         adder: that admits it.
         before: slots that could be had before stock locked the prefix that the request matched.
-        loaded: whether its state comes back from the host. Its slots were added up before that, and
-            from then on it must be admitted: the copy to its slot is queued.
+        loaded: whether its state comes back from the host. Its slots were counted before that.
     """
 
     adder: Any
@@ -336,12 +335,14 @@ def _lacks_slots_to_load(admission: _Admission, req: Any) -> bool:
     and calls the load off if it gets none; but it asserts again when the batch gets its slots.
     Once the state is there its node is locked instead of the one that the request matched.
     """
-    tree = admission.adder.tree_cache
+    adder = admission.adder
+    tree, left = adder.tree_cache, adder.rem_chunk_tokens
     now = obtainable(tree)
     own = _held(req).mamba_pool_idx is None
-    if now <= own:
+    # Up to 0.5.19 stock refuses after the load if no page is left of the chunk: no batch asserts.
+    if now <= own or (left is not None and left < adder.page_size):
         return now < own
-    others = [each for each in admission.adder.can_run_list if each is not req]
+    others = [each for each in adder.can_run_list if each is not req]
     return needed(tree.req_to_token_pool, [*others, req]) + 1 > admission.before
 
 
@@ -355,9 +356,9 @@ class _Match:
 
 
 def _copy_last_on_device(tree: Any, req: Any) -> None:
-    """Give a request whose state stays on the host that of the last node which has one here.
+    """Copy the state of the last node that has one on the device.
 
-    Stock copies the last node's of all. It would go on behind this one from an empty state.
+    Stock copies that of the last node of all, which is on the host: the copy would be empty.
     """
     match = _Match(req, req.last_node)
     for component in tree.components.values():
@@ -377,8 +378,7 @@ def needed(pool: Any, reqs: Sequence[Any]) -> int:
         if getattr(pool, "enable_mamba_extra_buffer_lazy", False):
             tracked = 1  # the second one is taken when it is needed, and done without
     count = 0
-    for req in reqs:
-        held = _held(req)
+    for held in map(_held, reqs):
         count += held.mamba_pool_idx is None
         count += tracked if held.mamba_ping_pong_track_buffer is None else 0
     return count

@@ -322,22 +322,29 @@ def broken_one() -> dict[str, str]:
     one = one_request.OneRequest
     fill = one.fill
 
-    def changed(name: str) -> Any:
-        def wrong(self: Any, live: Any) -> None:
-            fill(self, live)
-            getattr(self, name).add_(1)
+    def changed(name: str, by: int = 1) -> Any:
+        def wrong(self: Any, *given: Any) -> None:
+            fill(self, *given)
+            getattr(self, name).add_(by).clamp_(min=0)
 
         return wrong
 
     def compared(wanted: Replays) -> int:
         return alike((PREFILL_GRAPH,), WithOne(counted_gdn()).replayed, [wanted], most=None)
 
-    def any_split(_: Any, live: Any) -> bool:
-        return len(live.slots) == 1 and bool(live.at_chunks)
+    def taken_if(**wrong: Any) -> Any:
+        """`OneRequest.takes` by other numbers."""
 
-    (wanted,) = ONE[:1]
+        def wrongly(self: Any, *given: Any) -> bool:
+            with mock.patch.multiple(self, **wrong):
+                return bool(takes(self, *given))
+
+        return wrongly
+
+    takes, (wanted,) = one.takes, ONE[:1]
     breaks: dict[str, tuple[Any, str, Any, Replays]] = {
-        "any split": (one, "takes", any_split, wanted),
+        "any split": (one, "takes", taken_if(_length=lambda _: 0), wanted),
+        "another state at a chunk": (one, "fill", changed("source", -1), wanted),
         "another slot": (one, "fill", changed("slot"), wanted),
         "kept in another slot": (one, "fill", changed("target"), wanted),
         "another end": (one, "fill", changed("starts"), wanted),

@@ -56,7 +56,7 @@ ONE = (
         Batch((Request(66),)),
         Batch((Request(64),)),
         Batch((Request(72, tracked=False),)),
-        Batch((Request(75),)),
+        Batch((Request(140),)),
         loads=True,
     ),
     replays_of(Batch((Request(70, 64),)), smaller=(8, 16, 32, 64)),  # too many buckets

@@ -88,14 +88,6 @@ class ChunkTables(Tables):
         """As `Tables.rounds_alike`."""
         return tile(tokens) == tile(bucket)
 
-    def begin(self, backend: Any, forward_batch: Any, tokens: int) -> torch.Tensor:
-        """Translate slots as stock does before its layers."""
-        pool, translate = backend.req_to_token_pool, backend._translate_mamba_indices
-        if forward_batch.mamba_track_indices is not None:
-            forward_batch.mamba_track_indices = translate(forward_batch.mamba_track_indices)
-        slots: torch.Tensor = translate(pool.get_mamba_indices(forward_batch.req_pool_indices))
-        return slots
-
     def keep_states(self, at_chunks: torch.Tensor, states: torch.Tensor) -> None:
         """As `Tables.keep_states`."""
         if self.tracks:

@@ -58,17 +58,21 @@ def live(backend: Any, forward_batch: Any, tokens: int) -> Live:
     """
     backend.init_forward_metadata(forward_batch)
     meta = backend.forward_metadata
-    indices = meta.mamba_cache_indices
-    last = backend.req_to_token_pool.mamba_pool.mamba_cache.temporal.shape[1] - 1
     tracks = meta.has_mamba_track_mask
     return Live(
         tokens=tokens,
         starts=meta.query_start_loc.to(torch.int64),
-        slots=torch.where(indices >= 0, indices, last).to(torch.int64),
+        slots=_written(backend, meta.mamba_cache_indices),
         metadata=meta,
         at_chunks=_moved(meta.track_ssm_h_src, meta.track_ssm_h_dst) if tracks else None,
         final=_moved(meta.track_ssm_final_src, meta.track_ssm_final_dst) if tracks else None,
     )
+
+
+def _written(backend: Any, slots: torch.Tensor) -> torch.Tensor:
+    """Where the kernel writes states: of a row without a slot into the last one, as in stock."""
+    last = backend.req_to_token_pool.mamba_pool.mamba_cache.temporal.shape[1] - 1
+    return torch.where(slots >= 0, slots, last).to(torch.int64)
 
 
 def _moved(
@@ -108,7 +112,7 @@ class BreakTables(Tables):
     """The tables of one bucket, and what calls FlashInfer's kernel for layers captured on them.
 
     Attributes:
-        live: the batch that the kernel's call reads, set before each replay.
+        live: the batch that the kernel's call reads, set before each replay with breaks.
         one: what the kernel reads in a graph of one request; None where there is no such graph.
     """
 
@@ -130,12 +134,15 @@ class BreakTables(Tables):
         return None
 
     def begin(self, backend: Any, forward_batch: Any, tokens: int) -> torch.Tensor:
-        """As `Tables.begin`."""
-        self.live = live(backend, forward_batch, tokens)
-        self.has_one = self.one is not None and self.one.takes(self.live)
+        """As `Tables.begin`; makes stock make its metadata only if the graph breaks for them."""
+        self.has_one = self.one is not None and self.one.takes(backend, forward_batch)
+        slots: torch.Tensor
         if self.one is not None and self.has_one:
-            self.one.fill(self.live)
-        slots: torch.Tensor = self.live.metadata.mamba_cache_indices
+            slots = super().begin(backend, forward_batch, tokens)
+            self.one.fill(_written(backend, slots), forward_batch)
+        else:
+            self.live = live(backend, forward_batch, tokens)
+            slots = self.live.metadata.mamba_cache_indices
         return slots
 
     def prepare_one(self, backend: Any, modules: Any) -> bool:

@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from .. import host
+
 _LENGTHS = "flashinfer.gdn_kernels.delta_rule_dsl.varlen_helper"
 _READ = ("0.7.2",)
 """Versions of FlashInfer of which the above was read, and compared on a GPU."""
@@ -89,28 +91,45 @@ class OneRequest:
         self._rows = torch.arange(tokens, device=device).view(-1, 1, 1)
         held = torch.zeros(8, dtype=torch.int64, device=device)
         self.starts, self.checkpoints = held[:2], held[2:4]
-        self.slot, self.source, self.target = held[4:5], held[5:6], held[6:7]
+        self.source, self.slot, self.target = held[4:5], held[5:6], held[6:7]
+        self._from_host = held[:5]
         self.starts[1] = tokens
         self.checkpoints[1] = tokens // every
 
-    def takes(self, live: Any) -> bool:
-        """Whether a batch, see `kernel_break.Live`, gives the same bits in this graph."""
+    def takes(self, backend: Any, forward_batch: Any) -> bool:
+        """Whether a batch gives the same bits in this graph, by what the host knows of it.
+
+        Args:
+            backend: the GDNAttnBackend.
+            forward_batch: a plain or mixed prefill.
+        """
+        lens = forward_batch.extend_seq_lens_cpu
+        if len(lens) != 1 or forward_batch.multi_item_delimiter_indices is not None:
+            return False
+        if not backend._has_cpu_prefill_track_metadata(forward_batch):
+            return False
+        kept = _kept(forward_batch)
         return (
-            len(live.slots) == 1
-            and live.at_chunks is not None
-            and live.final is None
-            and live.metadata.state_checkpoint_every_n_tokens == self._every
-            and self._length(live.tokens) == self._length(self._tokens)
+            forward_batch.mamba_prefill_track_mask_cpu[0]
+            and kept > self._every
+            and kept % self._every != 0
+            and kept % backend.mamba_chunk_size != 0  # else stock keeps the state after the last
+            and self._length(lens[0]) == self._length(self._tokens)
         )
 
-    def fill(self, live: Any) -> None:
-        """Have the graph read a batch that it takes."""
-        self.starts.copy_(live.starts)
-        self.slot.copy_(live.slots)
-        self.checkpoints.copy_(live.metadata.state_checkpoint_cu_starts)
-        source, target = live.at_chunks
-        self.source.copy_(source)
-        self.target.copy_(target)
+    def fill(self, slot: torch.Tensor, forward_batch: Any) -> None:
+        """Have the graph read a batch that it takes.
+
+        Args:
+            slot: where the states of its request are, int64 of shape ``[1]`` on the device.
+            forward_batch: the batch, with slots as the kernels take them.
+        """
+        tokens, every = forward_batch.extend_seq_lens_cpu[0], self._every
+        with host.staging(self._from_host) as staged:
+            # As stock's `maybe_build_flashinfer_checkpoint_plan`, which queries the device.
+            staged[:] = 0, tokens, 0, tokens // every, _kept(forward_batch) // every - 1
+        self.slot.copy_(slot)
+        self.target.copy_(forward_batch.mamba_track_indices)
 
     def run(
         self,
@@ -140,3 +159,9 @@ class OneRequest:
             prefill(**kwargs | {"initial_state": before, "output_state": after})
             states.index_copy_(0, self.slot, after)
         states.index_copy_(0, self.target, kept.index_select(0, self.source))
+
+
+def _kept(forward_batch: Any) -> int:
+    """After how many of its new tokens the state of the batch's only request is kept."""
+    tracked: int = forward_batch.mamba_track_seqlens_cpu[0]
+    return tracked - int(forward_batch.extend_prefix_lens_cpu[0])

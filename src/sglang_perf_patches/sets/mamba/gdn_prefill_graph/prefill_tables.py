@@ -114,9 +114,16 @@ class Tables(ABC):
         """Whether so many tokens in the bucket give the bits that they give by themselves."""
         return True
 
-    @abstractmethod
     def begin(self, backend: Any, forward_batch: Any, tokens: int) -> torch.Tensor:
-        """Prepare for a batch of so many tokens; returns where the states of its requests are."""
+        """Prepare for a batch of so many tokens; returns where the states of its requests are.
+
+        Translates slots as stock does before its layers.
+        """
+        pool, translate = backend.req_to_token_pool, backend._translate_mamba_indices
+        if forward_batch.mamba_track_indices is not None:
+            forward_batch.mamba_track_indices = translate(forward_batch.mamba_track_indices)
+        slots: torch.Tensor = translate(pool.get_mamba_indices(forward_batch.req_pool_indices))
+        return slots
 
     def kernel(self, backend: Any, modules: Any) -> Any:
         """The kernel of the delta rule that a captured layer calls."""

@@ -16,12 +16,13 @@ the processes of all others are stopped, so that a drift of the machine hits the
 schedulers poll. Each round has new prompts, the same for all.
 
 Variables: ROUNDS (13), CELLS ("1x130 1x519 8x512 1x4000"; for the time to the first token), BATCHES
-("", such as "1 16 64"; for the time per token), PROMPT, TOKENS, STATES (0; so many prompts whose
-states are compared), BITS (0; so many prompts whose log-probabilities are compared), DECODES ("1
-16 64"; batches whose steps are profiled), PROFILES (1), BOOT_S (240), LIMIT_S (480, of all of it:
-what is not done then is left out). OUT.json is rewritten after each part: ``{"boots": {NAME: what
-it is, how it booted, "prefills", "decodes", "host"}, "groups": {GROUP: {CELL: {NAME: {"ms",
-"ratio", "turns"}, "tokens equal"}}}}``.
+("", such as "1 16 64"; for the time per token), PROMPT, TOKENS, SETTLE (0; requests of a turn
+before the one that is measured), STATES (0; so many prompts whose states are compared), BITS (0;
+so many prompts whose log-probabilities are compared), DECODES ("1 16 64"; batches whose steps are
+profiled), PROFILES (1), BOOT_S (240), LIMIT_S (480, of all of it: what is not done then is left
+out). OUT.json is rewritten after each part: ``{"boots": {NAME: what it is, how it booted,
+"prefills", "decodes", "host"}, "groups": {GROUP: {CELL: {NAME: {"ms", "ratio", "turns"}, "tokens
+equal"}}}}``.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ STAGGER_S = float(os.environ.get("STAGGER_S", "0"))
 ROUNDS = int(os.environ.get("ROUNDS", "13"))
 PROMPT, TOKENS = int(os.environ.get("PROMPT", "256")), int(os.environ.get("TOKENS", "256"))
 STATES = int(os.environ.get("STATES", "0"))
+SETTLE = int(os.environ.get("SETTLE", "0"))
 BITS = int(os.environ.get("BITS", "0"))
 DECODES = os.environ.get("DECODES", "1 16 64").split()
 PROFILES = os.environ.get("PROFILES", "1") == "1"
@@ -359,6 +361,9 @@ class Seat:
 
     def time(self, count: int, length: int, output: int, number: int) -> dict[str, Any]:
         """Milliseconds until new prompts have their first token, or of each token; the tokens."""
+        for settling in range(SETTLE):  # a process that was stopped is slow at first
+            self.server.seed(f"{count} {length} {number} settling {settling}")
+            self.server.generate(self.server.prompts(count, length), 1)
         self.server.seed(f"{count} {length} {number}")
         replies = self.server.generate(self.server.prompts(count, length), output)
         return {

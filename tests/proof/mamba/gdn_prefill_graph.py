@@ -63,6 +63,8 @@ ONE = (
 )
 TAKEN = [True, False, False, False, False, True, False]
 """Which batches of `ONE` replay a graph of one request."""
+WAITS = (6, 5)
+"""How often each of `ONE` waits: as stock, but not for the batches that replay such a graph."""
 
 
 class WithOne(Captured):
@@ -93,7 +95,7 @@ class WithOne(Captured):
 def replays_with_one(inputs: Inputs) -> int:
     """The kernel of one request is in the graph."""
     captured, wanted = WithOne(counted_gdn()), some(inputs, ONE)
-    count = alike((PATCH,), captured.counted, wanted, most=None)
+    count = alike((PATCH,), captured.replayed, wanted, most=lambda each: WAITS[ONE.index(each)])
     if len(wanted) == len(ONE) and captured.taken != TAKEN:
         raise AssertionError(f"graphs of one request: {captured.taken}, not {TAKEN}")
     return count

@@ -7,26 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches.bench_server import html, machine, page
+from sglang_perf_patches.bench_server import machine, page
 from sglang_perf_patches.bench_server.shown import number, table
-
-
-def test_a_bar_that_leaves_the_axis_says_so() -> None:
-    bars = [html.Bar("a", each, each, each, "better", "text") for each in (0.5, 1.9)]
-    assert "goes on" not in html.plot(bars, "axis")
-    long = html.Bar("b", 6.11, 6.11, 6.11, "better", "611 % more")
-    plot = html.plot([*bars, long], "axis")
-    assert plot.count("class=over") == 1
-    assert "axis; a bar that ends in → goes beyond the axis" in plot
-    assert html.plot([], "axis") == ""
-
-
-def test_a_bar_begins_at_zero_and_the_axis_is_in_percent() -> None:
-    plot = html.plot([html.Bar("a", -0.3, -0.35, -0.25, "better", "30 % less")], "axis")
-    assert "<rect class=better x=20.00% width=60.00% " in plot
-    assert [f">{tick}<" in plot for tick in ("\u221240 %", "\u221210 %", "0", "+10 %")] == [
-        True
-    ] * 4
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100])

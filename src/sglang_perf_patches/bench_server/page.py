@@ -1,14 +1,19 @@
-"""An outcome as one self-contained HTML page, safe to share."""
+"""An outcome as one self-contained HTML page, safe to share.
+
+The page refers to nothing outside. Its colours follow the reader's scheme, and the text repeats
+what a colour means.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from html import escape
 from pathlib import Path
 
 from ..model.errors import OperatorError
-from . import html, shown
-from .noise import Change
-from .outcome import FIGURES, Figure, Outcome, amount, conclusion
+from . import shown
+from .outcome import FIGURES, Outcome, conclusion
 
 
 class PageError(OperatorError, RuntimeError):
@@ -16,32 +21,33 @@ class PageError(OperatorError, RuntimeError):
 
 
 def to_html(outcome: Outcome, *others: Outcome) -> str:
-    """The page: conclusion, plot of the changes, figures, and how they were measured.
+    """The page: conclusion, figures with a chart of the changes, and how they were measured.
 
     Args:
         outcome: the comparison.
         others: the comparisons of further sides with the same first side.
     """
-    parts = [html.heading(1, conclusion(outcome)), html.paragraph(_about(outcome))]
+    parts = [_element("h1", conclusion(outcome)), _element("p", _about(outcome))]
     parts += _compared(outcome)
     for other in others:
-        parts += [html.heading(1, conclusion(other)), *_compared(other)]
-    parts += [html.heading(2, "How this was measured"), html.code(outcome.repeat)]
-    parts.append(
-        html.facts(
-            {
-                "sglang": outcome.sglang,
-                "model": outcome.model or "unknown",
-                "SGLANG_PERF_PATCHES": outcome.selection,
-                "bench_serving": outcome.load,
-                **outcome.machine,
-            }
-        )
-    )
+        parts += [_element("h1", conclusion(other)), *_compared(other)]
+    measured = {
+        "sglang": outcome.sglang,
+        "model": outcome.model or "unknown",
+        "SGLANG_PERF_PATCHES": outcome.selection,
+        "bench_serving": outcome.load,
+        **outcome.machine,
+    }
+    parts += [_element("h2", "How this was measured"), _element("pre", outcome.repeat)]
+    parts.append(_facts(measured.items()))
     if outcome.changes:
-        parts.append(html.bullets(shown.notes(outcome)))
-        parts += [html.heading(2, "Each boot"), *map(_boots, (outcome, *others))]
-    return html.document("sglang-perf-patches bench server", parts)
+        parts += [_element("p", note) for note in shown.notes(outcome)]
+    return (
+        "<!doctype html>\n<html lang=en><head><meta charset=utf-8>"
+        "<meta name=viewport content='width=device-width, initial-scale=1'>"
+        f"<title>sglang-perf-patches bench server</title><style>{_STYLE}</style></head>\n"
+        f"<body>{''.join(parts)}</body></html>\n"
+    )
 
 
 def _about(outcome: Outcome) -> str:
@@ -53,60 +59,40 @@ def _about(outcome: Outcome) -> str:
 
 def _compared(outcome: Outcome) -> list[str]:
     """The section on two sides: what they are, their tokens, figures and patches."""
-    parts = [html.facts(dict(shown.described(outcome)))] if outcome.is_described else []
-    if outcome.tokens is not None:
-        kind = "lead" if outcome.tokens.word == "equal" else "bad"
-        parts.append(html.paragraph(f"Greedy tokens: {outcome.tokens.sentence}.", kind))
+    parts = [_facts(shown.described(outcome))] if outcome.is_described else []
+    if facts := "".join(_element("li", fact) for fact in shown.facts(outcome)):
+        parts.append(f"<ul>{facts}</ul>\n")
     if outcome.changes:
-        bars = [
-            _bar(figure, outcome.changes[figure.name])
-            for figure in FIGURES
-            if figure.name in outcome.changes
-        ]
         first, second = outcome.sides
-        axis = f"{second.name} against {first.name}; a dot is a turn, the bar their median"
-        head, *rows = shown.rows(outcome)
-        cells = [[(cell, 2 <= at <= 3) for at, cell in enumerate(row)] for row in rows]
-        parts += [
-            html.heading(2, f"{shown.titled(second)} against {first.name}"),
-            html.plot(bars, axis),
-            html.table(head, cells),
-            html.facts(
-                {figure.name: figure.means for figure in FIGURES if figure.name in outcome.changes}
-            ),
-        ]
-    live = _live(outcome)
-    return [*parts, html.heading(2, "What was on"), html.bullets(live)] if live else parts
+        parts.append(_element("h2", f"{shown.titled(second)} against {first.name}"))
+        parts.append(_table(outcome))
+    return parts
 
 
-def _bar(figure: Figure, change: Change) -> html.Bar:
-    tone: html.Tone = "none"
-    if change.word in ("less", "more"):
-        tone = "better" if (change.word == "less") == figure.less_is_better else "worse"
-    each = [theirs / ours - 1 for ours, theirs in zip(change.stock, change.patched, strict=True)]
-    ends = (change.ratio - 1, change.low - 1, change.high - 1)
-    return html.Bar(figure.name, *ends, tone, amount(change), tuple(each))
+def _table(outcome: Outcome) -> str:
+    """The figures, each with a bar from the middle: to the right if the second side has more."""
+    head, *rows = shown.rows(outcome)
+    changes = {name: change.ratio - 1 for name, change in outcome.changes.items()}
+    widest = max(map(abs, changes.values())) or 1.0
+    means = {figure.name: figure.means for figure in FIGURES}
+    lines = ["".join(_element("th", name) for name in [*head, "change"])]
+    for row in rows:
+        share = 50 * changes[row[0]] / widest
+        tone = row[-1].removeprefix("yes, ")
+        bar = f"left:{min(50, 50 + share):.1f}%;width:{abs(share):.1f}%"
+        cells = "".join(_element("td", cell) for cell in [f"{row[0]}: {means[row[0]]}", *row[1:]])
+        lines.append(f"{cells}<td class=chart><i class={tone} style='{bar}'></i></td>")
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>\n"
 
 
-def _live(outcome: Outcome) -> list[str]:
-    """The facts without those on tokens, which the page shows elsewhere."""
-    facts = list(shown.facts(outcome))
-    return facts[1:] if outcome.tokens is not None else facts
+def _facts(pairs: Iterable[tuple[str, str]]) -> str:
+    """A list of names with a text for each."""
+    items = "".join(_element("dt", name) + _element("dd", text) for name, text in pairs)
+    return f"<dl>{items}</dl>\n"
 
 
-def _boots(outcome: Outcome) -> str:
-    figures = [figure for figure in FIGURES if figure.name in outcome.changes]
-    columns = ["turn", "side", *(f"{figure.name}, {figure.unit}" for figure in figures)]
-    rows = [
-        [
-            (str(turn), False),
-            (side.name, False),
-            *((shown.number(boot[key][figure.name]), True) for figure in figures),
-        ]
-        for turn, boot in enumerate(outcome.boots, 1)
-        for key, side in zip(("stock", "patched"), outcome.sides, strict=True)
-    ]
-    return html.table(columns, rows)
+def _element(tag: str, text: str) -> str:
+    return f"<{tag}>{escape(text)}</{tag}>"
 
 
 def require_writable(path: Path) -> None:
@@ -130,3 +116,17 @@ def write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise PageError(f"{path} can't be written: {error.strerror}") from error
+
+
+_STYLE = """
+:root{color-scheme:light dark;font:16px/1.5 system-ui,sans-serif}
+body{max-width:76rem;margin:0 auto;padding:1rem;overflow-wrap:anywhere}
+h1{font-size:1.5rem}h2{font-size:1.2rem}
+pre{white-space:pre-wrap}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:.2rem 1rem}dd{margin:0}
+table{border-collapse:collapse;font-size:.9rem}
+th,td{padding:.35rem .6rem;border-bottom:1px solid #8885;text-align:left}
+.chart{position:relative;min-width:10rem;background:linear-gradient(#888,#888) center/1px no-repeat}
+i{position:absolute;top:25%;height:50%;background:#888}
+i.better{background:#3a8fd8}i.worse{background:#d9661f}
+"""

@@ -236,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
         "--keep", type=Path, metavar="DIR", help="keep the logs and bench_serving's results here"
     )
     add_json(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with charts")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with a chart")
     return parser
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from sglang_perf_patches.bench_server.outcome import Outcome
 from sglang_perf_patches.bench_server.shown import spread, to_text
 from sglang_perf_patches.bench_server.tokens import compare, prompts
 from sglang_perf_patches.bench_server.turns import Stopped, order
-from sglang_perf_patches.supervised import process_table
+from sglang_perf_patches.telemetry import procfs
 
 LAUNCH = (sys.executable, "-m", "sglang.launch_server", "--model-path", "M")
 
@@ -365,12 +366,12 @@ def test_processes_are_seen_alike_where_there_is_only_ps() -> None:
     """As on a Mac; this process and its parent, in both tables."""
     if not Path("/proc/self/stat").exists():
         pytest.skip("there is no /proc to compare with")
-    try:
-        by_ps = {process.pid: process for process in process_table.table_of_ps()}
-    except FileNotFoundError:
+    if not shutil.which("ps"):
         pytest.skip("there is no ps")
-    ours = {process.pid: process for process in process_table.table_of_proc()}[os.getpid()]
+    by_ps = {process.pid: process for process in procfs.from_ps("-A")}
+    ours = {process.pid: process for process in procfs.table()}[os.getpid()]
     theirs = by_ps[os.getpid()]
+    assert procfs.from_ps("-p", str(os.getpid()))[0][:5] == theirs[:5]
     assert (theirs.parent, theirs.group) == (ours.parent, ours.group)
     assert theirs.born
     assert 0.5 < theirs.resident / ours.resident < 2

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from . import process_table
+from ..telemetry import procfs
 
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
@@ -98,11 +98,11 @@ class Supervised:
             pass
         return -signal.SIGKILL if self._code is None else self._code
 
-    def processes(self) -> list[process_table.Process]:
+    def processes(self) -> list[procfs.Process]:
         """The command's process and its descendants that have not ended."""
-        table = process_table.table()
+        table = procfs.table()
         mine = {process.pid for process in table if self.pid in (process.group, process.session)}
-        family = process_table.descendants(table, {self._process.pid, *mine})
+        family = procfs.descendants(table, {self._process.pid, *mine})
         return [
             process
             for process in family

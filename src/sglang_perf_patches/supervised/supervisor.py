@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from . import process_table
+from ..telemetry import procfs
 
 _ASK_REST_S = 3.0
 _KILL_S = 30.0
@@ -132,13 +132,13 @@ class _Supervisor:
                 self.hear()
             self.reap()
 
-    def family(self) -> list[process_table.Process]:
+    def family(self) -> list[procfs.Process]:
         """The command and its descendants that have not ended.
 
         `known` keeps those seen before: on systems without subreapers an orphan is no descendant.
         """
         self.reap()
-        table = process_table.table()
+        table = procfs.table()
         mine = {
             process.pid
             for process in table
@@ -147,7 +147,7 @@ class _Supervisor:
         }
         members = [
             process
-            for process in process_table.descendants(table, {os.getpid(), *mine})
+            for process in procfs.descendants(table, {os.getpid(), *mine})
             if not process.has_ended and process.pid != os.getpid()
         ]
         self.known |= {(process.pid, process.born) for process in members}
@@ -169,7 +169,7 @@ class _Supervisor:
             os.write(self.writer, f"{line}\n".encode())
 
 
-def _send_all(processes: Iterable[process_table.Process], number: signal.Signals) -> None:
+def _send_all(processes: Iterable[procfs.Process], number: signal.Signals) -> None:
     for process in processes:
         _send(process.pid, number)
 

@@ -4,15 +4,63 @@ from __future__ import annotations
 
 import os
 from binascii import crc32
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 HAS_PROC = os.path.isdir("/proc/self")
-STATE, PARENT, BORN = 0, 1, 19
-"""Positions in what `stat` returns."""
-ENDED = "ZX"
-"""The states of a zombie and of a dead process."""
+_FIELDS = "pid=,ppid=,pgid=,rss=,state=,lstart="
+
+
+class Process(NamedTuple):
+    """A row of the process table.
+
+    Attributes:
+        pid: its PID.
+        parent: the PID of its parent.
+        group: its process group.
+        session: its session; where ``ps`` is used, its process group.
+        born: when it started, in the system's own format; a later process with this PID differs.
+        resident: resident memory, in bytes.
+        has_ended: whether it is a zombie or dead.
+    """
+
+    pid: int
+    parent: int
+    group: int
+    session: int
+    born: str
+    resident: int
+    has_ended: bool
+
+
+def table() -> list[Process]:
+    """All processes that this user can see."""
+    if not HAS_PROC:
+        return from_ps("-A")
+    found = (_from_proc(int(name)) for name in os.listdir("/proc") if name.isdecimal())
+    return [process for process in found if process is not None]
+
+
+def descendants(table: Iterable[Process], pids: Iterable[int]) -> list[Process]:
+    """The processes with these PIDs and all their descendants."""
+    by_pid = {process.pid: process for process in table}
+    mine = {pid for pid in pids if pid in by_pid}
+    for pid in by_pid:
+        line = []
+        above = pid
+        while above in by_pid and above not in mine and above not in line:
+            line.append(above)
+            above = by_pid[above].parent
+        if above in mine:
+            mine.update(line)
+    return [process for process in by_pid.values() if process.pid in mine]
+
+
+def of(pid: int) -> Process | None:
+    """A process's row; None if there is no such process."""
+    return _from_proc(pid) if HAS_PROC else next(iter(from_ps("-p", str(pid))), None)
 
 
 @lru_cache(maxsize=1)
@@ -33,10 +81,8 @@ def namespace() -> str:
 
 def start_token(pid: int) -> str | None:
     """The process's start time as text, which tells it from a later one; None if it is gone."""
-    if HAS_PROC:
-        fields = stat(pid)
-        return None if fields is None or fields[STATE] in ENDED else fields[BORN]
-    return _ps(pid, "lstart").replace(" ", "_").replace(":", "") or None
+    process = of(pid)
+    return None if process is None or process.has_ended else process.born
 
 
 def image(pid: int) -> str:
@@ -53,17 +99,9 @@ def image(pid: int) -> str:
     return f"{crc32(executable.encode(errors='replace') + addresses):08x}"
 
 
-def parent(pid: int) -> int:
-    """The PID of a process's parent; 0 if it has none or does not exist."""
-    if HAS_PROC:
-        fields = stat(pid)
-        return int(fields[PARENT]) if fields else 0
-    return int(_ps(pid, "ppid") or 0)
-
-
 def title(pid: int) -> str:
     """The role in a sglang process's title, such as ``scheduler_TP0``; "" if it has none."""
-    words = " ".join(command(pid)) or ("" if HAS_PROC else _ps(pid, "command"))
+    words = " ".join(command(pid) if HAS_PROC else _ps("-o", "command=", "-p", str(pid)))
     return words.removeprefix("sglang::").split(" ")[0] if words.startswith("sglang::") else ""
 
 
@@ -87,24 +125,49 @@ def option(words: Sequence[str], name: str) -> str | None:
     return value
 
 
-def stat(pid: int) -> list[str] | None:
-    """The fields of ``/proc/PID/stat`` from the state on; None if there is no such process."""
+def from_ps(*which: str) -> list[Process]:
+    """The rows of these processes from POSIX's ``ps``, which does not show sessions."""
+    processes = []
+    for line in _ps("-o", _FIELDS, *which):
+        pid, parent, group, resident, state, *born = line.split()
+        processes.append(
+            Process(
+                pid=int(pid),
+                parent=int(parent),
+                group=int(group),
+                session=int(group),
+                born="_".join(born).replace(":", ""),
+                resident=int(resident) * 1024,
+                has_ended=state.startswith("Z"),
+            )
+        )
+    return processes
+
+
+def _from_proc(pid: int) -> Process | None:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             about = file.read()
     except OSError:
         return None
     # The name may contain any character, even parentheses; the fields follow the last one.
-    return about.rpartition(")")[2].split()
+    fields = about.rpartition(")")[2].split()
+    return Process(
+        pid=pid,
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        session=int(fields[3]),
+        born=fields[19],
+        resident=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+        has_ended=fields[0] in "ZX",
+    )
 
 
-def _ps(pid: int, field: str) -> str:
+def _ps(*words: str) -> list[str]:
     import subprocess  # only without /proc; other servers need not load it
 
     try:
-        answer = subprocess.run(
-            ["ps", "-o", f"{field}=", "-p", str(pid)], capture_output=True, text=True, timeout=10
-        )
+        answer = subprocess.run(["ps", *words], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
-        return ""
-    return answer.stdout.strip()
+        return []
+    return answer.stdout.splitlines()

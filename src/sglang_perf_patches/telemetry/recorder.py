@@ -119,7 +119,6 @@ class _Recorder:
         self.written: dict[str, Any] = {}
         self.announcement = ready.Announcement()
         self.exporter = metrics.Exporter()
-        self.sweeper: records.Sweeper | None = None
 
     def guarded(self, task: Callable[..., _T], *args: Any) -> _T | None:
         """Run a task; log the first fault, and return None."""
@@ -204,7 +203,7 @@ class _Recorder:
             if data is not None:
                 self.guarded(self.announce, data)
                 self.guarded(self.exporter.export, data)
-            if self.has_forked and self.path is not None:
+            if self.has_forked:
                 self.guarded(self.sweep)  # of children that ended without cleanup
             rested = time.monotonic() + _TICK_S / 4
 
@@ -234,10 +233,8 @@ class _Recorder:
 
     def sweep(self) -> None:
         """Remove some records of processes that have ended."""
-        if self.sweeper is None and self.path is not None:
-            self.sweeper = records.Sweeper(self.path.parent)
-        if self.sweeper is not None:
-            self.sweeper.step()
+        if self.path is not None:
+            records.sweep(self.path.parent)
 
     def try_to_write(self) -> dict[str, Any] | None:
         """Write the record if it changed, or if a cleaner of temporary files removed it.

@@ -14,6 +14,7 @@ import contextlib
 import json
 import math
 import os
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -27,8 +28,6 @@ _FOLDER = "sglang-perf-patches"
 _RUN, _TEMPORARY = "/run/user", "/tmp"  # noqa: S108
 _OLD_S = 24 * 3600.0
 _SKEW_S = 2 * 3600.0
-_STEP = 200
-_LIST_AGAIN_S = 60.0
 _LATEST = 253_402_214_400.0  # the last day of the year 9999
 
 
@@ -91,7 +90,7 @@ def read_all(on_bad: Callable[[str], object] = lambda line: None) -> list[dict[s
             if number == 0:
                 raise
             continue
-        for path, pid in _of_living(folder, on_bad, with_others=True):
+        for path, pid in _of_living(folder, on_bad):
             if path.name not in by_name and (data := _read(path, pid, on_bad=on_bad)):
                 by_name[path.name] = data
     return sorted(by_name.values(), key=lambda data: (data["server"], data["pid"]))
@@ -112,29 +111,18 @@ def of_server(folder: Path, server: str) -> list[dict[str, Any]]:
     return sorted((data for data in records if data), key=lambda data: data["pid"])
 
 
-class Sweeper:
-    """Removes stale records from a folder in small steps, so that no tick takes long."""
+def sweep(folder: Path, limit: int = 200) -> None:
+    """Remove stale records.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._names: list[str] = []
-        self._list_again_at = 0.0
-
-    def step(self, limit: int = _STEP) -> None:
-        """Check the next files of the folder.
-
-        Args:
-            limit: how many at most.
-        """
-        with contextlib.suppress(OSError, RecordError):
-            if not self._names and time.monotonic() >= self._list_again_at:
-                self._names = os.listdir(self._folder)
-                # A large folder takes a while to list.
-                pause = 0.0 if len(self._names) <= limit else _LIST_AGAIN_S
-                self._list_again_at = time.monotonic() + pause
-            names, self._names = self._names[:limit], self._names[limit:]
-            for _ in _swept(self._folder, names, lambda line: None, with_others=True):
-                pass
+    Args:
+        folder: the folder of records.
+        limit: how many files to check; of a larger folder a random part, so that it never
+            takes long.
+    """
+    with contextlib.suppress(OSError):
+        names = os.listdir(folder)
+        for _ in _swept(folder, random.sample(names, min(limit, len(names)))):
+            pass
 
 
 def is_there(path: Path) -> bool:
@@ -175,12 +163,12 @@ def write(path: Path, data: dict[str, Any]) -> None:
 def topmost(folder: Path, pid: int) -> str:
     """The record name of a process's topmost ancestor with a record; its own if there is none."""
     name_of_topmost = name_of(pid)
-    parent = procfs.parent(pid)
-    while parent > 0:
-        name = name_of(parent)
+    process = procfs.of(pid)
+    while process is not None and process.parent > 0:
+        name = name_of(process.parent)
         if (folder / f"{name}.json").exists():
             name_of_topmost = name
-        parent = procfs.parent(parent)
+        process = procfs.of(process.parent)
     return name_of_topmost
 
 
@@ -208,25 +196,25 @@ def _temporary() -> Path:
 
 
 def _of_living(
-    folder: Path, on_bad: Callable[[str], object] = lambda line: None, *, with_others: bool = False
+    folder: Path, on_bad: Callable[[str], object] = lambda line: None
 ) -> Iterator[tuple[Path, int]]:
-    """The records of this namespace's living processes, with their PIDs; removes the others.
-
-    Args:
-        folder: the folder of records.
-        on_bad: see `read_all`.
-        with_others: whether to remove old records of other namespaces too.
-    """
     try:
         names = os.listdir(folder)
     except OSError as error:
         raise RecordError(f"{folder} can't be read: {error.strerror}") from error
-    return _swept(folder, sorted(names), on_bad, with_others=with_others)
+    return _swept(folder, sorted(names), on_bad)
 
 
 def _swept(
-    folder: Path, names: Iterable[str], on_bad: Callable[[str], object], *, with_others: bool
+    folder: Path, names: Iterable[str], on_bad: Callable[[str], object] = lambda line: None
 ) -> Iterator[tuple[Path, int]]:
+    """The records of this namespace's living processes, with their PIDs; removes stale ones.
+
+    Args:
+        folder: the folder of records.
+        names: the files to check.
+        on_bad: see `read_all`.
+    """
     here = procfs.namespace()
     for name in names:
         stem, dot, suffix = name.rpartition(".")
@@ -234,8 +222,7 @@ def _swept(
         if not dot or suffix not in {"json", "part"} or not space.isalnum():
             continue
         if space != here:  # whether that process lives can't be known here
-            if with_others:
-                _remove_if_old(folder / name)
+            _remove_if_old(folder / name)
             continue
         pid, _, token = rest.partition("-")
         if not (pid.isascii() and pid.isdecimal() and len(pid) < 12):

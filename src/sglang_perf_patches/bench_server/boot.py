@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..supervised.command import Supervised
 from . import BenchError, client, command, load, machine, patches, processes, tokens
 from .command import ServerCommand
 from .sides import Side
@@ -114,7 +115,7 @@ def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boo
 
 
 def _wait_until_ready(
-    plan: Plan, tree: processes.Tree, log: Path, began: float, say: Callable[[str], None]
+    plan: Plan, tree: Supervised, log: Path, began: float, say: Callable[[str], None]
 ) -> None:
     spoke = began
     while not client.is_ready(plan.served):
@@ -134,7 +135,7 @@ def _wait_until_ready(
 def _loaded(
     plan: Plan,
     name: str,
-    tree: processes.Tree,
+    tree: Supervised,
     log: Path,
     tokenizer: str | None,
     say: Callable[[str], None],
@@ -173,7 +174,7 @@ def _loaded(
     return load.read(result, client_log), most
 
 
-def _require_alive(tree: processes.Tree, log: Path, doing: str) -> None:
+def _require_alive(tree: Supervised, log: Path, doing: str) -> None:
     """Check that the server's command still runs.
 
     Raises:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compat.source import Tree as Source
+from ..supervised.command import Supervised
 from . import BenchError, UsageError, processes, secrets
 from .command import ServerCommand
 
@@ -90,7 +91,7 @@ def started(
     tokenizer: str | None,
     result: Path,
     log: Path,
-) -> Iterator[processes.Tree]:
+) -> Iterator[Supervised]:
     """Send the requests while the block runs; `read` then reads the file `result`."""
     where = ["--base-url", served.url, "--output-file", os.fspath(result), "--output-details"]
     if tokenizer and "--tokenizer" not in {word.partition("=")[0] for word in options}:

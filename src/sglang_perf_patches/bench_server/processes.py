@@ -1,100 +1,111 @@
-"""Runs a command in a session of its own, and ends it with everything that it started."""
+"""Runs commands, and ends them with everything that they started, also after a signal."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from ..supervised.command import Supervised
 from . import BenchError, UsageError
-from .interrupts import held_back, is_waiting
 
 _ASK_S = 20.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Interrupted(BaseException):
+    """A signal to end this process.
+
+    Attributes:
+        number: the signal's.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class _State:
+    """The first signal, and whether it must wait."""
+
+    first: int | None = None
+    is_held = False
 
 
 @contextmanager
-def started(command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> Iterator[Tree]:
+def interruptible() -> Iterator[None]:
+    """Make the first of these signals raise `Interrupted`, and end all commands after the block.
+
+    Later signals make the commands end at once.
+    """
+    _State.first = None
+    before = {number: signal.signal(number, _arrived) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        while _running:  # a signal came while `started` ended it
+            _end(_running[-1], is_urgent=True)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def started(
+    command: Sequence[str], *, environment: Mapping[str, str], log: Path
+) -> Iterator[Supervised]:
     """Run a command during the block, with its output in `log`; then end all its processes.
+
+    They get SIGTERM first, then SIGKILL.
 
     Raises:
         UsageError: there is no such command, or it can't be run.
         BenchError: one of its processes can't be killed.
     """
-    tree = None
+    with _held_back(), log.open("ab") as output:
+        try:
+            running = Supervised(
+                command, environment=environment, stdout=output, stderr=output, polite_s=_ASK_S
+            )
+        except OSError as error:
+            raise UsageError(f"{command[0]}: {error.strerror}") from error
+        _running.append(running)
     try:
-        with held_back():
-            tree = Tree(command, environment=environment, log=log)
-        yield tree
+        yield running
     finally:
-        if tree is not None:
-            tree.end()
+        _end(running)
 
 
-def end_all() -> None:
-    """End the commands that `started` could not end because a signal came at that moment."""
-    while _trees:
-        _trees[-1].end()
+def _end(running: Supervised, *, is_urgent: bool = False) -> None:
+    left = running.end(is_urgent=is_urgent)
+    if running in _running:
+        _running.remove(running)
+    if left:
+        pids = ", ".join(map(str, left))
+        raise BenchError(f"process {pids} of the server can't be killed")
 
 
-class Tree:
-    """A running command and its descendants, which end at the latest with this process.
-
-    Its members are the command's process, its session and process group, and their descendants; on
-    Linux also orphans that moved to a session of their own.
-
-    Args:
-        command: its words.
-        environment: its variables.
-        log: receives its output.
-
-    Raises:
-        UsageError: there is no such command, or it can't be run.
-    """
-
-    def __init__(
-        self, command: Sequence[str], *, environment: Mapping[str, str], log: Path
-    ) -> None:
-        with log.open("ab") as output:
-            try:
-                self._command = Supervised(
-                    command, environment=environment, stdout=output, stderr=output, polite_s=_ASK_S
-                )
-            except OSError as error:
-                raise UsageError(f"{command[0]}: {error.strerror}") from error
-        _trees.append(self)
-
-    @property
-    def pid(self) -> int:
-        """The PID of the command, and of its process group."""
-        return self._command.pid
-
-    @property
-    def code(self) -> int | None:
-        """The command's exit code, None while it runs."""
-        return self._command.code
-
-    def pids(self) -> set[int]:
-        """The PIDs of the living members."""
-        return {member.pid for member in self._command.processes()}
-
-    def resident_bytes(self) -> int:
-        """The sum of the members' resident memory; shared memory counts once per member."""
-        return sum(member.resident for member in self._command.processes())
-
-    def end(self) -> None:
-        """End all members: SIGTERM first, then SIGKILL, at once if a signal is waiting.
-
-        Raises:
-            BenchError: one of them can't be killed.
-        """
-        with held_back():
-            left = self._command.end(is_urgent=is_waiting)
-            if self in _trees:
-                _trees.remove(self)
-            if left:
-                pids = ", ".join(map(str, left))
-                raise BenchError(f"process {pids} of the server can't be killed")
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Defer a signal to the end of the block, so that no command starts without being noted."""
+    _State.is_held = True
+    try:
+        yield
+    finally:
+        _State.is_held = False
+        if _State.first is not None:
+            raise Interrupted(_State.first)
 
 
-_trees: list[Tree] = []  # the trees that have not ended
+def _arrived(number: int, _frame: FrameType | None) -> None:
+    if _State.first is not None:
+        for running in _running:
+            running.hurry()
+        return
+    _State.first = number
+    if not _State.is_held:
+        raise Interrupted(number)
+
+
+_running: list[Supervised] = []  # the commands that have not ended

@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -109,27 +109,31 @@ class Supervised:
             if process.pid != self._process.pid and not process.has_ended
         ]
 
+    def pids(self) -> set[int]:
+        """The PIDs of `processes`."""
+        return {process.pid for process in self.processes()}
+
+    def resident_bytes(self) -> int:
+        """The sum of their resident memory; shared memory counts once per process."""
+        return sum(process.resident for process in self.processes())
+
     def hurry(self) -> None:
         """Kill all processes now, from any thread; `end` must still be called."""
         self._tell(b"k")
 
-    def end(self, is_urgent: Callable[[], bool] = lambda: True) -> tuple[int, ...]:
-        """End all processes and wait for that. Idempotent.
+    def end(self, *, is_urgent: bool = True) -> tuple[int, ...]:
+        """End all processes and wait for that. Idempotent, also if an exception interrupted it.
 
         Args:
-            is_urgent: whether to kill instead of waiting politely; called repeatedly.
+            is_urgent: whether to kill instead of waiting politely; `hurry` does so later.
 
         Returns:
             the PIDs of processes that can't be killed.
         """
         if self._life < 0:
             return self._left or ()
-        self._tell(b"e")
-        has_hurried = False
+        self._tell(b"k" if is_urgent else b"e")
         while self._process.poll() is None:
-            if not has_hurried and is_urgent():
-                has_hurried = True
-                self.hurry()
             self._read(_LOOK_S)
         while self._read(0):
             pass
@@ -140,9 +144,9 @@ class Supervised:
             for process in self.processes() if self.pid else ():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(process.pid, signal.SIGKILL)
-        os.close(self._life)
+        life, self._life = self._life, -1
+        os.close(life)
         os.close(self._reader)
-        self._life = -1
         return self._left
 
     def _tell(self, what: bytes) -> None:

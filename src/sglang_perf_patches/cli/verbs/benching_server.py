@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from ...bench_server import (
     BenchError,
     UsageError,
     command,
-    interrupts,
     load,
     machine,
     page,
@@ -97,18 +97,15 @@ def main(words: Sequence[str]) -> int:
     except ValueError as error:
         parser.error(f"--load: {error}")
     try:
-        with interrupts.turned_into_exceptions():
-            try:
-                return _compare(args, options, words[at + 1 :], words)
-            finally:
-                processes.end_all()
+        with processes.interruptible():
+            return _compare(args, options, words[at + 1 :], words)
     except UsageError as error:
         print(f"sglang-perf-patches: {error}", file=sys.stderr)
         return 2
     except BenchError as error:
         print(f"sglang-perf-patches: {error}", file=sys.stderr)
         return 1
-    except interrupts.Interrupted as signal:
+    except processes.Interrupted as signal:
         print("\nsglang-perf-patches: interrupted; nothing is left running", file=sys.stderr)
         return 128 + signal.number
 
@@ -137,49 +134,50 @@ def _compare(
     prefix = _prefix(tree)
     _require_patches(compared, served.command, prefix)
     command.require_free(served)
-    with _Folder(args.keep) as folder:
-        module = load.module(tree)
-        progress = _Progress()
-        progress.say(f"checking that {module} runs here and knows these options")
-        load.check(module, options)
-        plan = Plan(
-            served=served,
-            prefix=prefix,
-            sides=compared,
-            module=module,
-            options=tuple(load.completed(options)),
-            folder=folder.path,
-            boot_limit_s=args.boot_timeout,
-            load_limit_s=args.load_timeout,
+    module = load.module(tree)
+    say = partial(_say, time.monotonic())
+    say(f"checking that {module} runs here and knows these options")
+    load.check(module, options)
+    folder = _folder(args.keep)
+    plan = Plan(
+        served=served,
+        prefix=prefix,
+        sides=compared,
+        module=module,
+        options=tuple(load.completed(options)),
+        folder=folder,
+        boot_limit_s=args.boot_timeout,
+        load_limit_s=args.load_timeout,
+    )
+    say(f"{len(compared) * args.turns} boots; logs are in {folder}")
+    taken, stopped = turns.take(plan, args.turns, say)
+    if stopped is not None:
+        if not taken:
+            raise BenchError(str(stopped))
+        print(f"sglang-perf-patches: {stopped}", file=sys.stderr)
+        stopped = replace(stopped, reason=stopped.reason.partition(" (log: ")[0])
+    elif args.keep is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    facts = machine.facts()
+    results = [
+        Outcome(
+            sglang=tree.version,
+            machine=facts,
+            command=secrets.shown(words),
+            repeat=_repeat(default, all_words),
+            selection=side.selection,
+            load=secrets.shown(plan.options),
+            turns=args.turns,
+            **outcomes.compared(
+                [(boots[0], boots[at]) for boots in taken],
+                choices[at],
+                stopped,
+                (compared[0], side),
+            ),
         )
-        progress.say(f"{len(compared) * args.turns} boots; logs are in {folder.path}")
-        taken, stopped = turns.take(plan, args.turns, progress.say)
-        if stopped is not None:
-            if not taken:
-                raise BenchError(str(stopped))
-            print(f"sglang-perf-patches: {stopped}", file=sys.stderr)
-            stopped = replace(stopped, reason=stopped.reason.partition(" (log: ")[0])
-        facts = machine.facts()
-        results = [
-            Outcome(
-                sglang=tree.version,
-                machine=facts,
-                command=secrets.shown(words),
-                repeat=_repeat(default, all_words),
-                selection=side.selection,
-                load=secrets.shown(plan.options),
-                turns=args.turns,
-                **outcomes.compared(
-                    [(boots[0], boots[at]) for boots in taken],
-                    choices[at],
-                    stopped,
-                    (compared[0], side),
-                ),
-            )
-            for at, side in enumerate(compared)
-            if at
-        ]
-        folder.is_kept |= stopped is not None
+        for at, side in enumerate(compared)
+        if at
+    ]
     columns = render.width() or WIDTH
     texts_of = (to_text(one, columns) for one in results)
     text = outcomes.to_json(*results) if args.json else "\n\n\n".join(texts_of)
@@ -268,36 +266,18 @@ def _repeat(selection: Selection, words: Sequence[str]) -> str:
     return f"SGLANG_PERF_PATCHES={shlex.quote(selection.text)} {typed}"
 
 
-class _Folder:
-    """The folder for logs: the operator's, or a temporary one that is kept after a failure."""
-
-    def __init__(self, named: Path | None) -> None:
-        self.is_kept = named is not None
-        if named is None:
-            self.path = Path(tempfile.mkdtemp(prefix="bench-server-"))
-            return
-        self.path = named
-        try:
-            named.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"{named}: {error.strerror}") from error
-
-    def __enter__(self) -> _Folder:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_details: object) -> None:
-        is_failure = kind is not None and issubclass(kind, BenchError)
-        if not (self.is_kept or (is_failure and any(self.path.iterdir()))):
-            shutil.rmtree(self.path, ignore_errors=True)
+def _folder(named: Path | None) -> Path:
+    """The folder for logs: the operator's, or a new temporary one."""
+    if named is None:
+        return Path(tempfile.mkdtemp(prefix="bench-server-"))
+    try:
+        named.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{named}: {error.strerror}") from error
+    return named
 
 
-class _Progress:
-    """Lines on stderr with the time since the start."""
-
-    def __init__(self) -> None:
-        self.began = time.monotonic()
-
-    def say(self, line: str) -> None:
-        """Print a line about the progress."""
-        minutes, seconds = divmod(int(time.monotonic() - self.began), 60)
-        print(f"[{minutes:3}:{seconds:02}] {line}", file=sys.stderr, flush=True)
+def _say(began: float, line: str) -> None:
+    """Print a line about the progress, with the time since the start."""
+    minutes, seconds = divmod(int(time.monotonic() - began), 60)
+    print(f"[{minutes:3}:{seconds:02}] {line}", file=sys.stderr, flush=True)

@@ -8,20 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglang_perf_patches.bench_server import machine, page
-from sglang_perf_patches.bench_server.shown import number, table
-
-
-@pytest.mark.parametrize("columns", [60, 80, 100])
-@pytest.mark.parametrize("count", [3, 9, 30])
-def test_a_table_is_as_wide_as_the_terminal_at_most(columns: int, count: int) -> None:
-    head = ["case", "unit", *(f"figure {at}, stock, ms" for at in range(count))]
-    text = table([head, ["a", "ms", *map(str, range(count))]], columns)
-    assert max(map(len, text.splitlines())) <= columns
-    for at in range(count):
-        assert text.count(f"figure {at}, stock, ms") == 1
-    blocks = text.split("\n\n")
-    assert all(block.startswith("case  unit  figure") for block in blocks)
-    assert len(blocks) == -(-count // {60: 2, 80: 3, 100: 4}[columns])
+from sglang_perf_patches.bench_server.shown import number
 
 
 def test_numbers_have_no_exponent_and_three_digits() -> None:

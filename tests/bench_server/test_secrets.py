@@ -29,26 +29,13 @@ def results(
 ) -> str:
     """JSON, page and terminal of a comparison with such a command, model, last line and side."""
     a, b = sides.described([None, adds, None, None], "none", ["serve"])
-    boots = tuple(
-        Boot(
-            side.name,
-            {"TPOT": 1.0},
-            ((1,),),
-            [
-                {
-                    "role": said,
-                    "patches": [
-                        {"id": "mlx.kv-arena", "state": "live", "ran": True},
-                        {"id": "mlx.last-row", "state": "failed", "reason": said},
-                    ],
-                }
-            ],
-            {"model": model},
-        )
-        for side in (a, b)
-    )
+    states = [
+        {"id": "mlx.kv-arena", "state": "live", "ran": True},
+        {"id": "mlx.last-row", "state": "failed", "reason": said},
+    ]
+    boot = Boot({"TPOT": 1.0}, ((1,),), [{"role": said, "patches": states}], model)
     stopped = Stopped(2, "b", f"the server ended with 1 while starting: {secrets.said(said)}")
-    fields = outcome.compared([(boots[0], boots[1])] * 2, parse("none", {}), stopped, (a, b))
+    fields = outcome.compared([(boot, boot)] * 2, parse("none", {}), stopped, (a, b))
     whole = replace(
         made(),
         command=secrets.shown(words),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,11 @@ class Plan:
     """What all boots have in common.
 
     Attributes:
-        served: the command and its address.
         prefix: words before the command, which activate patches in releases without plugins.
-        sides: the sides; each is compared with the first.
-        module: the module of sglang's ``bench_serving``.
-        options: its options.
-        folder: the folder for logs and results.
-        boot_limit_s: the limit until a server is ready, in seconds.
-        load_limit_s: the limit for the load, in seconds.
+        sides: each is compared with the first.
+        module: of sglang's ``bench_serving``.
+        options: of ``bench_serving``.
+        folder: for logs and results.
     """
 
     served: ServerCommand
@@ -48,18 +45,16 @@ class Boot:
     """What one boot gave.
 
     Attributes:
-        side: the name of its side.
         figures: name (see `outcome.FIGURES`) → value, without unknown ones.
         tokens: the greedy tokens.
         records: the records of the server's processes, as `telemetry.records` gives them.
-        labels: model and sglang version, as the server reports them.
+        model: the path of its model, as the server reports it.
     """
 
-    side: str
     figures: Mapping[str, float]
     tokens: tokens.Tokens
     records: Sequence[dict[str, Any]] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
+    model: str = ""
 
 
 def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boot:
@@ -86,7 +81,7 @@ def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boo
         figures = {"boot": time.monotonic() - began}
         say(f"ready after {figures['boot']:.0f} s; greedy tokens")
         try:
-            model = client.told(plan.served, "/model_info", "/get_model_info")
+            model = client.told(plan.served, "/model_info")
             if model.get("is_generation") is False:
                 raise BenchError(
                     "the server computes embeddings; bench server compares generation only"
@@ -102,16 +97,12 @@ def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boo
         figures["host memory"] = resident / 1e6
         if gpu_before is not None and (gpu := _gpu_bytes()) is not None and gpu > gpu_before:
             figures["GPU memory"] = (gpu - gpu_before) / 1e6
-        info = client.told(plan.served, "/server_info", "/get_server_info")
+        info = client.told(plan.served, "/server_info")
         if isinstance(capacity := info.get("max_total_num_tokens"), int) and capacity > 0:
             figures["KV capacity"] = float(capacity)
         records = patches.of_server(tree.pids, is_patched=side.is_patched)
-        labels = {
-            "model": str(model.get("model_path", "")),
-            "sglang": str(info.get("version", "")),
-        }
         say("ending")
-    return Boot(side.name, figures, greedy, records, labels)
+    return Boot(figures, greedy, records, str(model.get("model_path", "")))
 
 
 def _wait_until_ready(

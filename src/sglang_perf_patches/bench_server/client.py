@@ -27,29 +27,21 @@ def is_ready(served: ServerCommand) -> bool:
         return False
 
 
-def told(served: ServerCommand, *paths: str) -> dict[str, Any]:
-    """The server's information about itself; empty if it knows none of the paths."""
-    for path in paths:
-        try:
-            reply = _json(served, path, None)
-        except BenchError:
-            continue
-        if isinstance(reply, dict):
-            return reply
-    return {}
+def told(served: ServerCommand, path: str) -> dict[str, Any]:
+    """The server's information about itself; empty if it does not know the path."""
+    try:
+        reply = asked(served, path)
+    except BenchError:
+        return {}
+    return reply if isinstance(reply, dict) else {}
 
 
-def generated(served: ServerCommand, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The replies of ``/generate`` to a body with one or several prompts.
+def asked(served: ServerCommand, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    """The reply to a request; to a POST if it has a body.
 
     Raises:
-        BenchError: the server did not reply.
+        BenchError: the server did not reply, or with an error.
     """
-    reply = _json(served, "/generate", body)
-    return reply if isinstance(reply, list) else [reply]
-
-
-def _json(served: ServerCommand, path: str, body: Mapping[str, Any] | None) -> Any:
     try:
         with _direct.open(_request(served, path, body), timeout=_REPLY_S) as reply:
             return json.load(reply)

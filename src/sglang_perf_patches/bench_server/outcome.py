@@ -20,14 +20,7 @@ _DEFAULT = (Side("stock"), Side("patched"))
 
 @dataclass(frozen=True)
 class Figure:
-    """A quantity that is measured.
-
-    Attributes:
-        name: its key.
-        unit: its unit.
-        means: what it is, in words.
-        less_is_better: whether a lower value is better.
-    """
+    """A quantity that is measured; `means` says in words what it is."""
 
     name: str
     unit: str
@@ -57,14 +50,13 @@ class Outcome:
     """The whole result.
 
     Attributes:
-        sglang: the release.
-        machine: as `report.machine` gives it.
+        machine: as `machine.facts` gives it.
         model: the last name of the model's path.
         command: the operator's command, as `secrets` shows it.
         repeat: the command that repeats this comparison.
         selection: ``SGLANG_PERF_PATCHES`` of the second side.
         load: the options of bench_serving.
-        turns: the number of turns that were requested.
+        turns: how many were requested.
         changes: figure → its values on both sides; empty if no turn was completed.
         tokens: the comparison of greedy tokens; None if no turn was completed.
         live: the live patches of the second side.
@@ -128,7 +120,7 @@ def compared(
             changes[figure.name] = noise.change(*figures)
     records = [boot.records for boot in patched]
     return {
-        "model": secrets.model_name(stock[0].labels.get("model", "")) if stock else "",
+        "model": secrets.model_name(stock[0].model) if stock else "",
         "changes": changes,
         "tokens": tokens.compare(
             [b.tokens for b in stock], [b.tokens for b in patched], sides[0].name

@@ -28,7 +28,7 @@ def to_text(outcome: Outcome, columns: int = WIDTH) -> str:
     if outcome.is_described:
         parts.append("\n".join(f"{name}: {adds}" for name, adds in described(outcome)))
     if outcome.changes:
-        parts.append(table([[*map(_narrow, row)] for row in rows(outcome)], columns))
+        parts.append(_table([[*map(_narrow, row)] for row in rows(outcome)], columns))
     parts.append("\n".join(facts(outcome)))
     if outcome.changes:
         parts.append("\n".join(textwrap.fill(note, columns) for note in notes(outcome)))
@@ -132,18 +132,20 @@ def _narrow(cell: str) -> str:
     return re.sub(r"(?<=\d) to (?=\d)", "-", cell)
 
 
-def table(lines: Sequence[Sequence[str]], columns: int = WIDTH) -> str:
-    """A table; columns that do not fit stand in a second table below, with the names again."""
+def _table(lines: Sequence[Sequence[str]], columns: int) -> str:
+    """The table of figures; in a narrow terminal the change stands in a second table below."""
+    whole = _aligned(lines)
+    if max(map(len, whole.splitlines())) <= columns:
+        return whole
+    sides = _aligned([line[:4] for line in lines])
+    return f"{sides}\n\n{_aligned([[*line[:2], *line[4:]] for line in lines])}"
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    blocks: list[list[int]] = [[0, 1]]
-    for at in range(2, len(widths)):
-        is_wide = sum(widths[each] + 2 for each in [*blocks[-1], at]) - 2 > columns
-        if is_wide and len(blocks[-1]) > 2:
-            blocks.append([0, 1])
-        blocks[-1].append(at)
-    return "\n\n".join(
-        "\n".join("  ".join(line[at].ljust(widths[at]) for at in block).rstrip() for line in lines)
-        for block in blocks
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
     )
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from . import BenchError, client
 from .command import ServerCommand
@@ -97,19 +96,9 @@ def _prompts(count: int) -> str:
 
 
 def _reply(served: ServerCommand, prompt: Sequence[int]) -> tuple[int, ...]:
-    (reply,) = client.generated(served, _body(prompt))
-    ids = reply.get("output_ids")
+    greedy = {"temperature": 0, "max_new_tokens": _NEW_TOKENS, "ignore_eos": True}
+    reply = client.asked(served, "/generate", {"input_ids": prompt, "sampling_params": greedy})
+    ids = reply.get("output_ids") if isinstance(reply, dict) else None
     if not isinstance(ids, list) or not ids:
         raise BenchError("/generate gave no tokens")
     return tuple(int(id) for id in ids)
-
-
-def _body(prompt: Sequence[int]) -> Mapping[str, Any]:
-    return {
-        "input_ids": list(prompt),
-        "sampling_params": {
-            "temperature": 0,
-            "max_new_tokens": _NEW_TOKENS,
-            "ignore_eos": True,
-        },
-    }

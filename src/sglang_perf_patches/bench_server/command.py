@@ -25,7 +25,6 @@ class ServerCommand:
     Attributes:
         command: its words; with a port added if it had none.
         host: the address under which a client reaches it.
-        port: the port.
         api_key: the key that requests must send; None if it needs none.
     """
 

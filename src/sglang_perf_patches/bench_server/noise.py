@@ -32,11 +32,8 @@ class Change:
     """One figure of both sides.
 
     Attributes:
-        stock: without patches, turn by turn.
-        patched: with patches, turn by turn.
-        ratio: patched : stock, the median over the turns.
-        low: the lowest ratio of a turn.
-        high: the highest ratio of a turn.
+        stock: turn by turn; `patched` likewise.
+        ratio: patched : stock, the median over the turns; `low` and `high` are its extremes.
         word: patched is ``less`` or ``more`` than stock beyond the noise; the difference is
             ``within`` the noise; all values are the ``same``; or there was only ``one turn``, which
             shows no noise.

@@ -19,14 +19,7 @@ _FAILED = ("refused", "conflict", "failed")
 
 @dataclass(frozen=True)
 class Of:
-    """A patch in the processes of one role, over all boots of a side.
-
-    Attributes:
-        patch: its id.
-        role: such as ``scheduler`` or ``launcher``.
-        live: the number of processes in which it was live.
-        ran: the number of those in which it had run.
-    """
+    """In how many processes of a role a patch was live and had run, over all boots of a side."""
 
     patch: str
     role: str

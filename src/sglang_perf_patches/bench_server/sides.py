@@ -23,9 +23,8 @@ class Side:
 
     Attributes:
         name: ``stock`` and ``patched``, or one of `NAMES`.
-        selection: its ``SGLANG_PERF_PATCHES``.
+        selection: its ``SGLANG_PERF_PATCHES``; `variables` are the others that it adds.
         needs_live: whether its server must have a live patch.
-        variables: other variables that it adds to the environment.
         flags: the words that it appends to the command.
     """
 

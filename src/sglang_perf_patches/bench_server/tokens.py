@@ -28,8 +28,6 @@ class Comparison:
     Attributes:
         word: ``equal``; ``different``: stock's boots agree on a prompt, but a patched boot gives
             other tokens; ``unsteady``: stock's own boots agree on no prompt.
-        sentence: the same in a sentence, with numbers.
-        prompts: the number of prompts.
         unsteady: the number of prompts on which stock's own boots differ.
         different: the prompts, by number, on which the sides differ.
     """

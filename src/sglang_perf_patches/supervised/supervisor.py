@@ -80,27 +80,21 @@ class _Supervisor:
             pass
         self.end(polite_s)
 
-    def is_told(self) -> bool:
+    def is_told(self, seconds: float | None = None) -> bool:
         """Wait for the next event; whether it means that the command must end."""
-        self.reap()
         heard = [self.woken] if self.life is None else [self.life, self.woken]
-        ready, _, _ = select.select(heard, [], [])
+        ready = select.select(heard, [], [], seconds)[0]
+        is_told = False
         if self.woken in ready:
-            numbers = os.read(self.woken, 4096)
-            self.reap()
-            if any(number in _TO_END for number in numbers):
-                return True
-        return self.life in ready and self.hear()
-
-    def hear(self) -> bool:
-        """Read from the caller's pipe; whatever comes, or its end, means to end."""
-        if self.life is None:
-            return True
-        heard = os.read(self.life, 64)
-        self.is_urgent |= b"k" in heard
-        if not heard:
-            self.life = None
-        return True
+            is_told = any(number in _TO_END for number in os.read(self.woken, 4096))
+        if self.life is not None and self.life in ready:
+            is_told = True  # whatever comes from the caller, or the end of its pipe, means that
+            told = os.read(self.life, 64)
+            self.is_urgent |= b"k" in told
+            if not told:
+                self.life = None
+        self.reap()
+        return is_told
 
     def end(self, polite_s: float) -> None:
         """End the family: terminate first, then kill."""
@@ -124,13 +118,7 @@ class _Supervisor:
         """Wait while `goes_on`, at most `seconds`, and only until `is_urgent`."""
         deadline = time.monotonic() + seconds
         while goes_on() and time.monotonic() < deadline and not self.is_urgent:
-            heard = [self.woken] if self.life is None else [self.life, self.woken]
-            ready = select.select(heard, [], [], _LOOK_S)[0]
-            if self.woken in ready:
-                os.read(self.woken, 4096)
-            if self.life in ready:
-                self.hear()
-            self.reap()
+            self.is_told(_LOOK_S)
 
     def family(self) -> list[procfs.Process]:
         """The command and its descendants that have not ended.

@@ -27,6 +27,17 @@ class Bench:
         bench = [sys.executable, "-m", "sglang_perf_patches", "bench", "server", *words, "--"]
         return [*bench, *server, *(("--behaviour", behaviour) if behaviour else ())]
 
+    def without_package(self, command: list[str]) -> list[str]:
+        """The same, with a server whose Python does not find this package."""
+        at = command.index("--") + 1
+        search = f"PYTHONPATH={self.throwaway.site}"
+        return [*command[:at], "env", "-u", "PYTHONPATH", search, *command[at:]]
+
+    def wait_for_family(self) -> None:
+        """Wait until the server program has started its other process."""
+        while not self.pids.exists() or len(self.pids.read_text().split()) < 2:
+            time.sleep(0.05)
+
     def start(self, command: list[str], **variables: str | None) -> subprocess.Popen[str]:
         """Start it."""
         return subprocess.Popen(

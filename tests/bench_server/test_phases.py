@@ -86,9 +86,7 @@ def test_any_settings_are_compared_with_the_first(bench: Bench, port: int, tmp_p
 def test_a_side_with_patches_must_have_them(bench: Bench, port: int) -> None:
     """A side that names patches needs one live; another one may have none."""
     for text, code in (("TOLD_MS=30", 0), ("SGLANG_PERF_PATCHES=one.step", 1)):
-        command = bench.command("--turns", "2", "--b", text)
-        at = command.index("--") + 1
-        command[at:at] = ["env", "-u", "PYTHONPATH", f"PYTHONPATH={bench.throwaway.site}"]
+        command = bench.without_package(bench.command("--turns", "2", "--b", text))
         done = bench.run(with_port(command, port), SGLANG_PERF_PATCHES="all")
         assert done.returncode == code, done.stderr
         is_refused = "no process of the server has a record of patches" in done.stderr
@@ -186,10 +184,7 @@ def test_a_port_in_use_is_said_before_anything_is_started(bench: Bench, port: in
 
 
 def test_a_patched_server_without_patches_is_not_measured(bench: Bench, port: int) -> None:
-    command = bench.command()
-    at = command.index("--") + 1
-    command[at:at] = ["env", "-u", "PYTHONPATH", f"PYTHONPATH={bench.throwaway.site}"]
-    done = bench.run(with_port(command, port))
+    done = bench.run(with_port(bench.without_package(bench.command()), port))
     assert done.returncode == 1
     assert "no process of the server has a record of patches" in done.stderr
     assert "load" not in "".join(re.findall(r"turn 1 of 3, patched: (\w+)", done.stderr))
@@ -250,8 +245,7 @@ def test_a_signal_in_each_phase_leaves_no_process(
     command = with_port(bench.command(*words, behaviour=behaviour), port)
     with bench.start(command) as process:
         until(process, when)
-        while not bench.pids.exists() or len(bench.pids.read_text().split()) < 2:
-            time.sleep(0.05)  # until the server has its family
+        bench.wait_for_family()
         time.sleep(1)
         began = time.monotonic()
         process.send_signal(number)
@@ -267,8 +261,7 @@ def test_a_signal_in_each_phase_leaves_no_process(
 def test_a_kill_of_the_bench_leaves_no_process(bench: Bench, port: int) -> None:
     with bench.start(with_port(bench.command(behaviour="family,hang-boot"), port)) as process:
         until(process, "patched: starting")
-        while not bench.pids.exists() or len(bench.pids.read_text().split()) < 2:
-            time.sleep(0.05)
+        bench.wait_for_family()
         assert len(bench.left()) == 2
         process.kill()
     deadline = time.monotonic() + 300
@@ -281,8 +274,7 @@ def test_a_second_signal_does_not_stop_the_ending(bench: Bench, port: int) -> No
     command = with_port(bench.command(behaviour="family,deaf,hang-boot"), port)
     with bench.start(command) as process:
         until(process, "patched: starting")
-        while not bench.pids.exists() or len(bench.pids.read_text().split()) < 2:
-            time.sleep(0.05)
+        bench.wait_for_family()
         for _ in range(5):
             process.send_signal(signal.SIGINT)
             time.sleep(0.02)

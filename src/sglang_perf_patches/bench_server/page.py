@@ -120,11 +120,11 @@ def write(path: Path, text: str) -> None:
 
 _STYLE = """
 :root{color-scheme:light dark;font:16px/1.5 system-ui,sans-serif}
-body{max-width:76rem;margin:0 auto;padding:1rem;overflow-wrap:anywhere}
+body{max-width:76rem;margin:0 auto;padding:1rem}
 h1{font-size:1.5rem}h2{font-size:1.2rem}
-pre{white-space:pre-wrap}
+pre{white-space:pre-wrap}h1,p,pre,dd,li{overflow-wrap:anywhere}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.2rem 1rem}dd{margin:0}
-table{border-collapse:collapse;font-size:.9rem}
+table{display:block;overflow-x:auto;border-collapse:collapse;font-size:.9rem}
 th,td{padding:.35rem .6rem;border-bottom:1px solid #8885;text-align:left}
 .chart{position:relative;min-width:10rem;background:linear-gradient(#888,#888) center/1px no-repeat}
 i{position:absolute;top:25%;height:50%;background:#888}

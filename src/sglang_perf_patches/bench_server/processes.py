@@ -38,7 +38,7 @@ class _State:
 def interruptible() -> Iterator[None]:
     """Make the first of these signals raise `Interrupted`, and end all commands after the block.
 
-    Later signals make the commands end at once.
+    Later signals make the commands end at once, and never change this process's exit code.
     """
     _State.first = None
     before = {number: signal.signal(number, _arrived) for number in _SIGNALS}
@@ -47,8 +47,9 @@ def interruptible() -> Iterator[None]:
     finally:
         while _running:  # a signal came while `started` ended it
             _end(_running[-1], is_urgent=True)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if _State.first is None:  # else this process ends, whatever else comes
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 @contextmanager

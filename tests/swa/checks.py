@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,7 @@ from sglang_perf_patches.sets.swa.growth import (
     kept_margin,
 )
 from sglang_perf_patches.verify.stock import NoneByDefault
-from tests.proof.swa.cases import admitted, alone_without_limit, history, pressed
+from tests.proof.swa.cases import alone_without_limit
 from tests.proof.swa.pool_invariants import Witness
 from tests.proof.swa.rig import DecodeWorker
 from tests.proof.swa.shape import Shape
@@ -465,14 +464,3 @@ def none_fails_for_the_host(
     Witness(worker).check_drained()
     assert (worker.counts.finished, worker.counts.aborted) == (64, 0), worker.counts
     assert in_tensors, "more is to be retracted than the host's pool holds"
-
-
-CHECKS: dict[str, Callable[..., Any]] = {
-    name: function
-    for name, function in list(globals().items())
-    if inspect.isfunction(function) and function.__module__ == __name__
-} | {
-    "admitted": admitted,
-    "history": history,
-    "pressed": pressed,
-}

@@ -1,4 +1,4 @@
-"""What `on_release` plays of the swa patches, beside the functions of `checks` and its like.
+"""What `on_release` plays of the swa patches, beside the functions of `_MODULES`.
 
 ``play`` plays so many random ``episodes``; ``select`` puts a selection on, for the jobs after it.
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 from tests.proof import stubs
 
@@ -19,35 +21,30 @@ warnings.filterwarnings("ignore")
 for name in ("sglang", "sglang_perf_patches"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
+import checks  # noqa: E402
 import leaving_checks  # noqa: E402
 import metadata_checks  # noqa: E402
 import pool_checks  # noqa: E402
 import sglang.srt.disaggregation.decode  # noqa: F401, E402 - the patches go live on what is there
 import together_checks  # noqa: E402
-from checks import CHECKS  # noqa: E402
-from machine import play  # noqa: E402
+from machine import play  # noqa: E402, F401 - a job
 
 import sglang_perf_patches  # noqa: E402
 from prove import drawn  # noqa: E402
 from sglang_perf_patches.live import engine  # noqa: E402
 from sglang_perf_patches.verify.stock import publish_server as publish  # noqa: E402
 from tests import proof  # noqa: E402
+from tests.proof.swa import cases  # noqa: E402
 
-_CHECKS: dict[str, Callable[..., Any]] = {"play": play}
-for _of_a_module in (
-    *(CHECKS, leaving_checks.CHECKS, pool_checks.CHECKS),
-    *(metadata_checks.CHECKS, together_checks.CHECKS),
-):
-    assert not _CHECKS.keys() & _of_a_module.keys(), "two checks have one name"
-    _CHECKS |= _of_a_module
+_MODULES = (checks, leaving_checks, metadata_checks, pool_checks, together_checks, cases)
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """The checks of the other modules are jobs too."""
-    try:
-        return _CHECKS[name]
-    except KeyError:
-        raise AttributeError(name) from None
+    """The functions of the other modules are jobs too."""
+    for module in _MODULES:
+        if hasattr(module, name):
+            return getattr(module, name)  # type: ignore[no-any-return]
+    raise AttributeError(name)
 
 
 def select(text: str) -> None:
@@ -96,7 +93,7 @@ def broken(names: list[str], selection: str, job: str, arguments: dict[str, Any]
     try:
         with _out_of_work(names):
             select(selection)
-            {**globals(), **_CHECKS}[job](**arguments)
+            getattr(sys.modules[__name__], job)(**arguments)
     except AssertionError as error:
         return str(error) or "an assertion"
     finally:
@@ -116,16 +113,11 @@ def _out_of_work(names: list[str]) -> Iterator[None]:
         *(cpu_copy, growth, host_copies, leaving),
         *(page_size_1, tail_allocation, tail_prealloc),
     )
-    kept = []
-    for name in names:
-        holders = [module for module in modules if hasattr(module, name)]
-        if not holders:
-            raise ValueError(f"there is no {name} to break")
-        kept += [(module, name, getattr(module, name)) for module in holders]
-    try:
-        for module, name, _ in kept:
-            setattr(module, name, lambda *_, **__: None)
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            holders = [module for module in modules if hasattr(module, name)]
+            if not holders:
+                raise ValueError(f"there is no {name} to break")
+            for module in holders:
+                stack.enter_context(mock.patch.object(module, name, return_value=None))
         yield
-    finally:
-        for module, name, function in kept:
-            setattr(module, name, function)

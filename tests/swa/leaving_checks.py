@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable
-from typing import Any
 
 import sglang_perf_patches
 from sglang_perf_patches.live import engine
@@ -155,10 +152,3 @@ def _stocks(worker: DecodeWorker, too_long: int) -> None:
     worker.run(60)
     assert again.rid not in worker.rejected
     Witness(worker).check_drained()
-
-
-CHECKS: dict[str, Callable[..., Any]] = {
-    name: function
-    for name, function in list(globals().items())
-    if inspect.isfunction(function) and function.__module__ == __name__ and not name.startswith("_")
-}

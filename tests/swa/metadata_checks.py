@@ -191,14 +191,3 @@ BREAKS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "nothing is translated": _no_cell,
     "a new buffer holds anything": _rooms_of_anything,
 }
-
-CHECKS: dict[str, Callable[..., Any]] = {
-    check.__name__: check
-    for check in (
-        windows_of_batches,
-        waits_for_windows,
-        windows_not_served_are_stocks,
-        broken_windows,
-    )
-}
-"""By name, for `on_release`."""

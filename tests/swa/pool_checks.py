@@ -111,14 +111,3 @@ def _put_on() -> None:
     sglang_perf_patches.deactivate()
     publish()
     sglang_perf_patches.activate("swa.pool-ratio")
-
-
-CHECKS = {
-    check.__name__: check
-    for check in (
-        the_cap_is_stocks,
-        left_to_stock,
-        by_tokens_too,
-        the_hint_is_what_the_patch_does,
-    )
-}

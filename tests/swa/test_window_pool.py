@@ -24,7 +24,7 @@ EACH = [
     RELEASES[-1],
 ]
 """One body serves all, and a release takes two minutes: the default tier plays the newest."""
-JOBS = Path(__file__).with_name("window_jobs.py")
+JOBS = Path(__file__).with_name("window_checks.py")
 RANK = JOBS.with_name("window_rank.py")
 BROKEN = (
     "full layers get the window",

@@ -7,7 +7,6 @@ admitted in order and get all of their tokens, and the pools are whole at the en
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from random import Random
 from typing import Any
 from unittest import mock
@@ -140,6 +139,3 @@ def _tokens(req: Any) -> int:
 
 def _wanted(req: Any) -> int:
     return int(req.sampling_params.max_new_tokens)
-
-
-CHECKS: dict[str, Callable[..., Any]] = {"together": together}

@@ -1,14 +1,27 @@
-"""Checks of swa.window-pool on one release, over a real scheduler with small models."""
+"""What `on_release` plays of swa.window-pool, over a real scheduler with small models.
+
+It has a process of its own, in which it boots servers.
+"""
+
+# ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 from unittest import mock
+
+from tests.proof import stubs
+
+stubs.lend()
+warnings.filterwarnings("ignore")
+for name in ("sglang", "sglang_perf_patches"):
+    logging.getLogger(name).setLevel(logging.CRITICAL)
 
 import sglang_perf_patches
 from prove import DEPTH, FULL_DEPTH, drawn
@@ -165,16 +178,3 @@ def broken(how: str) -> str | None:
     finally:
         setattr(owner, name, kept)
     return None
-
-
-CHECKS: dict[str, Callable[..., Any]] = {
-    check.__name__: check
-    for check in (
-        left_to_stock,
-        both_together,
-        refuses_images_in_prompts,
-        beams,
-        pressed_hard,
-        broken,
-    )
-}

@@ -22,8 +22,8 @@ def write(folder: str, shape: str) -> None:
     Args:
         folder: where to.
         shape: ``tiny`` (Qwen3 for a CPU), ``window`` (gpt-oss' layers of that size), ``0.6b``
-            (Qwen3-0.6B), ``0.6b-4bit``, or ``quarter-4bit``, a quarter of it; with gated delta
-            nets ``hybrid`` (for a CPU), ``hybrid-0.8b`` or ``hybrid-2b`` (Qwen3.5's dimensions).
+            (Qwen3-0.6B) or ``0.6b-4bit``; with gated delta nets ``hybrid`` (for a CPU),
+            ``hybrid-0.8b`` or ``hybrid-2b`` (Qwen3.5's dimensions).
     """
     import mlx.core as mx
 

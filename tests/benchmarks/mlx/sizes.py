@@ -33,26 +33,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_theta": 1_000_000.0,
         "tie_word_embeddings": True,
     },
-    "quarter": {
-        "vocab_size": 9_496,
-        "hidden_size": 256,
-        "intermediate_size": 768,
-        "num_hidden_layers": 7,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 128,
-        "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": True,
-    },
-    "small": {
-        "vocab_size": 512,
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 64,
-    },
     "hybrid-0.8b": {
         "vocab_size": 248_320,
         "hidden_size": 1024,
@@ -66,5 +46,5 @@ MODELS: dict[str, dict[str, Any]] = {
         **_QWEN35,
     },
 }
-"""Qwen3-0.6B; one with the proportions of its body and head; Qwen3 for a CPU;
-and Qwen3-Next's layers, without experts, with the dimensions of Qwen3.5-0.8B and 2B."""
+"""Qwen3-0.6B; and Qwen3-Next's layers, without experts, with the dimensions of Qwen3.5-0.8B and
+2B."""

@@ -180,25 +180,6 @@ _GPT_OSS: dict[str, Any] = {
     "sliding_window": 128,
     "router_aux_loss_coef": 0.9,
 }
-_GEMMA: dict[str, Any] = {
-    **_COMMON,
-    "architectures": ["Gemma3ForCausalLM"],
-    "model_type": "gemma3_text",
-    "vocab_size": 262208,
-    "hidden_size": 3840,
-    "intermediate_size": 15360,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 256,
-    "query_pre_attn_scalar": 256,
-    "rope_theta": 1e6,
-    "rope_local_base_freq": 10000.0,
-    "sliding_window": 1024,
-    "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 8,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "tie_word_embeddings": True,
-}
 _NEMOTRON: dict[str, Any] = {
     **_COMMON,
     "architectures": ["NemotronHForCausalLM"],
@@ -236,17 +217,6 @@ SHAPES: dict[str, Shape] = {
     "deepseek": Shape(_DEEPSEEK, _EAGLE),
     # DeepSeek-V2-Lite's dimensions in DeepSeek-V3's architecture, which has an MTP layer.
     "v2-lite-mtp": Shape(_V2_LITE, _EAGLE),
-    "v2-lite": Shape(
-        {
-            **{k: v for k, v in _V2_LITE.items() if k != "num_nextn_predict_layers"},
-            "architectures": ["DeepseekV2ForCausalLM"],
-            "model_type": "deepseek_v2",
-            "topk_method": "greedy",
-            "scoring_func": "softmax",
-            "norm_topk_prob": False,
-            "routed_scaling_factor": 1.0,
-        }
-    ),
     # Qwen3-Next's layers, 24 of them, with few and small experts.
     "gdn-24": Shape(
         {
@@ -272,21 +242,6 @@ SHAPES: dict[str, Shape] = {
             "layer_types": [*["linear_attention"] * 3, "full_attention"] * 10,
         }
     ),
-    # gpt-oss-20b's, in bfloat16.
-    "gpt-oss": Shape(
-        {
-            **_GPT_OSS,
-            "vocab_size": 201088,
-            "hidden_size": 2880,
-            "intermediate_size": 2880,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "layer_types": ["sliding_attention", "full_attention"] * 12,
-            "num_local_experts": 32,
-            "num_experts_per_tok": 4,
-        }
-    ),
     "gpt-oss-small": Shape(
         {
             **_GPT_OSS,
@@ -308,23 +263,6 @@ SHAPES: dict[str, Shape] = {
             "disable_piecewise_cuda_graph": True,
             "cuda_graph_backend_prefill": "disabled",
         },
-    ),
-    # Gemma-3-12B's text model.
-    "gemma": Shape(_GEMMA),
-    # Gemma-3-27B's.
-    "gemma-27b": Shape(
-        {
-            **_GEMMA,
-            "hidden_size": 5376,
-            "intermediate_size": 21504,
-            "num_hidden_layers": 62,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 16,
-            "head_dim": 128,
-            "query_pre_attn_scalar": 168,
-            "layer_types": [*[*["sliding_attention"] * 5, "full_attention"] * 10]
-            + ["sliding_attention"] * 2,
-        }
     ),
     # NVIDIA-Nemotron-3-Nano-30B-A3B: 23 Mamba2, 23 MoE and 6 attention layers.
     "nemotron-30b-a3b": Shape(

@@ -4,7 +4,7 @@ PyTorch, transformers, mlx-lm and what else sglang needs take 15 seconds of a CP
 the tests run some 80 scripts in the default tier, hundreds with ``--all``. `run` has one process
 started for an interpreter and a way to begin, by whichever process of a test run is the first to
 need it (see `forking`). It imports those packages, but nothing of sglang, and forks for each
-script; the fork goes on as if it had been started with the script.
+script; the fork continues as if it had been started with the script.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import select
-import signal
 import socket
 import subprocess
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 RUN = "PERF_PATCHES_TESTS_RUN"
 """The variable that names a test run, whose processes share those that fork."""
+
+IDLE_S = 60.0
+"""After so long without a request a process that forks ends: it holds half a gigabyte or more."""
 
 _SCRIPT = Path(__file__).with_name("forking.py")
 _ALONE = uuid.uuid4().hex
@@ -68,53 +70,23 @@ def run(
             "variables": dict(variables),
             "files": [str(file) for file in files],
         }
-        server, pid = _fork((python, beginning, search), json.dumps(request) + "\n")
-        code = _answer(server, limit_s)
-        if code is None:
-            os.kill(pid, signal.SIGKILL)
-            _answer(server, None)
-            raise subprocess.TimeoutExpired([script, *words], limit_s or 0)
+        kind = python, beginning, search
+        try:
+            code = _exit_code(kind, json.dumps(request) + "\n", limit_s)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired([script, *words], limit_s or 0) from None
         return code, *(file.read_text(errors="replace") for file in files[1:])
 
 
-def _fork(kind: Kind, request: str) -> tuple[socket.socket, int]:
-    """Who forked for a request, and the fork's PID."""
+def _exit_code(kind: Kind, request: str, limit_s: float | None) -> int:
     for _ in range(3):
-        server = _server(kind)
-        try:
+        # The process that forks may be about to end when this one connects.
+        with _connected(kind) as server, suppress(ConnectionError):
+            server.settimeout(limit_s)
             server.sendall(request.encode())
-            pid = _answer(server, None)
-            assert pid
-        except ConnectionError:  # it was about to end when this process connected
-            _servers.pop(kind).close()
-        else:
-            return server, pid
+            if line := server.makefile().readline():
+                return int(line)
     raise AssertionError(f"the process that forks ends at once: {kind}")
-
-
-def _answer(server: socket.socket, limit_s: float | None) -> int | None:
-    """The next line of the server, or None if there is none in time."""
-    ready, _, _ = select.select([server], [], [], limit_s)
-    if not ready:
-        return None
-    line = b""
-    while not line.endswith(b"\n"):
-        more = server.recv(1)  # no byte of the next line, which may be there already
-        if not more:
-            raise ConnectionResetError("the process that forks has ended")
-        line += more
-    return int(line)
-
-
-def _server(kind: Kind) -> socket.socket:
-    """A connection to the process that forks; it ends when it has none left."""
-    server = _servers.pop(kind, None)
-    if server is None:
-        while len(_servers) >= _KEPT:
-            _servers.pop(next(iter(_servers))).close()
-        server = _connected(kind)
-    _servers[kind] = server  # the one in use is the youngest
-    return server
 
 
 def _connected(kind: Kind) -> socket.socket:
@@ -144,7 +116,7 @@ def _start(kind: Kind, listening: socket.socket) -> None:
     python, beginning, search = kind
     _started.append(
         subprocess.Popen(
-            [python, "-W", "ignore", _SCRIPT, beginning, str(listening.fileno())],
+            [python, "-W", "ignore", _SCRIPT, beginning, f"{listening.fileno()}", f"{IDLE_S}"],
             env=variables(PYTHONPATH=os.pathsep.join(map(str, search)), OMP_NUM_THREADS="1"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -154,6 +126,4 @@ def _start(kind: Kind, listening: socket.socket) -> None:
     )
 
 
-_KEPT = 3  # each process that forks holds half a gigabyte of memory or more
-_servers: dict[Kind, socket.socket] = {}
 _started: list[subprocess.Popen[bytes]] = []

@@ -1,8 +1,8 @@
-"""Started with ``python forking.py BEGINNING SOCKET``: the process that `forked` has fork.
+"""Started with ``python forking.py BEGINNING SOCKET IDLE_S``: the process that `forked` has fork.
 
-SOCKET is the number of a listening socket. Each process of the tests that connects sends requests
-as JSON lines, one at a time, and gets two lines for each: the fork's PID, then its exit code. Forks
-for several of them run side by side. When the last has gone, this process ends.
+SOCKET is the number of a listening socket. Each connection brings a request, a JSON line, and gets
+the exit code of the fork that runs it. The fork is killed if who asked closes the connection. This
+process ends when nobody has asked for IDLE_S seconds and no fork runs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import importlib
 import json
 import os
 import runpy
-import selectors
+import select
 import signal
 import socket
+import socketserver
 import sys
 import threading
 import traceback
@@ -42,8 +43,50 @@ BEGINNINGS = {
 """
 
 
-def serve(beginning: str, listening: socket.socket) -> None:
-    """Import what scripts begin with, then fork for each request until nobody is left to ask."""
+class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
+    """Accepts requests; each is handled by a process that forks the one which runs the script.
+
+    Attributes:
+        lent_variables: of the environment, which the imports of the beginning have set.
+    """
+
+    lent_variables: Mapping[str, str]
+
+    def __init__(self, listening: socket.socket, idle_s: float) -> None:
+        super().__init__("", _Request, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        self.timeout = idle_s
+
+    def handle_timeout(self) -> None:
+        """End, unless a fork runs."""
+        super().handle_timeout()
+        if not self.active_children:
+            # At once: an interpreter takes two seconds of a CPU to take apart what was imported.
+            os._exit(0)
+
+
+class _Request(socketserver.StreamRequestHandler):
+    server: Server
+
+    def handle(self) -> None:
+        request = json.loads(self.rfile.readline())
+        pid = os.fork()
+        if pid == 0:
+            os.close(self.server.fileno())
+            os.close(self.connection.fileno())
+            os._exit(_become(request, self.server.lent_variables))
+        ended = os.pidfd_open(pid)
+        ready, _, _ = select.select([ended, self.connection], [], [])
+        if ended not in ready:
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        with contextlib.suppress(ConnectionError):
+            self.connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+
+
+def serve(beginning: str, server: Server) -> None:
+    """Import what scripts begin with, then fork for each request until nobody asks any more."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in range(3):  # a fork's standard streams are its own
         os.dup2(nothing, number)
@@ -55,80 +98,16 @@ def serve(beginning: str, listening: socket.socket) -> None:
     for name in BEGINNINGS[beginning]:
         with contextlib.suppress(ModuleNotFoundError):  # not every environment has them all
             importlib.import_module(name)
-    lent_variables = {n: value for n, value in os.environ.items() if before.get(n) != value}
+    server.lent_variables = {n: value for n, value in os.environ.items() if before.get(n) != value}
     gc.collect()
     gc.freeze()  # a fork's collector need not walk, and so copy, all that was imported
-    request = _next_request(listening)
-    # At once: an interpreter takes two seconds of a CPU to take apart all that was imported.
-    os._exit(_become(request, lent_variables) if request else 0)
-
-
-def _next_request(listening: socket.socket) -> dict[str, Any] | None:
-    """In a fork, what it is to run; in the process that forks None, when nobody is left to ask."""
-    selector = selectors.DefaultSelector()
-    selector.register(listening, selectors.EVENT_READ)
-    running: dict[socket.socket, int] = {}  # who asks, and the PID of what runs for him
-    asking: set[socket.socket] = set()
     while True:
-        # The first to ask has connected already.
-        for key, _ in selector.select() if asking else [(selector.get_key(listening), None)]:
-            if key.fileobj is listening:
-                listening.settimeout(None if asking else 0)
-                try:
-                    asker, _ = listening.accept()
-                except BlockingIOError:
-                    return None
-                asking.add(asker)
-                selector.register(asker, selectors.EVENT_READ)
-            elif isinstance(key.fileobj, socket.socket):
-                asker = key.fileobj
-                line = _line(asker)
-                if line:
-                    pid = os.fork()
-                    if pid == 0:
-                        selector.close()
-                        for each in (listening, *asking):
-                            each.close()
-                        return dict(json.loads(line))
-                    running[asker] = pid
-                    selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (asker, pid))
-                    _answer(asker, pid)
-                else:
-                    if asker in running:
-                        os.kill(running[asker], signal.SIGKILL)
-                    asking.remove(asker)
-                    selector.unregister(asker)
-                    asker.close()
-            else:
-                asker, pid = key.data
-                selector.unregister(key.fileobj)
-                os.close(key.fd)
-                _, status = os.waitpid(pid, 0)
-                del running[asker]
-                if asker in asking:
-                    _answer(asker, os.waitstatus_to_exitcode(status))
-
-
-def _line(asker: socket.socket) -> bytes:
-    """The request that begins to arrive; nothing if who asks has gone."""
-    got = bytearray()
-    with contextlib.suppress(ConnectionError):
-        while not got.endswith(b"\n"):
-            more = asker.recv(1 << 16)
-            if not more:
-                return b""
-            got += more
-        return bytes(got)
-    return b""
-
-
-def _answer(asker: socket.socket, number: int) -> None:
-    with contextlib.suppress(ConnectionError):  # its end is seen when it is read from
-        asker.sendall(f"{number}\n".encode())
+        server.handle_request()
+        server.service_actions()
 
 
 def _become(request: dict[str, Any], lent_variables: Mapping[str, str]) -> int:
-    """Go on in a fork as the script that was asked for; its exit code."""
+    """Continue in a fork as the script that was asked for; its exit code."""
     modes = (os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_CREAT)
     for number, (name, mode) in enumerate(zip(request["files"], modes, strict=True)):
         os.dup2(os.open(name, mode), number)
@@ -160,4 +139,4 @@ def _become(request: dict[str, Any], lent_variables: Mapping[str, str]) -> int:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))
+    serve(sys.argv[1], Server(socket.socket(fileno=int(sys.argv[2])), float(sys.argv[3])))

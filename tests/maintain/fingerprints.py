@@ -2,9 +2,9 @@
 
 ``python3 -m tests.maintain.fingerprints [SET ...]`` rewrites the ``known.json`` of the sets from
 their declarations, and the table of what was read of the releases' files (``compat/releases.xz``).
-``--check`` only says whether they are what the wheels give. Source builds
-(``git-…``) have no wheel, so their entries are carried over as they are. ``--origin NAME=DIR``
-takes them from a checkout.
+``tests/releases`` checks that they are what the wheels give. Source builds (``git-…``) have no
+wheel, so their entries are carried over as they are. ``--origin NAME=DIR`` takes them from a
+checkout.
 
 ``--report V`` is for a release that came out after the declarations were written. It prints what V
 changes for each patch, and which definitions need a person. It writes nothing: a patch whose code V
@@ -198,10 +198,9 @@ def render_table(files: Mapping[str, Mapping[str, Any]]) -> bytes:
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
-    """Run the command; 0 fine, 1 stale under ``--check``, 2 bad usage or a bad declaration."""
+    """Run the command; 0 fine, 2 bad usage or a bad declaration."""
     parser = argparse.ArgumentParser(prog="python3 -m tests.maintain.fingerprints")
     parser.add_argument("sets", nargs="*", metavar="SET", help="all sets where none is named")
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if any is stale")
     parser.add_argument("--report", metavar="V", help="say what a newer release would change")
     parser.add_argument("--origin", action="append", default=[], metavar="NAME=DIR")
     options = parser.parse_args(None if arguments is None else list(arguments))
@@ -214,7 +213,6 @@ def main(arguments: Iterable[str] | None = None) -> int:
     for text in options.origin:
         name, _, folder = text.partition("=")
         origins[name] = Path(folder)
-    stale = False
     for name in options.sets or sets.NAMES:
         try:
             patch_set = sets.declared(name)
@@ -223,18 +221,14 @@ def main(arguments: Iterable[str] | None = None) -> int:
             print(f"fingerprints of {name}: {error}", file=sys.stderr)
             return 2
         if known != patch_set.known:
-            stale = True
-            print(f"fingerprints of {name} {'are stale' if options.check else 'are written'}")
-            if not options.check:
-                write(name, known)
+            write(name, known)
+            print(f"fingerprints of {name} are written")
     sets.load.cache_clear()
     table = render_table(read_of_releases())
     if lzma.decompress(table) != lzma.decompress(shipped.TABLE.read_bytes()):
-        stale = True
-        print(f"{shipped.TABLE.name} {'is stale' if options.check else 'is written'}")
-        if not options.check:
-            shipped.TABLE.write_bytes(table)
-    return 1 if stale and options.check else 0
+        shipped.TABLE.write_bytes(table)
+        print(f"{shipped.TABLE.name} is written")
+    return 0
 
 
 def _report(version: str, names: Sequence[str]) -> int:

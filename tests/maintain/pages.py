@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -100,6 +100,13 @@ def replace_block(text: str, name: str, content: str) -> str:
     if not pattern.search(text):
         raise ValueError(f"there is no block {name}")
     return pattern.sub(lambda found: found[1] + content + found[2], text, count=1)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table, whose first row is its head."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines.insert(1, "|" + " --- |" * len(rows[0]))
+    return "\n".join(lines) + "\n"
 
 
 def all_sections(root: Path, set_name: str) -> list[Section]:

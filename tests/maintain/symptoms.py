@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from sglang_perf_patches.faults import THREAD
 from sglang_perf_patches.faults.fault import Fault
@@ -27,7 +26,8 @@ def page(text: str) -> str:
     faults = [["what you see", "releases", "what helps"], *map(_row, FAULTS)]
     symptoms = [["what you see", "what helps"], *map(list, SYMPTOMS)]
     for name, rows in (("faults", faults), ("symptoms", symptoms)):
-        text = pages.replace_block(text, name, _markdown(rows))
+        linked = [[*map(_linked, row)] for row in rows]
+        text = pages.replace_block(text, name, pages.markdown(linked))
     return text
 
 
@@ -37,12 +37,6 @@ def _row(fault: Fault) -> list[str]:
     prevents = f"our {fault.patch}" if fault.patch else ""
     helps = ", or ".join(filter(None, (prevents, fault.help))) or ("" if fault.fixed else "nothing")
     return [fault.symptom, f"{fault.releases}{fixed}{threads}", helps]
-
-
-def _markdown(rows: Iterable[Iterable[str]]) -> str:
-    lines = ["| " + " | ".join(map(_linked, row)) + " |" for row in rows]
-    lines.insert(1, "|" + " --- |" * (lines[0].count(" | ") + 1))
-    return "\n".join(lines) + "\n"
 
 
 def _linked(cell: str) -> str:

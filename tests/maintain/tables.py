@@ -58,7 +58,7 @@ def verdict_page(patch_sets: Sequence[PatchSet], words: Words) -> str:
         if ids:
             rows = [["release", *(id.partition(".")[2] for id in ids)]]
             rows += [[release, *(words[id][release] for id in ids)] for release in releases.KNOWN]
-            parts.append(f"## {patch_set.name}\n\n{_markdown(rows)}")
+            parts.append(f"## {patch_set.name}\n\n{pages.markdown(rows)}")
     return "\n".join(parts)
 
 
@@ -88,13 +88,7 @@ def release_table(patch_sets: Sequence[PatchSet], words: Words, measured: Sequen
         page = posixpath.relpath(pages.file(patch.id), posixpath.dirname(PATCHES))
         link = f"[`{patch.id}`]({page}){opt_in}"
         rows.append([link, patch.summary, applies or "-"])
-    return _markdown(rows)
-
-
-def _markdown(rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines.insert(1, "|" + " --- |" * len(rows[0]))
-    return "\n".join(lines) + "\n"
+    return pages.markdown(rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

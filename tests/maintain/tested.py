@@ -127,7 +127,7 @@ def _matrix(
             if word == "applies" and release not in columns
         ]
         rows.append([f"`{patch.id}`", *cells, "·" if others else ""])
-    return _markdown(rows)
+    return pages.markdown(rows)
 
 
 def _sources(
@@ -151,13 +151,7 @@ def _sources(
         rows.append([f"[{section.heading}]({Path(section.file).name})", section.machine, what])
     named = {name for section in found for name in section.on}
     without = [f"`{p.id}`" for p in patches if not {p.id, p.set} & named]
-    text = _markdown(rows)
+    text = pages.markdown(rows)
     if without:
         text += f"\nNo committed result: {', '.join(without)}.\n"
     return text
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines.insert(1, "|" + " --- |" * len(rows[0]))
-    return "\n".join(lines) + "\n"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
-import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,26 +98,31 @@ def run(
     return done.stdout
 
 
-def again(script: str, release: str) -> int:
-    """Run a script of measurements anew beside a release with MLX, with this process's arguments.
-
-    What it prints goes where this process prints.
-
-    Returns:
-        its exit code.
-    """
-    place = slim(release)
-    settings = {**dict(place.settings), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [place.python, "-W", "ignore", script, *sys.argv[1:]],
-        env=variables(PYTHONPATH=os.pathsep.join(map(str, place.search)), **settings),
-    ).returncode
-
-
 def answers(place: Place, script: Path, *words: str, **options: Any) -> list[Any]:
     """The JSON objects that a script prints, one a line; otherwise like `run`."""
     lines = run(place, script, *words, **options).splitlines()
     return [json.loads(line) for line in lines if line.startswith('{"')]
+
+
+def ranks(
+    release: str, script: Path, selections: Sequence[str], *words: str
+) -> list[dict[str, Any]]:
+    """What the ranks of one server print, each with its selection of patches.
+
+    Each is ``python SCRIPT RANK RANKS PORT SELECTION WORDS``; they meet at the port.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = tree(release, beginning="")
+
+    def play(rank: int) -> dict[str, Any]:
+        about = (str(rank), str(len(selections)), port, selections[rank])
+        (told,) = answers(place, script, *about, *words)
+        return dict(told)
+
+    with ThreadPoolExecutor(len(selections)) as all_ranks:
+        return list(all_ranks.map(play, range(len(selections))))
 
 
 Job = tuple[str, dict[str, Any]]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import logging
 import warnings
+import zlib
 from contextlib import nullcontext
 from random import Random
 from typing import Any
@@ -20,6 +21,7 @@ for name in ("sglang", "sglang_perf_patches"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
 import qwen_server
+import torch
 
 from sglang_perf_patches.live import published
 from sglang_perf_patches.model.setups import FEATURES
@@ -68,6 +70,21 @@ def play(server: WindowServer) -> dict[str, Any]:
         "logits": server.logits,
         "states": [held.clone() for held in (*cache.conv, cache.temporal)],
     }
+
+
+def computed(server: WindowServer) -> dict[str, Any]:
+    """What a rank computes of the same: bits of logits and states as a checksum of each."""
+    played = play(server)
+    assert all(row.isfinite().all() for rows in played["logits"].values() for row in rows)
+    return {
+        **played,
+        "logits": {rid: [*map(_sum, rows)] for rid, rows in played["logits"].items()},
+        "states": [*map(_sum, played["states"])],
+    }
+
+
+def _sum(held: torch.Tensor) -> int:
+    return zlib.crc32(held.contiguous().view(torch.uint8).numpy().tobytes())
 
 
 def replies_of(*patches: str, buckets: tuple[int, ...] = BUCKETS, **asked: Any) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ import released
 GRAPH = "mamba.gdn-prefill-graph"
 CHUNKS = "mamba.mamba2-chunk-indices"
 _HERE = Path(__file__).parent
-_LIMIT_S = 900
 
 
 @pytest.mark.whole_matrix  # four processes with a model each
@@ -94,15 +91,4 @@ def test_ranks_that_compute_chunks_on_the_host_compute_what_stock_does(release: 
 def _ranks(
     release: str, *selections: str, script: str = "qwen_rank", **server: Any
 ) -> list[dict[str, Any]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    place = released.tree(release, beginning="")
-
-    def play(rank: int) -> dict[str, Any]:
-        words = (str(rank), str(len(selections)), port, selections[rank], json.dumps(server))
-        (told,) = released.answers(place, _HERE / f"{script}.py", *words, limit_s=_LIMIT_S)
-        return dict(told)
-
-    with ThreadPoolExecutor(len(selections)) as all_ranks:
-        return list(all_ranks.map(play, range(len(selections))))
+    return released.ranks(release, _HERE / f"{script}.py", selections, json.dumps(server))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -126,24 +124,8 @@ def test_a_broken_patch_is_noticed(answers: dict[str, Any]) -> None:
 @pytest.mark.parametrize("release", RELEASES[-1:])
 def test_two_ranks_compute_what_stock_does(release: str) -> None:
     """Both with half of the KV heads, over gloo: batches, tokens and logits of each."""
-    told = {selection: _ranks(release, selection) for selection in ("none", PATCH.id)}
+    told = {each: released.ranks(release, RANK, [each, each]) for each in ("none", PATCH.id)}
     for stock, patched in zip(*told.values(), strict=True):
         assert stock.pop("pools")[1] is None
         assert patched.pop("pools")[1] > 0
         assert patched == stock
-
-
-def _ranks(release: str, selection: str) -> list[dict[str, Any]]:
-    """What each of two ranks says."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    place = released.tree(release, beginning="")
-
-    def play(rank: int) -> dict[str, Any]:
-        words = (RANK, str(rank), "2", port, selection)
-        (told,) = released.answers(place, *words)
-        return dict(told)
-
-    with ThreadPoolExecutor(2) as both:
-        return list(both.map(play, range(2)))

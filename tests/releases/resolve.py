@@ -1,9 +1,10 @@
-"""Resolve servers' arguments as ``doctor -- COMMAND`` does: ``python resolve.py HOW``.
+"""Resolve servers' arguments as ``doctor -- COMMAND`` does: ``python resolve.py HOW RELEASE``.
 
 The release is on PYTHONPATH, and HOW is that of `resolver`. Stdin has a JSON list of servers, each
-with its GPU (that of `resolver`; the first server's tells whether there are any) and its arguments.
-Each is resolved in a fork of its own. Prints one JSON line a server: its ``setup`` and
-``arguments`` as resolved, or why it is ``refused`` or ``failed``.
+with its GPU (that of `resolver`) and its arguments. The first server tells whether there are GPUs,
+none, or a Mac's (``mps``). Each is resolved in a fork of its own. Prints one JSON line a server:
+its ``setup``, its ``arguments`` as resolved and its known ``faults``, each with whether it is sure;
+or why it is ``refused`` or ``failed``.
 """
 
 from __future__ import annotations
@@ -20,38 +21,53 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from sglang_perf_patches import faults
 from sglang_perf_patches.cli.ask import QUICKLY, resolver, stand_ins
 from sglang_perf_patches.live import published
 from sglang_perf_patches.model.setups import FEATURES
 
 
-def main(how: str) -> None:
+def main(how: str, release: str) -> None:
     """Import once, and answer each."""
     servers: list[tuple[dict[str, Any] | None, list[str]]] = json.load(sys.stdin)
     if how == QUICKLY:
         resolver.leave_out()
     with tempfile.TemporaryDirectory() as folder:
-        first, _ = servers[0]
-        if first is not None:
+        first, words = servers[0]
+        is_mac = "mps" in words
+        if first is not None or is_mac:
             stand_ins.lend()
+        if first is not None:
             resolver.pretend(first, Path(folder))
+        if is_mac:
+            _pretend_a_mac(importlib.import_module("torch"))
         with contextlib.redirect_stdout(io.StringIO()):
             importlib.import_module("sglang.srt.server_args")
             with contextlib.suppress(ImportError):  # each child would: it reads a configuration
                 importlib.import_module("compressed_tensors.quantization")
+        runtime: Any = sys.modules.get("sglang.srt.hardware_backend.mlx.runtime")
+        if is_mac and runtime is not None:  # since 0.5.19
+            runtime._validate_runtime = lambda: None
         for gpu, words in servers:
             child = os.fork()
             if not child:
                 try:
                     if gpu is not None:
                         resolver.pretend(gpu, Path(folder))
-                    print(json.dumps(resolved(words)), flush=True)
+                    print(json.dumps(resolved(release, words)), flush=True)
                 finally:
                     os._exit(0)
             os.waitpid(child, 0)
 
 
-def resolved(words: list[str]) -> dict[str, Any]:
+def _pretend_a_mac(torch: Any) -> None:
+    """MLX resolves its arguments on a Mac only."""
+    torch.backends.mps.is_available = torch.mps.is_available = lambda: True
+    torch.backends.mps.get_name = lambda: "Apple M4"
+    torch.mps.recommended_max_memory = lambda: 64 << 30
+
+
+def resolved(release: str, words: list[str]) -> dict[str, Any]:
     """What the release makes of one server's arguments."""
     random.seed(0)
     said = io.StringIO()
@@ -65,11 +81,13 @@ def resolved(words: list[str]) -> dict[str, Any]:
     server = published.published()
     values = {name: server.read(name) for name in type(arguments).__annotations__}
     setup = FEATURES.setup(server)
+    found = faults.found(release, faults.conditions(server))
     return {
         "setup": [setup.on, setup.lacking, sorted(setup.having)],
         "arguments": {name: re.sub(r" at 0x\w+", "", repr(each)) for name, each in values.items()},
+        "faults": {one.fault.name: one.is_sure for one in found},
     }
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

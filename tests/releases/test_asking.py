@@ -134,7 +134,7 @@ def test_what_is_left_out_changes_no_argument(models: Path, release: str) -> Non
     quickly, wholly = (
         released.run(
             released.tree(release),
-            *(str(RESOLVE), how),
+            *(str(RESOLVE), how, release),
             given=json.dumps(servers),
             HF_HUB_OFFLINE="1",
         ).splitlines()
@@ -142,5 +142,6 @@ def test_what_is_left_out_changes_no_argument(models: Path, release: str) -> Non
     )
     assert quickly == wholly
     answers = [json.loads(each) for each in quickly]
-    assert [list(each) for each in answers] == [["setup", "arguments"]] * 4 + [["refused"]]
+    answered = ["setup", "arguments", "faults"]
+    assert [list(each) for each in answers] == [answered] * 4 + [["refused"]]
     assert all(len(each["arguments"]) > 200 for each in answers[:4])

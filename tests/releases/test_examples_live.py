@@ -72,7 +72,7 @@ def test_what_examples_say_is_live_is_live(tmp_path: Path) -> None:
         for example, (model, more) in SERVERS.items()
     ]
     out = released.run(
-        *(released.tree(RELEASE), str(RESOLVE), QUICKLY),
+        *(released.tree(RELEASE), str(RESOLVE), QUICKLY, RELEASE),
         given=json.dumps(servers),
         HF_HUB_OFFLINE="1",
     )

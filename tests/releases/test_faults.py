@@ -14,17 +14,16 @@ import pytest
 import released
 from configurations import MODELS, write
 from sglang_perf_patches import faults
-from sglang_perf_patches.cli.ask import gpus
+from sglang_perf_patches.cli.ask import QUICKLY, gpus
 from sglang_perf_patches.faults.known import FAULTS
 from sglang_perf_patches.model import releases
 from tests.releases.recipes.commands import RECIPES
 from tests.releases.recipes.models import MODELS as OF_RECIPES
 
-SCRIPT = Path(__file__).with_name("ask_faults.py")
+SCRIPT = Path(__file__).with_name("resolve.py")
 NEWEST = releases.KNOWN[-1]
 MLX = "MLX"
 TRACKED = "--mamba-radix-cache-strategy extra_buffer"
-TRACKED_BEFORE = "--mamba-scheduler-strategy extra_buffer"
 DRAFTS = "--speculative-num-steps 3 --speculative-num-draft-tokens 4 --speculative-eagle-topk"
 EAGLE = f"--speculative-algorithm EAGLE --speculative-draft-model-path plain {DRAFTS} 1"
 TREES = f"--speculative-algorithm EAGLE --speculative-draft-model-path plain {DRAFTS} 2"
@@ -149,24 +148,31 @@ def test_each_fault_has_an_example_on_a_release_that_has_it() -> None:
 
 
 def asked(release: str, folder: Path, servers: Sequence[tuple[str, str]]) -> list[Any]:
-    """The faults of servers of a release, given as model and arguments, and their GPU."""
-    given = []
-    for line, gpu in servers:
-        model, *words = (
-            str(write(folder, word)) if word in MODELS else word for word in line.split()
-        )
-        is_mlx = gpu == MLX
-        environment = {"SGLANG_USE_MLX": str(int(is_mlx))}
-        kind = None if is_mlx else asdict(gpus.KINDS[gpu])
-        device = ["--device", "mps"] if is_mlx else []
-        given.append((environment, kind, ["--model-path", model, *device, *words]))
-    return answered(release, given)
+    """What `resolve` says of servers of a release, given as model and arguments, and their GPU."""
+    answers: dict[int, Any] = {}
+    for is_mlx in (False, True):
+        given = {}
+        for at, (line, gpu) in enumerate(servers):
+            if (gpu == MLX) is is_mlx:
+                model, *words = (
+                    str(write(folder, word)) if word in MODELS else word for word in line.split()
+                )
+                kind = None if is_mlx else asdict(gpus.KINDS[gpu])
+                device = ["--device", "mps"] if is_mlx else []
+                given[at] = kind, ["--model-path", model, *device, *words]
+        if given:
+            found = answered(release, [*given.values()], SGLANG_USE_MLX=str(int(is_mlx)))
+            answers |= dict(zip(given, found, strict=True))
+    return [answers[at] for at in range(len(servers))]
 
 
-def answered(release: str, given: Sequence[object]) -> list[Any]:
-    """What `ask_faults` says of servers."""
+def answered(release: str, given: Sequence[object], **variables: str) -> list[Any]:
+    """What `resolve` says of servers that are all on GPUs, or all on a Mac."""
     out = released.run(
-        released.tree(release), str(SCRIPT), release, given=json.dumps(given), HF_HUB_OFFLINE="1"
+        *(released.tree(release), str(SCRIPT), QUICKLY, release),
+        given=json.dumps(given),
+        HF_HUB_OFFLINE="1",
+        **variables,
     )
     return [json.loads(line) for line in out.splitlines()]
 
@@ -192,7 +198,7 @@ def test_a_server_with_a_fault_is_warned_and_one_without_is_not(
     for at, (name, each) in enumerate(examples):
         bad, good = answers[2 * at : 2 * at + 2]
         if each.refused:
-            known = faults.of_message(release, bad["failed"])
+            known = faults.of_message(release, bad.get("failed") or bad["refused"])
             assert known is not None, bad
             assert known.name == name
         else:
@@ -232,7 +238,7 @@ def test_commands_that_people_run_on_old_releases_are_warned(
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(OF_RECIPES[recipe.model]))
         words = ["--model-path", str(folder), *shlex.split(recipe.flags)]
-        given.append(({"SGLANG_USE_MLX": "0"}, asdict(gpus.KINDS[recipe.gpu]), words))
-    answers = answered(release, given)
+        given.append((asdict(gpus.KINDS[recipe.gpu]), words))
+    answers = answered(release, given, SGLANG_USE_MLX="0")
     found = {name: set(answer["faults"]) for name, answer in zip(expected, answers, strict=True)}
     assert found == expected

@@ -185,5 +185,5 @@ def _resolved(folder: Path) -> Iterator[tuple[Recipe, dict[str, Any]]]:
             gpu = asdict(gpus.KINDS[recipe.gpu]) if on_cuda else None
             servers.append((gpu, ["--model-path", str(folder / recipe.model), *words]))
         given = json.dumps(servers)
-        out = released.run(place, str(_RESOLVE), QUICKLY, given=given, HF_HUB_OFFLINE="1")
+        out = released.run(place, str(_RESOLVE), QUICKLY, RELEASE, given=given, HF_HUB_OFFLINE="1")
         yield from zip(recipes, map(json.loads, out.splitlines()), strict=True)

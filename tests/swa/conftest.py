@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ import pytest
 import released
 
 _HERE = Path(__file__).parent
-sys.path.insert(0, str(_HERE))
-
 Jobs = Callable[..., list[dict[str, Any]]]
 
 

@@ -21,49 +21,24 @@ from tests.proof import stubs
 
 stubs.lend()
 
+import configurations  # noqa: E402
 from feature_examples import example  # noqa: E402
 from sglang_perf_patches.live import published  # noqa: E402
 from sglang_perf_patches.live.dispatch_table import DispatchTable  # noqa: E402
 from sglang_perf_patches.live.imports import Watched  # noqa: E402
 from sglang_perf_patches.model.setups import FEATURES  # noqa: E402
 
-MODEL = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "head_dim": 16,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 256,
-    "max_position_embeddings": 4096,
-    "torch_dtype": "bfloat16",
-}
-
+MODEL = {**configurations.MODELS["plain"], "torch_dtype": "bfloat16"}
 IMAGES = {
+    **MODEL,
     "architectures": ["Qwen2VLForConditionalGeneration"],
     "model_type": "qwen2_vl",
-    **{name: value for name, value in MODEL.items() if name not in ("architectures", "model_type")},
-    "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
-    "vision_config": {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64},
+    "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
+    "vision_config": {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 256},
 }
 """A model that takes images, though no argument says so."""
-LAYERS = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
-LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
-DELTA = {f"linear_{name}": 16 for name in ("key_head_dim", "value_head_dim")}
-DELTA |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-MODELS: dict[str, dict[str, Any]] = {
-    "Qwen3ForCausalLM": {},
-    "LlamaForCausalLM": {"model_type": "llama"},
-    "Qwen3NextForCausalLM": {"model_type": "qwen3_next", **DELTA, **EXPERTS},
-    "GptOssForCausalLM": {"model_type": "gpt_oss", "sliding_window": 128, **LAYERS},
-    "Gemma3ForCausalLM": {"model_type": "gemma3_text", "sliding_window": 512, **LAYERS},
-    "DeepseekV2ForCausalLM": {"model_type": "deepseek_v2", **LATENT, "v_head_dim": 8},
-}
-"""Architecture → what its configuration has that `MODEL` lacks."""
-
+MODELS = ("plain", "next", "windows", "gemma", "latent")
+"""Those of `configurations` of which a line tells what is read."""
 
 _seen: list[object] = []
 
@@ -86,12 +61,12 @@ def main() -> None:
         servers |= {each.name: (example(each), each.arguments()) for each in FEATURES.all}
         for name, (given, switches) in servers.items():
             print(json.dumps({"name": name, **_read(folder, given, switches)}), flush=True)
-        for name, config in MODELS.items():
-            place = Path(folder, name)  # a release reads the configuration of a folder once
-            place.mkdir()
-            whole = {**MODEL, "architectures": [name], **config}
-            place.joinpath("config.json").write_text(json.dumps(whole))
-            print(json.dumps({"name": name, "model": _answers(str(place))}), flush=True)
+        for name in MODELS:
+            place = configurations.write(Path(folder), name)  # a folder's is read once
+            config = json.loads((place / "config.json").read_text())
+            config.pop("quantization_config", None)  # of a GPU
+            (place / "config.json").write_text(json.dumps(config))
+            print(json.dumps({"name": f"{name} model", "model": _answers(str(place))}), flush=True)
 
 
 def _read(model: str, given: Any, switches: Any) -> dict[str, Any]:

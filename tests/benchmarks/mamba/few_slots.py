@@ -4,10 +4,10 @@
 
 Boots stock and ``mamba.slot-exhaustion`` with the same few slots, MTP and the hierarchical cache,
 dummy weights of `gdn-24` with states of 150 MB: they are tracked in two buffers, and there are 120
-slots for 24 requests at a time, which is what stock asks for. Each boot is on the next GPU of GPUS
-("0 1"), and takes about 45 GB. Both get the same load at the same time: CLIENTS (48) chats of TURNS
-(8) turns, of which each adds 200 tokens and a reply of 96. Told are how many replies came within
-LOAD_S (60), and what the scheduler died of. A chat without a reply has ended.
+slots for 24 requests at a time, which is what stock asks for. Each boot is on one of GPUS ("0 1"),
+and takes about 45 GB. Both get the same load at the same time: 48 chats of 8 turns, of which each
+adds 200 tokens and a reply of 96. Told are how many replies came within 60 s, and what the
+scheduler died of. A chat without a reply has ended.
 
 As all replies are of one length, 24 requests end together. Their last states are copied to the host
 in one go, 3.6 GB, and can't be evicted until then; the next 24 have been prefilled sooner.
@@ -32,31 +32,24 @@ sys.path.insert(0, str(_HERE.parent / "rig"))
 import fleet  # noqa: E402
 from engine import Server, parsed, patches_here  # noqa: E402
 
-SHAPE = os.environ.get("SHAPE", "gdn-24")
+SHAPE = "gdn-24"
 GPUS = os.environ.get("GPUS", "0 1").split()
-BOOT_S = float(os.environ.get("BOOT_S", "200"))
-LOAD_S = float(os.environ.get("LOAD_S", "60"))
-CLIENTS = int(os.environ.get("CLIENTS", "48"))
-TURNS = int(os.environ.get("TURNS", "8"))
+BOOT_S, LOAD_S = 200.0, 60.0
+CLIENTS, TURNS = 48, 8
 NEW, REPLY = 200, 96
 """Tokens that a turn adds, and of a reply."""
 
-COMMON = [
+OPTIONS = [
     *("model.linear_num_key_heads=32", "model.linear_num_value_heads=128"),
     *("context_length=16384", "mem_fraction_static=0.9", "max_total_tokens=120000"),
     *("chunked_prefill_size=8192", "enable_hierarchical_cache=true", "hicache_size=24"),
     *("cuda_graph_bs=[1,8,24]", "cuda_graph_max_bs=24", "disable_piecewise_cuda_graph=true"),
     *("speculative_algorithm=NEXTN", "speculative_num_steps=3", "speculative_eagle_topk=1"),
     *("speculative_num_draft_tokens=4", "enable_cache_report=true"),
-    *os.environ.get("OPTIONS", "").split(),
+    *("mamba_scheduler_strategy=extra_buffer", "mamba_track_interval=64"),
+    *("max_mamba_cache_size=120", "max_running_requests=24"),
 ]
 _CAME = "few_slots: a reply came"
-KINDS = {
-    "two-buffers": [
-        *("mamba_scheduler_strategy=extra_buffer", "mamba_track_interval=64"),
-        *("max_mamba_cache_size=120", "max_running_requests=24"),
-    ],
-}
 
 
 class Boot(fleet.Boot):
@@ -83,21 +76,18 @@ class Boot(fleet.Boot):
 
 
 def plans() -> list[dict[str, Any]]:
-    """Of all boots."""
-    boots = []
-    for kind, own in KINDS.items():
-        for side in ("stock", "patched"):
-            gpu = GPUS[len(boots) % len(GPUS)]
-            boots.append(
-                {
-                    "name": f"{side}-{kind}",
-                    "group": "",
-                    "options": [*COMMON, *own],
-                    "env": {"CUDA_VISIBLE_DEVICES": gpu},
-                    **({"patches": "mamba.slot-exhaustion"} if side == "patched" else {}),
-                }
-            )
-    return boots
+    """Of both boots."""
+    patches = {"stock": {}, "patched": {"patches": "mamba.slot-exhaustion"}}
+    return [
+        {
+            "name": side,
+            "group": "",
+            "options": OPTIONS,
+            "env": {"CUDA_VISIBLE_DEVICES": gpu},
+            **chosen,
+        }
+        for (side, chosen), gpu in zip(patches.items(), GPUS, strict=True)
+    ]
 
 
 def main(out: Path) -> None:

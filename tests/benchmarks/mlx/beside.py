@@ -20,8 +20,7 @@ each load once before, with other prompts and at most three turns. With ``--toge
 boot at once, and each load goes to one after the other, while the others are idle. Stock serves
 hybrids (``--shape hybrid``) only with ``--stock=--disable-radix-cache``. With ``--here`` it takes
 this interpreter, on a Mac for example; ``--model`` serves a model of your own in place of one with
-random weights, and ``--seconds`` begins no further turn that would not end in time.
-`results/mlx.md` says what was measured.
+random weights. `results/mlx.md` says what was measured.
 """
 
 from __future__ import annotations
@@ -91,7 +90,6 @@ def main() -> int:
     parser.add_argument("--loads", default="unique,shared,turns")
     parser.add_argument("--slots", type=int, default=16_384, help="of sglang's pool, in tokens")
     parser.add_argument("--warm", action="store_true", help="send each load once before")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="for all of it")
     parser.add_argument("--keep", type=Path, help="keep model and logs here")
     given = parser.parse_args()
     # A server ends with the block that began it.
@@ -115,11 +113,7 @@ def _measure(given: argparse.Namespace, folder: Path) -> None:
     sides = given.sides.split(",")
     rows: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = {}
     lines: dict[str, None] = {}
-    began = time.monotonic()
     for turn in range(given.turns):
-        if (time.monotonic() - began) * (turn + 1) > given.seconds * max(turn, 1):
-            print(f"stopped after {turn} of {given.turns} turns: --seconds {given.seconds:g}")
-            break
         order = sides[:: -1 if turn % 2 else 1]
         for booted in [order] if given.together else [[side] for side in order]:
             for side, row in _boot(python, booted, model, given, folder / f"{turn}"):

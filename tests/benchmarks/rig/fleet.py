@@ -11,7 +11,7 @@ A plan is a list of boots, each an object:
   another release; ``env``: further variables;
 - ``profiles``: which of ``prefills``, ``decodes`` and ``host`` are profiled, by default the first.
 
-All boot at once, or ``STAGGER_S`` after each other. Then the Engines of a group take turns while
+All boot at once. Then the Engines of a group take turns while
 the processes of all others are stopped, so that a drift of the machine hits them all: idle
 schedulers poll. Each round has new prompts, the same for all.
 
@@ -46,7 +46,6 @@ from engine import Server, memory, parsed, patches_here, quartiles
 
 BOOT_S = float(os.environ.get("BOOT_S", "240"))
 LIMIT_S = float(os.environ.get("LIMIT_S", "480"))
-STAGGER_S = float(os.environ.get("STAGGER_S", "0"))
 ROUNDS = int(os.environ.get("ROUNDS", "13"))
 PROMPT, TOKENS = int(os.environ.get("PROMPT", "256")), int(os.environ.get("TOKENS", "256"))
 STATES = int(os.environ.get("STATES", "0"))
@@ -196,9 +195,7 @@ def main(out: Path, plan: Sequence[Mapping[str, Any]]) -> int:
         out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
     try:
-        for each in plan:
-            boots.append(Boot(each, folder))
-            time.sleep(STAGGER_S)
+        boots.extend(Boot(each, folder) for each in plan)
         up = booted(boots, began + BOOT_S)
         write()
         for group in dict.fromkeys(boot.plan["group"] for boot in up):
@@ -354,7 +351,7 @@ class Seat:
     def __init__(self, plan: Mapping[str, Any]) -> None:
         """Boot it."""
         options, model = parsed(plan.get("options", ()))
-        self.server = Server(plan["shape"], options, model, asks="COMPARE_OUT" in os.environ)
+        self.server = Server(plan["shape"], options, model, asks=False)
         self._ranks = int(options.get("tp_size") or 1)
         for count, length, _ in cells().values():
             self.time(count, length, 2, 8000)

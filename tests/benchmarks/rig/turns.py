@@ -15,9 +15,8 @@ sglang_perf_patches run`` with SGLANG_PERF_PATCHES, the release and its packages
 
 Variables: ROUNDS (13); CELLS, the prompts of ``ttft`` ("1x130 1x519 8x512 1x4000"); BATCHES
 ("1 16 64"), PROMPT (256) and TOKENS (160) of ``tpot``; SAID (200), the prompts of ``tokens``;
-TOGETHER ("8x60 … 8x810"), those of ``together``. Where several Engines boot at once, START_FILE
-names a file for which this one waits, after it has said READY. LENT_NAMES=1 lets an older release
-start beside newer kernel wheels.
+TOGETHER ("8x60 … 8x810"), those of ``together``. LENT_NAMES=1 lets an older release start next to
+newer kernel wheels.
 
 OUT.json is rewritten after each part: ``{"options", "boot s", "said", "patches", PART: …}``. A
 part that takes turns has for each cell ``{FIGURE: {SIDE: {"ms", "ratio"}}}``: quartiles of the
@@ -339,8 +338,6 @@ def main(words: Sequence[str]) -> int:
         results: dict[str, Any] = {"shape": shape, "options": rest, "boot s": server.boot_s}
         results["said"] = server.said
         print("READY", json.dumps(results), flush=True)
-        while os.environ.get("START_FILE") and not Path(os.environ["START_FILE"]).exists():
-            time.sleep(0.05)
         try:
             sides = Sides(server, names.split(","))
         except ValueError as error:

@@ -61,9 +61,6 @@ GROWING_PROMPT, GROWING_OUTPUT = 1270, 400
 room for three quarters."""
 LONG, LONGEST_OF_ALL = (10, 8000), (3, 20_000)
 WARM_UP = (1, 17, 1023, 2400, 8000)
-FULL, RATIO = 83_968, 0.5  # whole pages of 64, both
-CONTEXT = 8_448
-"""Little, because a host's pool that holds one request of that length is no larger for it."""
 SIDES = ("stock", "patched")
 PARTS = ("mixed", "aborted", "long", "retracted", "longest", "alone", "killed")
 KILLED_S = 75.0
@@ -91,7 +88,6 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--page-size", type=int, default=1)
     parser.add_argument("--gpus", default="0,1")
-    parser.add_argument("--backend", default="nixl")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--deterministic", type=int, default=1)
     parser.add_argument("--parts", default=",".join(PARTS))
@@ -105,8 +101,8 @@ def main() -> int:
     parts = given.parts.split(",")
     if unknown := set(parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
-    two_gpus.FULL, two_gpus.SWA = FULL, int(FULL * RATIO)
-    two_gpus.CONTEXT = 32_768 if "longest" in parts else CONTEXT
+    if "longest" in parts:
+        two_gpus.CONTEXT = 32_768
     for number, name in enumerate(("prefill", *SIDES)):
         PORTS[name] = given.ports + 2000 * number
     two_gpus.BOOTSTRAP = given.ports - 500

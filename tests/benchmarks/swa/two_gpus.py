@@ -35,8 +35,9 @@ from engines import CONFIG  # noqa: E402
 
 PORTS = {"prefill": 31000, "stock": 33000, "patched": 35000}
 BOOTSTRAP = 8998
-FULL, SWA = 1_048_576, 6144
-CONTEXT = 32_768
+FULL, RATIO = 83_968, 0.5  # whole pages of 64, both
+CONTEXT = 8_448
+"""Little, because a host's pool that holds one request of that length is no larger for it."""
 GRAPHS = (1, 2, 4, 8, 16, 32, 64)
 """Sizes of batches of which a decode server captures a graph, where one is to."""
 WAYS = ("all", "cuda_copy,sm,tcp,self", "cuda_copy,tcp,self")
@@ -160,7 +161,7 @@ def _servers(
     given: argparse.Namespace, deterministic: bool, until: float
 ) -> Iterator[dict[str, Side]]:
     first, second = given.gpus.split(",")
-    if getattr(given, "ranks", 1) > 1:
+    if given.ranks > 1:
         second = first  # a decode server is on both
     folder = Path(tempfile.mkdtemp())
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -183,7 +184,7 @@ def _servers(
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            ranks = 1 if name == "prefill" else getattr(given, "ranks", 1)
+            ranks = 1 if name == "prefill" else given.ranks
             sides[name] = Side(name, process, log, probe, ranks)
         began = time.monotonic()
         for side in sides.values():
@@ -224,16 +225,16 @@ def _arguments(
         "port": PORTS[name],
         "base-gpu-id": gpu,
         "disaggregation-mode": "prefill" if prefill else "decode",
-        "disaggregation-transfer-backend": given.backend,
+        "disaggregation-transfer-backend": "nixl",
         "disaggregation-bootstrap-port": BOOTSTRAP,
         "attention-backend": "triton",
         "sampling-backend": "pytorch",
         "grammar-backend": "none",
         "moe-runner-backend": "triton",
         "page-size": given.page_size,
-        "max-total-tokens": FULL // (1 if prefill else getattr(given, "ranks", 1)),
+        "max-total-tokens": FULL // (1 if prefill else given.ranks),
         "num-reserved-decode-tokens": 32,
-        "swa-full-tokens-ratio": 0.5 if prefill else SWA / FULL,
+        "swa-full-tokens-ratio": RATIO,
         "context-length": CONTEXT,
         "max-running-requests": 64,
         "mem-fraction-static": 0.8,
@@ -248,17 +249,17 @@ def _arguments(
     if prefill:
         wanted["prefill-max-requests"] = 1  # so that a prompt's KV does not depend on the others
     known = _known_options()
-    if not prefill and getattr(given, "graphs", 0):
+    if not prefill and given.graphs:
         del wanted["disable-cuda-graph"]
         name = "cuda-graph-bs-decode"
         wanted[name if f"--{name}" in known else "cuda-graph-bs"] = GRAPHS
-    if not prefill and getattr(given, "ranks", 1) > 1:
+    if not prefill and given.ranks > 1:
         wanted["tp-size"] = given.ranks
         if "--attn-dp-size" in known:
             wanted["attn-dp-size"] = given.ranks
         else:
             wanted |= {"dp-size": given.ranks, "enable-dp-attention": True}
-    if getattr(given, "draft", 0):
+    if given.draft:
         wanted |= {
             "speculative-algorithm": "EAGLE3",
             "speculative-draft-model-path": folder / "draft",

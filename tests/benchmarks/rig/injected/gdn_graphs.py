@@ -23,7 +23,6 @@ def _no_wait(backend, tables):
 class Helper:
     """The runners and kernels of a scheduler with gated delta nets."""
 
-    keeps = frozenset()
     does = frozenset({"loads"})
 
     @classmethod

@@ -51,18 +51,16 @@ class _Switch:
 
     def show(self, off, side=""):
         """Pause patches; `side` is a word that a helper may know. Returns what is paused."""
-        kept = {patch for helper in self.helpers for patch in helper.keeps}
         self._stack.close()
         paused = frozenset()
-        if set(off) - kept:
+        if off:
             # The helpers answer for graphs; between requests nothing else is held.
-            paused = self._stack.enter_context(pausing.paused(*set(off) - kept))
+            paused = self._stack.enter_context(pausing.paused(*off))
         for helper in self.helpers:
             helper.show(frozenset(off), side)
-        missing = set(off) - kept - paused
-        if missing:
+        if missing := set(off) - paused:
             raise ValueError(f"not live, so not paused: {', '.join(sorted(missing))}")
-        return sorted({*paused, *set(off) & kept})
+        return sorted(paused)
 
     def do(self, what, *details):
         if what == "said":

@@ -4,7 +4,6 @@
 class Helper:
     """The pool of states."""
 
-    keeps = frozenset()
     does = frozenset({"zero", "sums"})
 
     @classmethod

@@ -34,17 +34,3 @@ def found() -> Found:
         return released.value(place, _JOBS, part, **more)
 
     return run
-
-
-@pytest.fixture(scope="session")
-def unnoticed() -> Callable[[dict[str, str]], dict[str, str]]:
-    """``unnoticed(verdicts)``: what was broken and yet not said to differ or raised."""
-
-    def pick(verdicts: dict[str, str]) -> dict[str, str]:
-        return {
-            what: verdict
-            for what, verdict in verdicts.items()
-            if verdict != "different" and not verdict.startswith("raised ")
-        }
-
-    return pick

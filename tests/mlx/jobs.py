@@ -13,6 +13,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import sglang_perf_patches
 
@@ -98,7 +99,7 @@ def by_stocks_code() -> Iterator[None]:
     """Let ``mlx.kv-arena`` leave every step to stock's code."""
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 
-    with replaced(kv_arena, "_begin", lambda *_: None):
+    with mock.patch.object(kv_arena, "_begin", return_value=None):
         yield
 
 
@@ -372,7 +373,7 @@ def verdict_of(proof: Any, change: tuple[Any, str, Any]) -> str:
     def few(draw: Any, count: int | None = None) -> Any:
         return [draw(Random(0))]
 
-    with replaced(*change):
+    with mock.patch.object(*change):
         try:
             compared = sum(check(few) for check in checks(proof.PATCH).values())
             return "equal" if compared else "nothing was compared"
@@ -385,7 +386,6 @@ def verdict_of(proof: Any, change: tuple[Any, str, Any]) -> str:
 def restless_stock() -> dict[str, str]:
     """What a check says where stock is not the same twice, and where the patch alone differs."""
     from itertools import count
-    from unittest import mock
 
     from sglang_perf_patches.sets.mlx.last_row import body as last_row
     from sglang_perf_patches.verify import Different, Missing
@@ -550,7 +550,7 @@ def apart() -> dict[str, Any]:
             ("patched", "mlx.kv-arena", kept),
             ("together", "mlx.kv-arena", lambda *_: False),
         ):
-            with replaced(Moves, "set_apart", set_apart):
+            with mock.patch.object(Moves, "set_apart", set_apart):
                 sglang_perf_patches.activate(selection, strict=True)
                 results[what] = _memory_of_a_changing_step(model)
                 sglang_perf_patches.deactivate()
@@ -605,7 +605,7 @@ def far_apart() -> dict[str, Any]:
         for selection in ("none", "mlx.kv-arena"):
             sglang_perf_patches.activate(selection, strict=True)
             kv_arena.COUNTS.clear()
-            with replaced(arena_choice, "STOCK_ROOM", 16):
+            with mock.patch.object(arena_choice, "STOCK_ROOM", 16):
                 results[selection] = {
                     "played": asdict(rig.Player(model).play(schedule)),
                     "counts": dict(kv_arena.COUNTS),
@@ -629,14 +629,14 @@ def broken_trial() -> dict[str, Any]:
     results: dict[str, Any] = {}
     with (
         models.model("qwen3", "float32") as model,
-        replaced(kv_arena, "is_proven", lambda _: False),
+        mock.patch.object(kv_arena, "is_proven", return_value=False),
     ):
         for what, selection, changed in (
             ("stock", "none", write),
             ("broken", "mlx.kv-arena", wrong_token),
             ("whole", "mlx.kv-arena", write),
         ):
-            with replaced(Writer, "write", changed):
+            with mock.patch.object(Writer, "write", changed):
                 sglang_perf_patches.activate(selection)
                 kv_arena.COUNTS.clear()
                 player = rig.Player(model, radix=True)
@@ -664,7 +664,8 @@ def queued_faults() -> dict[str, Any]:
         ("chain", "cab", 22),
     ]
     longer: list[cases.Step] = [*(("join", who, 300) for who in "ab"), ("chain", "ab", 22)]
-    end_step = arena_self_check.ArenaSelfCheck.end_step
+    check = arena_self_check.ArenaSelfCheck
+    end_step = check.end_step
 
     def waits(self: Any) -> None:
         import mlx.core as mx
@@ -675,7 +676,7 @@ def queued_faults() -> dict[str, Any]:
     results: dict[str, Any] = {}
     with (
         models.model("qwen3", "float32") as model,
-        replaced(kv_arena, "is_proven", lambda _: False),
+        mock.patch.object(kv_arena, "is_proven", return_value=False),
     ):
         device = _Device(model)
         for what, selection, fault in (
@@ -689,7 +690,7 @@ def queued_faults() -> dict[str, Any]:
             player = rig.Player(model)
             schedules = [short, longer] if what in {"stock", "none", "longer"} else [short]
             ends = waits if what == "waits" else end_step
-            with device.faulty(fault), replaced(arena_self_check.ArenaSelfCheck, "end_step", ends):
+            with device.faulty(fault), mock.patch.object(check, "end_step", ends):
                 results[what] = {
                     "played": [asdict(player.play(each)) for each in schedules],
                     "counts": dict(kv_arena.COUNTS),
@@ -762,10 +763,10 @@ class _Device:
 
         with (
             self._watched(),
-            replaced(moves, "build", building),
-            replaced(moves, "grow", growing),
-            replaced(moves, "set_apart", setting_apart),
-            replaced(Writer, "write", writing),
+            mock.patch.object(moves, "build", building),
+            mock.patch.object(moves, "grow", growing),
+            mock.patch.object(moves, "set_apart", setting_apart),
+            mock.patch.object(Writer, "write", writing),
         ):
             yield
 
@@ -814,11 +815,11 @@ class _Device:
         self._owner["embed_tokens"] = embed
         try:
             with (
-                replaced(mx, "async_eval", queued),
-                replaced(mx, "eval", of_all(mx.eval)),
-                replaced(mx, "synchronize", of_all(mx.synchronize)),
-                replaced(mx.array, "tolist", of_array(mx.array.tolist)),
-                replaced(mx.array, "item", of_array(mx.array.item)),
+                mock.patch.object(mx, "async_eval", queued),
+                mock.patch.object(mx, "eval", of_all(mx.eval)),
+                mock.patch.object(mx, "synchronize", of_all(mx.synchronize)),
+                mock.patch.object(mx.array, "tolist", of_array(mx.array.tolist)),
+                mock.patch.object(mx.array, "item", of_array(mx.array.item)),
             ):
                 yield
         finally:
@@ -883,7 +884,7 @@ def broken_prefill() -> dict[str, Any]:
     }  # fmt: skip
     with ExitStack() as stack:
         for proof in (buffer, row, pool):
-            stack.enter_context(replaced(proof, "episodes", one_model))
+            stack.enter_context(mock.patch.object(proof, "episodes", one_model))
         return {what: verdict_of(*how) for what, how in broken.items()}
 
 
@@ -925,7 +926,7 @@ def growing_pool(*, episodes: int = 12, steps: int = 60) -> dict[str, Any]:
     }
     results: dict[str, Any] = {}
     for what, (owner, attribute, value) in broken.items():
-        with replaced(owner, attribute, value):
+        with mock.patch.object(owner, attribute, value):
             told = [_grown(pool_class, seed, steps) for seed in range(episodes)]
         results[what or "whole"] = next((each for each in told if isinstance(each, str)), "")
         if not what:
@@ -1043,7 +1044,7 @@ def on_cuda() -> dict[str, Any]:
 
     results: dict[str, Any] = {}
     cuda = SimpleNamespace(is_available=lambda: True)
-    with models.model("qwen3", "float32") as model, replaced(mx, "cuda", cuda):
+    with models.model("qwen3", "float32") as model, mock.patch.object(mx, "cuda", cuda):
         for cudnn in ("1", "0"):
             os.environ[device.CUDNN_ATTENTION] = cudnn
             sglang_perf_patches.activate("mlx.first-buffer,mlx.kv-arena")
@@ -1090,7 +1091,7 @@ def few_rows() -> dict[str, Any]:
             schedule = few if rows == 12 else many
             for selection in ("none", "mlx.last-row"):
                 last_row.COUNTS.clear()
-                with replaced(mx, "default_device", lambda: mx.Device(mx.gpu)):
+                with mock.patch.object(mx, "default_device", return_value=mx.Device(mx.gpu)):
                     sglang_perf_patches.activate(selection)
                     player = rig.Player(model, radix=True)
                     played = asdict(player.play(schedule))
@@ -1133,7 +1134,7 @@ def other_blas() -> dict[str, Any]:
     schedule = [("join", "a", 300), ("join", "b", 310), ("decode", "ab")]
     results: dict[str, Any] = {"here": last_row.gives_rows_alone(mx)}
     for dtype in ("float32", "bfloat16"):
-        with models.model("qwen3", dtype) as model, replaced(mx, "matmul", product):
+        with models.model("qwen3", dtype) as model, mock.patch.object(mx, "matmul", product):
             results["there"] = last_row.gives_rows_alone(mx)
             head = model.model.lm_head
             dict.__setitem__(model.model, "lm_head", Head(head))
@@ -1291,7 +1292,7 @@ def kept_turns() -> dict[str, int]:
             return kept
 
     names = "abcdefgh"
-    with models.model("gpt_oss", "float32") as model, replaced(next_turn, "_Turns", Turns):
+    with models.model("gpt_oss", "float32") as model, mock.patch.object(next_turn, "_Turns", Turns):
         sglang_perf_patches.activate("mlx,mlx.next-turn", strict=True)
         gc.collect()
         before = _active_memory()
@@ -1442,7 +1443,7 @@ def counted_calls() -> Iterator[Counter[str]]:
 @contextmanager
 def never_shared(step_arrays: Any) -> Iterator[None]:
     """The patch broken: each layer makes its own."""
-    with replaced(step_arrays, "kept", lambda self: {}):
+    with mock.patch.object(step_arrays, "kept", side_effect=dict):
         yield
 
 
@@ -1461,19 +1462,8 @@ def kept_too_long(step_arrays: Any, *, by_shape: bool) -> Iterator[None]:
             super().__setitem__(key[0], value)
 
     kept: dict[Any, Any] = {} if by_shape else ByFunction()
-    with replaced(step_arrays, "kept", lambda self: kept):
+    with mock.patch.object(step_arrays, "kept", return_value=kept):
         yield
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute for a while."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 def judge_as_before_23470() -> None:

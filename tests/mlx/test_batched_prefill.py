@@ -90,9 +90,8 @@ def test_a_row_fits_an_empty_cache_or_one_that_reads_the_pool() -> None:
 
 @pytest.mark.parametrize("release", ["0.5.23"])
 @pytest.mark.whole_matrix  # the whole case, once for each way to break it
-def test_broken_rows_are_found(
-    found: Callable[..., Any], unnoticed: Callable[..., Any], release: str
-) -> None:
+def test_broken_rows_are_found(found: Callable[..., Any], release: str) -> None:
     verdicts = found(release, "broken_rows")
     assert verdicts.pop("whole") == "equal"
-    assert unnoticed(verdicts) == {}
+    unnoticed = {verdict for verdict in verdicts.values() if not verdict.startswith("raised ")}
+    assert unnoticed <= {"different"}, verdicts

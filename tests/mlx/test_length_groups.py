@@ -41,9 +41,8 @@ def test_one_long_request_beside_short_ones() -> None:
 
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.17", "0.5.23"])
 @pytest.mark.whole_matrix  # the whole case, once for each way to break it
-def test_broken_groups_are_found(
-    found: Callable[..., Any], unnoticed: Callable[..., Any], release: str
-) -> None:
+def test_broken_groups_are_found(found: Callable[..., Any], release: str) -> None:
     verdicts = found(release, "broken_groups")
     assert verdicts.pop("whole") == "equal"
-    assert unnoticed(verdicts) == {}
+    unnoticed = {verdict for verdict in verdicts.values() if not verdict.startswith("raised ")}
+    assert unnoticed <= {"different"}, verdicts

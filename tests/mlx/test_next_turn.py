@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from linux_mlx.completions import post
 from linux_mlx.environments import install_checkout, sglang_environment
 from linux_mlx.patches import live_and_run
 from linux_mlx.server import Server, running_server, write_model
@@ -83,7 +82,7 @@ def test_a_flush_and_another_tenant_in_a_real_server(found: Found, tmp_path: Pat
         say(first, "a")
         say(first + _words(words, 40), "b")
         assert not has_continued()
-        assert _post(server, "/flush_cache", None).startswith("Cache flushed")
+        assert post(server.url, "/flush_cache", None).startswith("Cache flushed")
         again = first + _words(words, 40)
         # Nobody else decodes meanwhile: a conversation may have the server for itself.
         _generate(server, again, "a")
@@ -98,8 +97,8 @@ def _words(chance: Random, count: int) -> list[int]:
 
 def _generate(server: Server, tokens: list[int], tenant: str) -> None:
     sampling = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
-    _post(
-        server,
+    post(
+        server.url,
         "/generate",
         {"input_ids": tokens, "sampling_params": sampling, "extra_key": tenant},
     )
@@ -108,15 +107,4 @@ def _generate(server: Server, tokens: list[int], tenant: str) -> None:
 def _complete(server: Server, tokens: list[int], salt: str) -> None:
     """The same through OpenAI's interface, where a tenant gives a salt."""
     asked = {"model": "tiny", "prompt": tokens, "max_tokens": 4, "temperature": 0}
-    _post(server, "/v1/completions", {**asked, "ignore_eos": True, "cache_salt": salt})
-
-
-def _post(server: Server, path: str, content: Any) -> str:
-    request = urllib.request.Request(
-        server.url + path,
-        data=json.dumps(content).encode() if content is not None else b"",
-        headers={"Content-Type": "application/json"},
-        method="POST",
-    )
-    with urllib.request.urlopen(request, timeout=600) as reply:
-        return str(reply.read().decode())
+    post(server.url, "/v1/completions", {**asked, "ignore_eos": True, "cache_salt": salt})

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import mlx.core as mx
-from jobs import installed_release, replaced
+from jobs import installed_release
 
 SLOTS = 4096
 EVENTS = 60
@@ -114,7 +115,7 @@ def broken(model: str, seeds: Sequence[int]) -> dict[str, str]:
     with _set_up(model) as made:
         stock = [_played("none", made, seed)[0] for seed in seeds]
         for what, fault in faults.items():
-            with replaced(*fault):
+            with mock.patch.object(*fault):
                 outcomes = [
                     _played(",".join(PATCHES), made, seed, prefixes_held=model == "qwen3")[0]
                     for seed in seeds
@@ -130,7 +131,7 @@ def _set_up(model: str) -> Iterator[Any]:
     from sglang_perf_patches.sets.mlx import grouping
     from sglang_perf_patches.verify.mlx import models
 
-    with models.model(model, "float32") as made, replaced(grouping, "AT_LEAST", 128):
+    with models.model(model, "float32") as made, mock.patch.object(grouping, "AT_LEAST", 128):
         gc.collect()
         gc.freeze()  # the collector need not walk what was imported each time that memory is noted
         yield made

@@ -6,9 +6,7 @@ server is idle, stock itself raises unless each token and each state is free or 
 
 from __future__ import annotations
 
-import json
 import struct
-import urllib.request
 import zlib
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
@@ -22,6 +20,7 @@ from typing import Any
 import pytest
 
 import tiers
+from linux_mlx.completions import post
 from linux_mlx.environments import Environment, install_checkout, sglang_environment
 from linux_mlx.patches import live_and_run, processes
 from linux_mlx.processes import Failure
@@ -45,7 +44,6 @@ WAVES = 50
 FEW_WAVES = 15  # in the default tier
 LONG = 4500  # more than a chunk
 STATE_LAYERS = 2
-LIMIT_S = 600
 RED, GREEN = b"\xff\0\0", b"\0\xff\0"
 
 
@@ -75,7 +73,7 @@ class Talk:
 
     def ask(self, asked: Asked) -> int:
         """Generate; how many tokens of the prompt were cached. A repeated reply is the same."""
-        said = post(self.server, "/generate", body(asked))
+        said = post(self.server.url, "/generate", body(asked))
         reply = tuple(said["output_ids"])
         assert self.replies.setdefault(asked, reply) == reply, "the same request, another reply"
         return int(said["meta_info"]["cached_tokens"])
@@ -194,16 +192,18 @@ def random_requests(talk: Talk, chance: Random, waves: int = WAVES) -> None:
     for wave in range(waves):
         asked = [_next(talk, chance, system) for _ in range(3 if wave % 5 == 0 else 4)]
         if wave == waves // 2:
-            assert "Cache flushed" in post(talk.server, "/flush_cache", None)
+            assert "Cache flushed" in post(talk.server.url, "/flush_cache", None)
             asked += [Asked(words(chance, LONG), 4)] * (waves == WAVES)
         if wave % 5:
             talk.ask_together(asked)
             continue
         aborted = Asked(words(chance, 100), 4000)
         with ThreadPoolExecutor(1) as executor:
-            ended = executor.submit(post, talk.server, "/generate", body(aborted) | {"rid": "x"})
+            ended = executor.submit(
+                post, talk.server.url, "/generate", body(aborted) | {"rid": "x"}
+            )
             talk.ask_together(asked)
-            post(talk.server, "/abort_request", {"rid": "x"})
+            post(talk.server.url, "/abort_request", {"rid": "x"})
             assert ended.result()["meta_info"]["finish_reason"]["type"] == "abort"
         talk.ask(Asked(aborted.tokens + words(chance, 9), 4))
 
@@ -229,7 +229,7 @@ def _next(talk: Talk, chance: Random, system: tuple[int, ...]) -> Asked:
 
 def is_whole(talk: Talk) -> None:
     """Nothing is left in the pools: else stock refuses the flush, or raises when it is idle."""
-    assert "Cache flushed" in post(talk.server, "/flush_cache", None)
+    assert "Cache flushed" in post(talk.server.url, "/flush_cache", None)
     asked = next(iter(talk.replies))
     assert talk.ask(asked) == 0
     assert "leak" not in talk.server.log.read_text()
@@ -310,20 +310,6 @@ def png(colour: bytes, side: int = 64) -> str:
         for kind, data in ((b"IHDR", size), (b"IDAT", rows), (b"IEND", b""))
     )
     return b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode()
-
-
-def post(server: Server, path: str, content: Any) -> Any:
-    """What the server replies: JSON if it is that, else text."""
-    request = urllib.request.Request(
-        server.url + path,
-        data=json.dumps(content).encode() if content is not None else b"",
-        headers={"Content-Type": "application/json"},
-        method="POST",
-    )
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with direct.open(request, timeout=LIMIT_S) as reply:
-        text = reply.read().decode()
-    return json.loads(text) if text.startswith("{") else text
 
 
 def words(chance: Random, count: int) -> tuple[int, ...]:

@@ -7,11 +7,12 @@ from random import Random
 
 import pytest
 
+from linux_mlx.completions import post
 from linux_mlx.environments import install_checkout, sglang_environment
 from linux_mlx.patches import live_and_run
 from linux_mlx.processes import Failure
 from linux_mlx.server import running_server, write_model
-from tests.server.test_mlx_hybrid import POLICIES, Asked, body, post, words
+from tests.server.test_mlx_hybrid import POLICIES, Asked, body, words
 
 PATCH = "mlx.released-rows"
 
@@ -52,7 +53,7 @@ def test_a_reply_is_written_over_a_cached_prefix(
         log=tmp_path / "log",
         arguments=arguments.split(),
     ) as server:
-        said = [post(server, "/generate", body(each)) for each in (long, short, long, long)]
+        said = [post(server.url, "/generate", body(each)) for each in (long, short, long, long)]
         if selection != "none":
             assert PATCH in live_and_run(server, patience_s=15)
     assert [each["meta_info"]["cached_tokens"] for each in said] == [0, 0, 99, 99]

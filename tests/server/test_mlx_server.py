@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 import urllib.error
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from linux_mlx.completions import workload
+from linux_mlx.completions import post, workload
 from linux_mlx.environments import install_checkout, sglang_environment
 from linux_mlx.processes import members
 from linux_mlx.server import running_server, write_model
@@ -83,22 +81,18 @@ def test_the_example_gives_no_speed_of_single_runs(capsys: pytest.CaptureFixture
 def test_logprobs_need_the_switch_that_the_readme_names(switch: str, tmp_path: Path) -> None:
     environment = sglang_environment("0.5.23")
     model = write_model(environment, tmp_path)
-    log, asked = tmp_path / "log", {"input_ids": [5, 6, 7], "return_logprob": True}
+    log = tmp_path / "log"
+    asked = {"input_ids": [5, 6, 7], "return_logprob": True}
+    asked |= {"sampling_params": {"max_new_tokens": 3}}
     with running_server(
         environment, model, selection="none", log=log, arguments=switch.split()
     ) as server:
-        request = urllib.request.Request(
-            f"{server.url}/generate",
-            json.dumps(asked | {"sampling_params": {"max_new_tokens": 3}}).encode(),
-            {"Content-Type": "application/json"},
-        )
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         if switch:
-            with direct.open(request, timeout=120) as reply:
-                assert json.load(reply)["meta_info"]["output_token_logprobs"]
+            reply = post(server.url, "/generate", asked)
+            assert reply["meta_info"]["output_token_logprobs"]
             return
         with pytest.raises((urllib.error.URLError, ConnectionError)):
-            direct.open(request, timeout=120)
+            post(server.url, "/generate", asked)
     assert "in _normalize_decode_outputs" in log.read_text()
     assert "'NoneType' object has no attribute 'tolist'" in log.read_text()
 

@@ -29,9 +29,9 @@ def write(folder: str, shape: str) -> None:
 
     where = Path(folder)
     path = str(where / "model.safetensors")
-    end = tiny_model._SPECIAL.index("<eos>")
+    end = tiny_model.CONFIG["eos_token_id"]
     if shape in ("tiny", "window", "hybrid"):
-        tiny_model.write_tiny_model(where, "hybrid" if shape == "hybrid" else "dense")
+        tiny_model.write(where, tiny_model.HYBRID if shape == "hybrid" else tiny_model.CONFIG)
         weights = _with_windows(where) if shape == "window" else mx.load(path)
         weights["lm_head.weight"][end] = 0
     else:
@@ -39,22 +39,11 @@ def write(folder: str, shape: str) -> None:
 
         is_hybrid = shape.startswith("hybrid-")
         base, _, bits = (shape, "", "") if is_hybrid else shape.partition("-")
-        sizes = MODELS[base]
-        tiny_model._VOCABULARY = (
-            *tiny_model._SPECIAL,
-            *(f"w{number}" for number in range(sizes["vocab_size"] - len(tiny_model._SPECIAL))),
-        )
-        tiny_model._HIDDEN, tiny_model._INNER = sizes["hidden_size"], sizes["intermediate_size"]
-        tiny_model._LAYERS, tiny_model._HEADS = (
-            sizes["num_hidden_layers"],
-            sizes["num_attention_heads"],
-        )
-        tiny_model._KV_HEADS, tiny_model._HEAD_DIM = sizes["num_key_value_heads"], sizes["head_dim"]
-        tiny_model._CONFIG |= sizes | {"torch_dtype": "bfloat16"}
+        config = tiny_model.HYBRID if is_hybrid else tiny_model.CONFIG
+        config = config | MODELS[base] | {"torch_dtype": "bfloat16"}
         if bits:
-            tiny_model._CONFIG["quantization"] = {"bits": 4, "group_size": 64}
-        tiny_model._HYBRID |= sizes | {"torch_dtype": "bfloat16"}
-        tiny_model.write_tiny_model(where, "hybrid" if is_hybrid else "dense")
+            config |= {"quantization": {"bits": 4, "group_size": 64}}
+        tiny_model.write(where, config)
         weights = mx.load(path)
         weights.pop("lm_head.weight", None)  # tied
         weights["model.embed_tokens.weight"][end] = 0
@@ -74,18 +63,22 @@ def _with_windows(folder: Path) -> dict[str, Any]:
 
     from sglang_perf_patches.verify.mlx import models
 
+    tiny = tiny_model.CONFIG
     sizes = {
-        name: tiny_model._CONFIG[name]
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+        name: tiny[name]
+        for name in (
+            *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+            *("num_key_value_heads", "head_dim"),
+        )
     }
-    sizes |= {"num_key_value_heads": tiny_model._KV_HEADS, "head_dim": tiny_model._HEAD_DIM}
-    sizes |= {"intermediate_size": sizes["hidden_size"], "sliding_window": 128}
-    sizes |= {"layer_types": ["sliding_attention", "full_attention"] * (tiny_model._LAYERS // 2)}
+    sizes |= {"intermediate_size": tiny["hidden_size"], "sliding_window": 128}
+    layers = tiny["num_hidden_layers"]
+    sizes |= {"layer_types": ["sliding_attention", "full_attention"] * (layers // 2)}
     with models.model("gpt_oss", "float32", **sizes) as model:
         config = {name: value for name, value in model.config.items() if name != "rope_scaling"}
         config |= {"architectures": ["GptOssForCausalLM"], "torch_dtype": "float32"}
-        config |= {name: tiny_model._CONFIG[name] for name in ("bos_token_id", "eos_token_id")}
-        config |= {"max_position_embeddings": tiny_model._CONTEXT, "hidden_act": "silu"}
+        same = ("bos_token_id", "eos_token_id", "max_position_embeddings", "hidden_act")
+        config |= {name: tiny[name] for name in same}
         (folder / "config.json").write_text(json.dumps(config))
         return dict(tree_flatten(model.model.parameters()))
 

@@ -6,11 +6,12 @@ import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from linux_mlx.tiny_model import WORDS
 
 _SHARED_PREFIX = 48
-_TIMEOUT_S = 120
+_TIMEOUT_S = 600
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,22 @@ def _reply(url: str, completion: Completion) -> str:
         "ignore_eos": True,
         "skip_special_tokens": False,
     }
+    text: str = post(url, "/v1/completions", body)["choices"][0]["text"]
+    return text
+
+
+def post(url: str, path: str, content: Any) -> Any:
+    """What the server replies: JSON if it is that, else text."""
     request = urllib.request.Request(
-        f"{url}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
+        url + path,
+        data=json.dumps(content).encode() if content is not None else b"",
+        headers={"Content-Type": "application/json"},
     )
     # A proxy from the user's environment would not reach this machine's loopback.
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with direct.open(request, timeout=_TIMEOUT_S) as response:
-        text: str = json.load(response)["choices"][0]["text"]
-    return text
+        text = response.read().decode()
+    return json.loads(text) if text.startswith("{") else text
 
 
 def _words(chosen: random.Random, count: int) -> list[str]:

@@ -13,36 +13,31 @@ from typing import Any
 
 _SPECIAL = ("<bos>", "<eos>", "<unk>")
 WORDS = tuple(f"w{number}" for number in range(512 - len(_SPECIAL)))
-_VOCABULARY = (*_SPECIAL, *WORDS)
 
-_HIDDEN, _INNER, _LAYERS = 128, 256, 8
-_HEADS, _KV_HEADS, _HEAD_DIM = 4, 2, 32
-_CONTEXT = 8192
-
-_CONFIG = {
+CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
-    "vocab_size": len(_VOCABULARY),
-    "hidden_size": _HIDDEN,
-    "intermediate_size": _INNER,
-    "num_hidden_layers": _LAYERS,
-    "num_attention_heads": _HEADS,
-    "num_key_value_heads": _KV_HEADS,
-    "head_dim": _HEAD_DIM,
+    "vocab_size": len(_SPECIAL) + len(WORDS),
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "rope_theta": 1_000_000.0,
-    "max_position_embeddings": _CONTEXT,
+    "max_position_embeddings": 8192,
     "attention_bias": False,
     "use_sliding_window": False,
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
-    "bos_token_id": 0,
-    "eos_token_id": 1,
+    "bos_token_id": _SPECIAL.index("<bos>"),
+    "eos_token_id": _SPECIAL.index("<eos>"),
 }
 
 # Every other layer is a gated delta net, which has a state in place of KV.
-_HYBRID = _CONFIG | {
+HYBRID = CONFIG | {
     "architectures": ["Qwen3NextForCausalLM"],
     "model_type": "qwen3_next",
     "num_hidden_layers": 4,
@@ -63,7 +58,7 @@ _HYBRID = _CONFIG | {
 
 # Qwen3.5 as it is published: a model that takes images, around the same layers.
 _VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-IMAGE = tuple(len(_VOCABULARY) + at for at in (0, 2, 1))
+IMAGE = tuple(CONFIG["vocab_size"] + at for at in (0, 2, 1))
 _PATCH, _MERGED = 16, 2
 _SEES = {
     "architectures": ["Qwen3_5ForConditionalGeneration"],
@@ -71,9 +66,9 @@ _SEES = {
     "torch_dtype": "float32",
     "tie_word_embeddings": False,
     "text_config": {
-        **_HYBRID,
+        **HYBRID,
         "model_type": "qwen3_5_text",
-        "vocab_size": len(_VOCABULARY) + len(_VISION),
+        "vocab_size": CONFIG["vocab_size"] + len(_VISION),
         "mlp_only_layers": [],
         "layer_types": ["linear_attention", "full_attention"] * 2,
         "rope_parameters": {
@@ -94,71 +89,37 @@ _SEES = {
         "patch_size": _PATCH,
         "spatial_merge_size": _MERGED,
         "temporal_patch_size": 2,
-        "out_hidden_size": _HIDDEN,
+        "out_hidden_size": CONFIG["hidden_size"],
         "num_position_embeddings": 16,
         "deepstack_visual_indexes": [],
     },
     "vision_start_token_id": IMAGE[0],
     "vision_end_token_id": IMAGE[2],
     "image_token_id": IMAGE[1],
-    "video_token_id": len(_VOCABULARY) + _VISION.index("<|video_pad|>"),
+    "video_token_id": CONFIG["vocab_size"] + _VISION.index("<|video_pad|>"),
 }
 
-KINDS = ("dense", "hybrid", "qwen3.5")
+KINDS = {"dense": CONFIG, "hybrid": HYBRID, "qwen3.5": _SEES}
 
 
-def write_tiny_model(folder: Path, kind: str = "dense") -> None:
+def write(folder: Path, config: dict[str, Any]) -> None:
     """Write config, weights and tokenizer; the same bytes every time."""
     folder.mkdir(parents=True, exist_ok=True)
-    config, write_weights = {
-        "dense": (_CONFIG, _write_weights),
-        "hybrid": (_HYBRID, _write_hybrid_weights),
-        "qwen3.5": (_SEES, _write_hybrid_weights),
-    }[kind]
     (folder / "config.json").write_text(json.dumps(config))
-    write_weights(folder / "model.safetensors", config)
-    _write_tokenizer(folder, _VISION if config is _SEES else ())
-    if config is _SEES:
+    _write_weights(folder / "model.safetensors", config)
+    if "vision_config" in config:
+        _write_tokenizer(folder, CONFIG["vocab_size"], _VISION)
         _write_processor(folder)
+    else:
+        _write_tokenizer(folder, config["vocab_size"])
 
 
-def _write_weights(path: Path, _: dict[str, Any]) -> None:
+def _write_weights(path: Path, config: dict[str, Any]) -> None:
     """Write weights in float32, scaled by fan-in, so that the best next word has a clear margin.
 
-    Rounding differs with the composition of a batch, but then does not change a reply.
+    Rounding differs with the composition of a batch, but then does not change a reply. mlx-lm's
+    module names the weights.
     """
-    import mlx.core as mx
-
-    mx.random.seed(7)
-
-    def matrix(rows: int, columns: int) -> mx.array:
-        return mx.random.normal((rows, columns)) / math.sqrt(columns)
-
-    weights = {
-        "model.embed_tokens.weight": mx.random.normal((len(_VOCABULARY), _HIDDEN)),
-        "model.norm.weight": mx.ones(_HIDDEN),
-        "lm_head.weight": matrix(len(_VOCABULARY), _HIDDEN),
-    }
-    for number in range(_LAYERS):
-        layer = {
-            "input_layernorm": mx.ones(_HIDDEN),
-            "self_attn.q_proj": matrix(_HEADS * _HEAD_DIM, _HIDDEN),
-            "self_attn.k_proj": matrix(_KV_HEADS * _HEAD_DIM, _HIDDEN),
-            "self_attn.v_proj": matrix(_KV_HEADS * _HEAD_DIM, _HIDDEN),
-            "self_attn.o_proj": matrix(_HIDDEN, _HEADS * _HEAD_DIM),
-            "self_attn.q_norm": mx.ones(_HEAD_DIM),
-            "self_attn.k_norm": mx.ones(_HEAD_DIM),
-            "post_attention_layernorm": mx.ones(_HIDDEN),
-            "mlp.gate_proj": matrix(_INNER, _HIDDEN),
-            "mlp.up_proj": matrix(_INNER, _HIDDEN),
-            "mlp.down_proj": matrix(_HIDDEN, _INNER),
-        }
-        weights |= {f"model.layers.{number}.{name}.weight": value for name, value in layer.items()}
-    mx.save_safetensors(str(path), weights, metadata={"format": "pt"})
-
-
-def _write_hybrid_weights(path: Path, config: dict[str, Any]) -> None:
-    """The same for a hybrid: mlx-lm's module names its weights."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
@@ -178,13 +139,15 @@ def _write_hybrid_weights(path: Path, config: dict[str, Any]) -> None:
         weights["vision_tower.patch_embed.proj.bias"] = mx.ones(32)
         # No reply has a token of an image: stock would look for the image in the next turn.
         head = "language_model.lm_head.weight"
-        weights[head] *= mx.arange(weights[head].shape[0])[:, None] < len(_VOCABULARY)
+        weights[head] *= mx.arange(weights[head].shape[0])[:, None] < CONFIG["vocab_size"]
     mx.save_safetensors(str(path), weights, metadata={"format": "pt"})
 
 
-def _write_tokenizer(folder: Path, special: Sequence[str]) -> None:
+def _write_tokenizer(folder: Path, size: int, special: Sequence[str] = ()) -> None:
+    """A tokenizer of so many words, and of special ones behind them."""
     bos, eos, unknown = _SPECIAL
-    vocabulary = {word: number for number, word in enumerate((*_VOCABULARY, *special))}
+    words = (f"w{number}" for number in range(size - len(_SPECIAL)))
+    vocabulary = {word: number for number, word in enumerate((*_SPECIAL, *words, *special))}
     tokenizer = {
         "version": "1.0",
         "added_tokens": [
@@ -201,7 +164,7 @@ def _write_tokenizer(folder: Path, special: Sequence[str]) -> None:
         "bos_token": bos,
         "eos_token": eos,
         "unk_token": unknown,
-        "model_max_length": _CONTEXT,
+        "model_max_length": CONFIG["max_position_embeddings"],
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
 
@@ -232,4 +195,4 @@ def _write_processor(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_tiny_model(Path(sys.argv[1]), *sys.argv[2:])
+    write(Path(sys.argv[1]), KINDS[sys.argv[2] if len(sys.argv) > 2 else "dense"])

@@ -22,7 +22,7 @@ def found() -> Found:
     """``found(release, module, job)``: what a job of a module here found there, played once."""
 
     @cache
-    def run(release: str, module: str, job: str, **arguments: int) -> Any:
+    def run(release: str, module: str, job: str, **arguments: Any) -> Any:
         place = released.tree(release)
         return released.value(place, _HERE / f"{module}.py", job, arguments=arguments)
 

@@ -1,14 +1,7 @@
-"""What the counter of waits finds in statements: reads a JSON list of them, prints a JSON object.
-
-The object has the number of waits of each statement, or "refused". In a statement `d` and `m` are
-five numbers and a mask on the device, and `s` is a scalar there. `h`, `b` and `n` are the same on
-the host. `launch` is a kernel's.
-"""
+"""What the counter of waits finds in statements; `on_release` plays ``counted``."""
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 import torch
@@ -16,9 +9,14 @@ import torch
 from tests.proof.mamba.waits import DEVICE, Counter
 
 
-def main() -> None:
+def counted(statements: list[str]) -> dict[str, int | str]:
+    """The number of waits of each statement, or "refused".
+
+    In a statement `d` and `m` are five numbers and a mask on the device, and `s` is a scalar there.
+    `h`, `b` and `n` are the same on the host. `launch` is a kernel's.
+    """
     counts: dict[str, int | str] = {}
-    for statement in json.load(sys.stdin):
+    for statement in statements:
         counter = Counter()
         names: dict[str, Any] = {
             "torch": torch,
@@ -36,8 +34,4 @@ def main() -> None:
             counts[statement] = len(counter.found)
         except AssertionError:
             counts[statement] = "refused"
-    print(json.dumps(counts))
-
-
-if __name__ == "__main__":
-    main()
+    return counts

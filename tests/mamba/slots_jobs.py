@@ -218,29 +218,16 @@ def broken_for_others() -> Any:
     return errors
 
 
-def episodes(count: int, first: int = 0) -> Any:
-    """Where stock died in how many of the episodes, in all of which the patch is right."""
-    return dict(exhaustion.alike(range(first, first + count)))
+def episodes(count: int, draw: str = "shape") -> Any:
+    """Where stock died in how many of the episodes, in all of which the patch is right.
 
-
-def with_drafts(count: int, first: int = 0) -> Any:
-    """The same with drafts, and states in two buffers, in a late one or in none."""
-    return dict(exhaustion.alike(range(first, first + count), draw=exhaustion.drafting))
-
-
-def with_late_buffers(count: int, first: int = 0) -> Any:
-    """The same with ``extra_buffer_lazy``."""
-    return dict(exhaustion.alike(range(first, first + count), draw=exhaustion.late))
-
-
-def with_transfers(count: int, first: int = 0) -> Any:
-    """The same on prefill servers."""
-    return dict(exhaustion.alike(range(first, first + count), draw=exhaustion.sending))
-
-
-def with_a_host(count: int, first: int = 0) -> Any:
-    """The same with the hierarchical cache, whose copies take their time, and with drafts too."""
-    return dict(exhaustion.alike(range(first, first + count), draw=exhaustion.hosted))
+    Args:
+        count: of the episodes.
+        draw: what draws the server of each, in `exhaustion`: ``drafting`` (with drafts, and states
+            in two buffers, in a late one or in none), ``late`` (``extra_buffer_lazy``), ``sending``
+            (prefill servers) or ``hosted`` (the hierarchical cache, whose copies take their time).
+    """
+    return dict(exhaustion.alike(range(count), draw=getattr(exhaustion, draw)))
 
 
 def together(given: str) -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import released
 
-_SCRIPT = Path(__file__).with_name("counted.py")
+_JOBS = Path(__file__).with_name("counted.py")
 
 # `d`, `m`, `s`: numbers, a mask and a scalar on the device; `h`, `b`, `n` those on the host.
 AS_ON_A_GPU: dict[str, int | str] = {
@@ -58,7 +57,6 @@ AS_ON_A_GPU: dict[str, int | str] = {
 
 
 def test_it_counts_and_refuses_as_a_gpu_does() -> None:
-    answers = released.answers(
-        released.tree("0.5.23"), _SCRIPT, given=json.dumps(list(AS_ON_A_GPU))
-    )
-    assert answers == [AS_ON_A_GPU]
+    given = {"statements": list(AS_ON_A_GPU)}
+    counts = released.value(released.tree("0.5.23"), _JOBS, "counted", arguments=given)
+    assert counts == AS_ON_A_GPU

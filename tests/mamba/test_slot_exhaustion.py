@@ -18,7 +18,7 @@ Found = Callable[..., Any]
 RELEASES = newest_of_each_group("mamba")
 EACH = pytest.mark.parametrize("release", RELEASES)
 HOSTED = tuple(each for each in RELEASES if not before(each, "0.5.17"))
-OTHERS = ("with_drafts", "with_late_buffers", "with_a_host", "with_transfers")
+OTHERS = ("drafting", "late", "hosted", "sending")
 """Episodes with drafts, lazy tracking, the hierarchical cache, and of prefill servers."""
 ALONE = {"mamba.slot-exhaustion", "mamba.host-states"}
 """The patch itself, and one that goes live on servers where this one is gated."""
@@ -124,12 +124,12 @@ def test_random_episodes(found: Found, slot_episodes: int, release: str) -> None
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize("job", OTHERS)
+@pytest.mark.parametrize("draw", OTHERS)
 @pytest.mark.parametrize("release", ["0.5.17", "0.5.20", "0.5.23"])
 def test_random_episodes_of_other_servers(
-    found: Found, slot_episodes: int, release: str, job: str
+    found: Found, slot_episodes: int, release: str, draw: str
 ) -> None:
-    counts = dict(found(release, "slots_jobs", job, count=slot_episodes))
+    counts = dict(found(release, "slots_jobs", "episodes", count=slot_episodes, draw=draw))
     assert sum(counts.values()) == slot_episodes
     assert counts.pop("lived") > slot_episodes // 5
     assert counts, "stock dies in some"

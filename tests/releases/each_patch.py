@@ -180,11 +180,6 @@ def checks(patch: str) -> dict[str, str | None]:
     return results
 
 
-def names() -> list[str]:
-    """The names of the checks."""
-    return [check.__name__ for check in CHECKS]
-
-
 @contextlib.contextmanager
 def _live(*patches: str) -> Iterator[Any]:
     try:

@@ -67,7 +67,7 @@ def broken_windows(how: str) -> str | None:
     """What the checks say while something is broken in a way; None if they pass."""
     publish()
     try:
-        with BREAKS[how]():
+        with mock.patch.object(body._Windows, *BREAKS[how]):
             for edge in EDGES:  # up to the first that shows it
                 same(PATCH, window_batches.play, [edge], stock=_of_stock)
     except Exception as error:
@@ -141,53 +141,31 @@ LEFT: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 }
 
 
-@contextlib.contextmanager
-def _all_cells() -> Iterator[None]:
+def _ramp(_: Any, cells: Any) -> Any:
     """What is behind the last window is translated, too."""
-
-    def ramp(self: Any, cells: Any) -> Any:
-        return torch.full_like(cells, -1, dtype=torch.int32)
-
-    with mock.patch.object(body._Windows, "_ramp", ramp):
-        yield
+    return torch.full_like(cells, -1, dtype=torch.int32)
 
 
-@contextlib.contextmanager
-def _one_cell_less() -> Iterator[None]:
+_translate, _room = body._Windows.translate, body._Windows.room
+
+
+def _one_cell_less(self: Any, pool: Any, found: Any, most: int) -> None:
     """A full window of the last request is not translated to its end."""
-    translate = body._Windows.translate
-
-    def less(self: Any, pool: Any, found: Any, most: int) -> None:
-        translate(self, pool, found, most - 1)
-
-    with mock.patch.object(body._Windows, "translate", less):
-        yield
+    _translate(self, pool, found, most - 1)
 
 
-@contextlib.contextmanager
-def _no_cell() -> Iterator[None]:
-    def none(self: Any, *_: Any) -> None:
-        self._patching.ran.seen = True
-
-    with mock.patch.object(body._Windows, "translate", none):
-        yield
+def _no_cell(self: Any, *_: Any) -> None:
+    self._patching.ran.seen = True
 
 
-@contextlib.contextmanager
-def _rooms_of_anything() -> Iterator[None]:
+def _filled(self: Any, most: int, device: Any) -> Any:
     """What is behind the windows of a new buffer is no slot."""
-    room = body._Windows.room
-
-    def filled(self: Any, most: int, device: Any) -> Any:
-        return room(self, most, device).fill_(1 << 40)
-
-    with mock.patch.object(body._Windows, "room", filled):
-        yield
+    return _room(self, most, device).fill_(1 << 40)
 
 
-BREAKS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
-    "cells behind the end are translated": _all_cells,
-    "the last cell is not translated": _one_cell_less,
-    "nothing is translated": _no_cell,
-    "a new buffer holds anything": _rooms_of_anything,
+BREAKS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "cells behind the end are translated": ("_ramp", _ramp),
+    "the last cell is not translated": ("translate", _one_cell_less),
+    "nothing is translated": ("translate", _no_cell),
+    "a new buffer holds anything": ("room", _filled),
 }

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Literal
+from typing import Any, Literal
 
 from .patching import Patching
+from .releases import from_spans
 
 Kind = Literal["exact", "policy"]
 """``exact``: the same values for the same batch. ``policy``: it changes which requests are
@@ -199,6 +200,19 @@ def room_of(patch_id: str) -> str:
 def of(owner: str, *names: str) -> tuple[str, ...]:
     """References to attributes of a class: ``of("a:C", "d", "e")`` → ``("a:C.d", "a:C.e")``."""
     return tuple(f"{owner}.{name}" for name in names)
+
+
+def variant(package: str, spans: str, install: str = "install", /, **rest: Any) -> Variant:
+    """A variant whose install function is in the ``body`` of a patch's package.
+
+    Args:
+        package: the patch's package, its ``__name__``.
+        spans: the releases, as in `releases.from_spans`.
+        install: the function's name.
+        rest: the variant's other attributes. It depends on no definition that it changes.
+    """
+    rest["depends"] = tuple(name for name in rest["depends"] if name not in rest["targets"])
+    return Variant(releases=from_spans(spans), install=f"{package}.body:{install}", **rest)
 
 
 def module_of(reference: str) -> str:

@@ -59,7 +59,8 @@ def read_known(name: str) -> dict[str, dict[str, tuple[str, ...]]]:
 
 def _declared(name: str, known: dict[str, dict[str, tuple[str, ...]]]) -> PatchSet:
     module = import_module(f"{__name__}.{name}")
-    return PatchSet(name, module.SUMMARY, module.PATCHES, known)
+    rooms = [import_module(f"{__name__}.{name}.{room}") for room in module.ROOMS]
+    return PatchSet(name, module.SUMMARY, tuple(room.PATCH for room in rooms), known)
 
 
 def _names(where: Any) -> tuple[str, ...]:

@@ -1,5 +1,7 @@
 """References to stock's definitions that several patches of this set name."""
 
+from ...model.patch import of
+
 ATTENTION = "sglang.srt.layers.attention"
 HYBRID = f"{ATTENTION}.hybrid_linear_attn_backend"
 BASE = f"{HYBRID}:MambaAttnBackendBase"
@@ -9,16 +11,11 @@ FORWARD_BATCH = "sglang.srt.model_executor.forward_batch_info:ForwardBatch"
 SCHEDULE = "sglang.srt.managers.schedule_batch"
 BATCH = f"{SCHEDULE}:ScheduleBatch"
 
-RECORDED = (
-    f"{BATCH}.prepare_for_extend",
-    f"{BATCH}._mamba_radix_cache_v2_req_prepare_for_extend",
-)
+RECORDED = (*of(BATCH, "prepare_for_extend", "_mamba_radix_cache_v2_req_prepare_for_extend"),)
 """Where the scheduler decides what to track of each request, up to 0.5.20."""
 
 LISTS = (
-    f"{FORWARD_BATCH}.init_new",
-    f"{FORWARD_BATCH}.prepare_mlp_sync_batch",
-    f"{FORWARD_BATCH}._pad_inputs_to_size",
+    *of(FORWARD_BATCH, "init_new", "prepare_mlp_sync_batch", "_pad_inputs_to_size"),
     "sglang.srt.batch_overlap.two_batch_overlap:TboForwardBatchPreparer.filter_batch",
 )
 """What relates the lists of lengths to the device tensors, and a batch to its halves."""

@@ -1,10 +1,8 @@
 """``mamba.host-states``."""
 
-from ....model.patch import Patch, Variant, of
-from ....model.releases import between
+from ....model.patch import Patch, of, variant
 from ..proven import STATES
 
-_BODY = f"{__name__}.body"
 _MEMORY = "sglang.srt.mem_cache"
 ASSEMBLER = f"{_MEMORY}.hybrid_cache.hybrid_pool_assembler"
 CONTEXT = "sglang.srt.runtime_context"
@@ -36,15 +34,11 @@ _RELIES = (
 )
 
 
-def _variant(first: str, last: str, install: str) -> Variant:
-    return Variant(
-        releases=between(first, last),
-        install=f"{_BODY}:{install}",
-        targets=(STACK, KV, f"{HOST_STATES}.__init__"),
-        depends=_RELIES,
-        awaits=(CONTEXT,),
-    )
-
+_SHARED = {
+    "targets": (STACK, KV, f"{HOST_STATES}.__init__"),
+    "depends": _RELIES,
+    "awaits": (CONTEXT,),
+}
 
 PATCH = Patch(
     id="mamba.host-states",
@@ -56,7 +50,7 @@ PATCH = Patch(
     anchors=(f"{_COMPONENT}.commit_hicache_transfer",),
     absent_because="tested only on 0.5.20 and later",
     variants=(
-        _variant("0.5.20", "0.5.20", "install_between_dense_layers"),
-        _variant("0.5.21", "0.5.23", "install"),
+        variant(__name__, "0.5.20", "install_between_dense_layers", **_SHARED),
+        variant(__name__, "0.5.21 … 0.5.23", **_SHARED),
     ),
 )

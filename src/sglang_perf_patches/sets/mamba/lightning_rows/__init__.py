@@ -1,7 +1,6 @@
 """``mamba.lightning-rows``."""
 
-from ....model.patch import Patch, Variant, Worth
-from ....model.releases import between
+from ....model.patch import Patch, Worth, of, variant
 from ..proven import ALL, RANKS
 from ..references import ATTENTION, BASE, BATCH, FORWARD_BATCH, LISTS, RECORDED, SCHEDULE
 
@@ -13,27 +12,16 @@ _ENTRY = f"{SCHEDULE}:_MambaRadixCacheV2TrackEntry"
 # They fill and keep the lists that a batch has since 0.5.21.
 _OWN_LISTS = (
     f"{BASE}._has_cpu_prefill_track_metadata",
-    f"{BATCH}.prepare_for_extend",
-    f"{BATCH}.mix_with_running",
+    *of(BATCH, "prepare_for_extend", "mix_with_running"),
     f"{FORWARD_BATCH}.mamba_track_aligned_lens",
 )
 
 
-def _variant(
-    first: str, last: str, install: str, targets: tuple[str, ...], *depends: str
-) -> Variant:
-    return Variant(
-        releases=between(first, last),
-        install=f"{__name__}.body:{install}",
-        targets=targets,
-        depends=(
-            *depends,
-            *LISTS,
-            f"{BACKEND}.init_forward_metadata",
-            f"{ATTENTION}.linear.linear_metadata:BailingLinearMetadata",
-        ),
-    )
-
+_DEPENDS = (
+    *LISTS,
+    f"{BACKEND}.init_forward_metadata",
+    f"{ATTENTION}.linear.linear_metadata:BailingLinearMetadata",
+)
 
 PATCH = Patch(
     id="mamba.lightning-rows",
@@ -49,15 +37,25 @@ PATCH = Patch(
     absent_because="this release has no lightning-attention backend of this kind",
     anchors=_TARGETS,
     variants=(
-        _variant("0.5.10", "0.5.12.post1", "install_for_minimax", _TARGETS),
-        _variant("0.5.13", "0.5.16", "install", (*RECORDED, *_TARGETS), _ENTRY),
-        _variant(
-            *("0.5.17", "0.5.20", "install_with_track_store"),
-            (*RECORDED, *_TARGETS, _TRACK_STORE),
-            _ENTRY,
+        variant(
+            *(__name__, "0.5.10 … 0.5.12.post1", "install_for_minimax"),
+            targets=_TARGETS,
+            depends=_DEPENDS,
         ),
-        _variant(
-            *("0.5.21", "0.5.23", "install_on_own_lists"), (*_TARGETS, _TRACK_STORE), *_OWN_LISTS
+        variant(
+            *(__name__, "0.5.13 … 0.5.16"),
+            targets=(*RECORDED, *_TARGETS),
+            depends=(_ENTRY, *_DEPENDS),
+        ),
+        variant(
+            *(__name__, "0.5.17 … 0.5.20", "install_with_track_store"),
+            targets=(*RECORDED, *_TARGETS, _TRACK_STORE),
+            depends=(_ENTRY, *_DEPENDS),
+        ),
+        variant(
+            *(__name__, "0.5.21 … 0.5.23", "install_on_own_lists"),
+            targets=(*_TARGETS, _TRACK_STORE),
+            depends=(*_OWN_LISTS, *_DEPENDS),
         ),
     ),
 )

@@ -1,24 +1,16 @@
 """``mamba.mamba2-chunk-indices``."""
 
-from ....model.patch import Patch, Variant, Worth
-from ....model.releases import between
+from ....model.patch import Patch, Worth, of, variant
 from ..proven import ALL, TEXT
 from ..references import LISTS, METADATA
 
 MAMBA2 = f"{METADATA}:Mamba2Metadata"
 
 
-def _variant(releases: tuple[str, ...], install: str) -> Variant:
-    return Variant(
-        releases=releases,
-        install=f"{__name__}.body:{install}",
-        targets=(
-            f"{MAMBA2}.prepare_mixed",
-            f"{MAMBA2}._query_start_loc_to_chunk_indices_offsets",
-        ),
-        depends=LISTS,
-    )
-
+_SHARED = {
+    "targets": of(MAMBA2, "prepare_mixed", "_query_start_loc_to_chunk_indices_offsets"),
+    "depends": LISTS,
+}
 
 PATCH = Patch(
     id="mamba.mamba2-chunk-indices",
@@ -41,7 +33,7 @@ PATCH = Patch(
         "engine-chunks-64",
     ),
     variants=(
-        _variant(between("0.5.9", "0.5.13.post1") + between("0.5.15", "0.5.23"), "install"),
-        _variant(("0.5.14",), "install_masked"),
+        variant(__name__, "0.5.9 … 0.5.13.post1, 0.5.15 … 0.5.23", **_SHARED),
+        variant(__name__, "0.5.14", "install_masked", **_SHARED),
     ),
 )

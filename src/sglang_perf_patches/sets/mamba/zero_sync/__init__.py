@@ -1,7 +1,6 @@
 """``mamba.zero-sync``."""
 
-from ....model.patch import Marker, Patch, Variant, Worth
-from ....model.releases import between
+from ....model.patch import Marker, Patch, Worth, of, variant
 from ..proven import ALL, RANKS
 from ..references import (
     ATTENTION,
@@ -28,13 +27,11 @@ PATCH = Patch(
     built_in_since="0.5.11",
     markers=(Marker(definition=f"{METADATA}:ForwardMetadata", contains="has_mamba_track_mask"),),
     variants=(
-        Variant(
-            releases=between("0.5.9", "0.5.10.post1"),
-            install=f"{__name__}.body:install",
+        variant(
+            *(__name__, "0.5.9 … 0.5.10.post1"),
             targets=(
                 *RECORDED,
-                f"{BASE}._init_track_ssm_indices",
-                f"{BASE}._forward_metadata",
+                *of(BASE, "_init_track_ssm_indices", "_forward_metadata"),
                 f"{BASE}._init_track_conv_indices",
                 *chunk_targets(FLA),
             ),

@@ -1,24 +1,18 @@
 """``mla.draft-metadata``."""
 
-from ....model.patch import Patch, Variant, Worth
-from ....model.releases import between
+from ....model.patch import Patch, Worth, of, variant
 from ..proven import TABLES
 from ..references import ATTENTION, FORWARD_BATCH, TRTLLM, TRTLLM_DRAFT
 
 INHERITED = f"{ATTENTION}.flashinfer_mla_backend:FlashInferMLAMultiStepDraftBackend"
 FORWARD_MODE = f"{FORWARD_BATCH}:ForwardMode"
 
-_BODY = f"{__name__}.body"
 _DEPENDS = (
     TRTLLM_DRAFT,
     INHERITED,
-    f"{TRTLLM}.init_forward_metadata",
-    f"{TRTLLM}.init_forward_metadata_capture_cuda_graph",
-    f"{TRTLLM}.init_forward_metadata_replay_cuda_graph",
-    f"{TRTLLM}.init_forward_metadata_out_graph",
-    f"{TRTLLM}._init_cuda_graph_metadata",
-    f"{TRTLLM}._apply_cuda_graph_metadata",
-    f"{TRTLLM}.forward_decode",
+    *of(TRTLLM, "init_forward_metadata", "init_forward_metadata_capture_cuda_graph"),
+    *of(TRTLLM, "init_forward_metadata_replay_cuda_graph", "init_forward_metadata_out_graph"),
+    *of(TRTLLM, "_init_cuda_graph_metadata", "_apply_cuda_graph_metadata", "forward_decode"),
 )
 _TOKENSPEED = (
     f"{ATTENTION}.tokenspeed_mla_backend:TokenspeedMLABackend",
@@ -31,17 +25,7 @@ _CUTEDSL = (
 """Backends that inherit the draft."""
 
 
-def _out_graph(first: str, last: str, *heirs: str) -> Variant:
-    return Variant(
-        releases=between(first, last),
-        install=f"{_BODY}:install_out_graph",
-        targets=(
-            f"{TRTLLM_DRAFT}.init_forward_metadata_out_graph",
-            f"{TRTLLM_DRAFT}.init_forward_metadata",
-        ),
-        depends=(*_DEPENDS, *heirs),
-    )
-
+_OUT_GRAPH = of(TRTLLM_DRAFT, "init_forward_metadata_out_graph", "init_forward_metadata")
 
 PATCH = Patch(
     id="mla.draft-metadata",
@@ -53,9 +37,8 @@ PATCH = Patch(
     upstream_note="built in since 0.5.13 in part: each step still builds its own table",
     anchors=(TRTLLM_DRAFT,),
     variants=(
-        Variant(
-            releases=between("0.5.9", "0.5.12.post1"),
-            install=f"{_BODY}:install_replay",
+        variant(
+            *(__name__, "0.5.9 … 0.5.12.post1", "install_replay"),
             targets=(),
             adds=(
                 f"{TRTLLM_DRAFT}.init_forward_metadata_capture_cuda_graph",
@@ -65,8 +48,16 @@ PATCH = Patch(
             depends=(*_DEPENDS, *_TOKENSPEED),
             awaits=(FORWARD_BATCH,),
         ),
-        _out_graph("0.5.13", "0.5.16", *_TOKENSPEED),
+        variant(
+            *(__name__, "0.5.13 … 0.5.16", "install_out_graph"),
+            targets=_OUT_GRAPH,
+            depends=(*_DEPENDS, *_TOKENSPEED),
+        ),
         # Without TokenSpeed's names, which 0.5.23 lacks, the code of 0.5.22 and 0.5.23 is equal.
-        _out_graph("0.5.17", "0.5.23", *_CUTEDSL),
+        variant(
+            *(__name__, "0.5.17 … 0.5.23", "install_out_graph"),
+            targets=_OUT_GRAPH,
+            depends=(*_DEPENDS, *_CUTEDSL),
+        ),
     ),
 )

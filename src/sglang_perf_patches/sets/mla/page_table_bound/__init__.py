@@ -1,7 +1,6 @@
 """``mla.page-table-bound``."""
 
-from ....model.patch import Patch, Variant, Worth
-from ....model.releases import between
+from ....model.patch import Patch, Worth, of, variant
 from ..proven import TABLES
 from ..references import ATTENTION, FLASH, FLASH_MODULE
 
@@ -14,10 +13,8 @@ _DEPENDS = (
     f"{FLASH}.__init__",
     _EAGER,
     f"{FLASH}.init_forward_metadata_capture_cuda_graph",
-    f"{FLASH}.init_forward_metadata_replay_cuda_graph",
-    f"{FLASH}.init_forward_metadata_out_graph",
-    f"{FLASH}._bind_metadata_buffers",
-    f"{FLASH}._apply_cuda_graph_metadata",
+    *of(FLASH, "init_forward_metadata_replay_cuda_graph", "init_forward_metadata_out_graph"),
+    *of(FLASH, "_bind_metadata_buffers", "_apply_cuda_graph_metadata"),
     f"{FLASH}.init_forward_metadata_in_graph",
     f"{ATTENTION}.triton_ops.metadata:normal_decode_set_metadata",
     f"{ATTENTION}.triton_ops.{_MHA_TABLE}",
@@ -27,16 +24,7 @@ _DEPENDS = (
 )
 
 
-def _variant(
-    releases: tuple[str, ...], install: str, *targets: str, depends: tuple[str, ...] = ()
-) -> Variant:
-    return Variant(
-        releases=releases,
-        install=f"{__name__}.body:{install}",
-        targets=(f"{FLASH}.init_cuda_graph_state", *targets),
-        depends=(*(name for name in _DEPENDS if name not in targets), *depends),
-    )
-
+_GRAPHS = f"{FLASH}.init_cuda_graph_state"
 
 PATCH = Patch(
     id="mla.page-table-bound",
@@ -46,12 +34,16 @@ PATCH = Patch(
     worth=Worth("b", "near the context limit, stock crashes with an illegal memory access"),
     upstream=("sgl-project/sglang#34239", "sgl-project/sglang#35985"),
     variants=(
-        _variant(
-            between("0.5.9", "0.5.12.post1") + between("0.5.15", "0.5.15.post1"),
-            "install_graphs",
-            depends=(f"{FLASH_MODULE}:normal_decode_set_metadata",),
+        variant(
+            *(__name__, "0.5.9 … 0.5.12.post1, 0.5.15 … 0.5.15.post1", "install_graphs"),
+            targets=(_GRAPHS,),
+            depends=(*_DEPENDS, f"{FLASH_MODULE}:normal_decode_set_metadata"),
         ),
-        _variant(between("0.5.13", "0.5.14"), "install_checked_graphs", FITS),
-        _variant(between("0.5.16", "0.5.23"), "install", _EAGER),
+        variant(
+            *(__name__, "0.5.13 … 0.5.14", "install_checked_graphs"),
+            targets=(_GRAPHS, FITS),
+            depends=_DEPENDS,
+        ),
+        variant(__name__, "0.5.16 … 0.5.23", targets=(_GRAPHS, _EAGER), depends=_DEPENDS),
     ),
 )

@@ -1,7 +1,6 @@
 """``mla.sync-opt-out``."""
 
-from ....model.patch import Marker, Patch, Variant, Worth
-from ....model.releases import between
+from ....model.patch import Marker, Patch, Worth, of, variant
 from ..proven import METADATA
 from ..references import (
     ATTENTION,
@@ -31,26 +30,18 @@ _DEPENDS = (
     f"{_LAYERED}:MultiLayerEagleWorkerV2.spec_v2_attn_backends",
     f"{SPECULATIVE}.draft_utils:DraftBackendFactory",
     f"{BASE}.needs_cpu_seq_lens",
-    f"{_HYBRID}.__init__",
-    f"{_HYBRID}._select_backend",
-    f"{_HYBRID}.init_cuda_graph_state",
-    f"{_TRITON}.needs_cpu_seq_lens",
-    f"{_TRITON}.init_forward_metadata",
-    f"{_TRITON}.init_forward_metadata_out_graph",
-    f"{_TRITON}._update_target_verify_buffers",
-    f"{_TRITON}._build_cuda_graph_forward_metadata",
+    *of(_HYBRID, "__init__", "_select_backend", "init_cuda_graph_state"),
+    *of(_TRITON, "needs_cpu_seq_lens", "init_forward_metadata", "init_forward_metadata_out_graph"),
+    *of(_TRITON, "_update_target_verify_buffers", "_build_cuda_graph_forward_metadata"),
     f"{ATTENTION}.triton_backend:TritonMultiStepDraftBackend",
 )
 # Up to 0.5.15.post1 the workers draft themselves, and TRT-LLM MLA opts out too.
 _DRAFTS = (
     f"{WORKER}:EagleDraftWorker.draft",
     f"{_LAYERED}:MultiLayerEagleDraftWorker.draft",
-    f"{TRTLLM}.needs_cpu_seq_lens",
-    f"{TRTLLM}.init_cuda_graph_state",
-    f"{TRTLLM}.get_verify_buffers_to_fill_after_draft",
-    f"{TRTLLM}.init_forward_metadata",
-    f"{TRTLLM}.init_forward_metadata_out_graph",
-    f"{TRTLLM}._apply_cuda_graph_metadata",
+    *of(TRTLLM, "needs_cpu_seq_lens", "init_cuda_graph_state"),
+    *of(TRTLLM, "get_verify_buffers_to_fill_after_draft", "init_forward_metadata"),
+    *of(TRTLLM, "init_forward_metadata_out_graph", "_apply_cuda_graph_metadata"),
     TRTLLM_DRAFT,
 )
 _PIECEWISE_GRAPHS = (
@@ -58,25 +49,18 @@ _PIECEWISE_GRAPHS = (
     f"{SPECULATIVE}.eagle_info_v2:EagleVerifyInputV2Mixin.prepare_for_v2_verify",
     f"{FORWARD_BATCH}:ForwardBatch.init_new",
     f"{_PIECEWISE}.can_run",
-    f"{_FORWARD}.init_piecewise_cuda_graphs",
-    f"{_FORWARD}.forward_extend",
+    *of(_FORWARD, "init_piecewise_cuda_graphs", "forward_extend"),
 )
 
 
-def _variant(first: str, last: str, install: str, *depends: str) -> Variant:
-    return Variant(
-        releases=between(first, last),
-        install=f"{__name__}.body:{install}",
-        targets=(
-            DECIDE,
-            f"{BASE}.get_verify_buffers_to_fill_after_draft",
-            f"{BASE}.update_verify_buffers_to_fill_after_draft",
-            BUILD_TREE,
-        ),
-        depends=(*_DEPENDS, *depends),
-        awaits=(FORWARD_BATCH,),
-    )
-
+_SHARED = {
+    "targets": (
+        DECIDE,
+        *of(BASE, *(f"{each}_verify_buffers_to_fill_after_draft" for each in ("get", "update"))),
+        BUILD_TREE,
+    ),
+    "awaits": (FORWARD_BATCH,),
+}
 
 PATCH = Patch(
     id="mla.sync-opt-out",
@@ -103,8 +87,20 @@ PATCH = Patch(
         "upstream's later barrier, the KV of a shared prefix could be overwritten"
     ),
     variants=(
-        _variant("0.5.13", "0.5.13.post1", "install_piecewise", *_DRAFTS, *_PIECEWISE_GRAPHS),
-        _variant("0.5.14", "0.5.15.post1", "install_hybrid", *_DRAFTS),
-        _variant("0.5.16", "0.5.16", "install_triton_hybrid", f"{COMMON}:build_eagle_verify_input"),
+        variant(
+            *(__name__, "0.5.13 … 0.5.13.post1", "install_piecewise"),
+            depends=(*_DEPENDS, *_DRAFTS, *_PIECEWISE_GRAPHS),
+            **_SHARED,
+        ),
+        variant(
+            *(__name__, "0.5.14 … 0.5.15.post1", "install_hybrid"),
+            depends=(*_DEPENDS, *_DRAFTS),
+            **_SHARED,
+        ),
+        variant(
+            *(__name__, "0.5.16", "install_triton_hybrid"),
+            depends=(*_DEPENDS, f"{COMMON}:build_eagle_verify_input"),
+            **_SHARED,
+        ),
     ),
 )

@@ -1,7 +1,6 @@
 """``mlx.batched-prefill``."""
 
-from ....model.patch import Patch, Variant
-from ....model.releases import between
+from ....model.patch import Patch, of, variant
 from ..proven import PREFILL_AND_DECODE
 from ..references import ATTENTION, MLX, RUNNER, WRAPPER
 
@@ -23,24 +22,17 @@ PATCH = Patch(
     anchors=(FORWARD,),
     absent_because="this release calls the model from several places",
     variants=(
-        Variant(
-            releases=between("0.5.18", "0.5.23"),
-            install=f"{__name__}.body:install",
+        variant(
+            *(__name__, "0.5.18 … 0.5.23"),
             targets=(EXTEND_BATCH, f"{RUNNER}.prefill_start", FORWARD, TRUNK_FORWARD),
             depends=(
-                f"{RUNNER}._extract_logits",
-                f"{RUNNER}._materialize_pool_backed_attention",
-                f"{RUNNER}._cache_with_pool_backed_attention",
-                f"{RUNNER}.cache_state_arrays",
-                f"{RUNNER}._new_cache_skeleton",
-                f"{RUNNER}._restore_auxiliary_state",
-                f"{RUNNER}._select_auxiliary_state_track_len",
-                f"{RUNNER}._store_tracked_auxiliary_state",
-                f"{MLX}.model_runner:MlxPendingPrefill",
-                f"{MLX}.kv_cache.layout:MlxModelCacheLayout",
+                *of(RUNNER, "_extract_logits", "_materialize_pool_backed_attention"),
+                *of(RUNNER, "_cache_with_pool_backed_attention", "cache_state_arrays"),
+                *of(RUNNER, "_new_cache_skeleton", "_restore_auxiliary_state"),
+                *of(RUNNER, "_select_auxiliary_state_track_len", "_store_tracked_auxiliary_state"),
+                *of(MLX, "model_runner:MlxPendingPrefill", "kv_cache.layout:MlxModelCacheLayout"),
                 f"{WRAPPER}:MLXAttentionWrapper.__call__",
-                f"{MLX}.tp_worker:MlxLaunch",
-                f"{MLX}.sampling:lazy_logprob_arrays",
+                *of(MLX, "tp_worker:MlxLaunch", "sampling:lazy_logprob_arrays"),
                 f"{MLX}.kv_cache.attention_kv_cache:make_attention_mask",
                 f"{MLX}.kv_cache.attention_kv_cache:PoolBackedAttentionKVCache",
                 f"{MLX}.kv_cache.attention_kv_cache:WindowedAttentionKVCache",

@@ -1,7 +1,6 @@
 """``mlx.first-buffer``."""
 
-from ....model.patch import Patch, Variant, Worth
-from ....model.releases import between
+from ....model.patch import Patch, Worth, of, variant
 from ..proven import PREFILL_AND_DECODE
 from ..references import ATTENTION, MLX, RUNNER
 
@@ -20,24 +19,17 @@ PATCH = Patch(
     anchors=(f"{MLX}.tp_worker:MlxTpModelWorker._route_extend_request",),
     absent_because="stock's batched decode does not grow a full buffer before 0.5.15",
     variants=(
-        Variant(
-            releases=between("0.5.15", "0.5.23"),
-            install=f"{__name__}.body:install",
+        variant(
+            *(__name__, "0.5.15 … 0.5.23"),
             # What allocates and grows a buffer, and what creates, reuses and releases a request's.
             targets=(
-                f"{ATTENTION}.update_and_fetch",
-                f"{ATTENTION}._allocate",
-                f"{ATTENTION}._grow",
-                f"{RUNNER}._release_cache",
-                f"{RUNNER}._cache_arrays",
+                *of(ATTENTION, "update_and_fetch", "_allocate", "_grow"),
+                *of(RUNNER, "_release_cache", "_cache_arrays"),
             ),
             depends=(
                 f"{ATTENTION}.write_token",
-                f"{RUNNER}.prefill_start",
-                f"{RUNNER}._acquire_cache",
-                f"{RUNNER}.remove_request",
-                f"{RUNNER}._materialize_pool_backed_attention",
-                f"{RUNNER}.clear",
+                *of(RUNNER, "prefill_start", "_acquire_cache", "remove_request"),
+                *of(RUNNER, "_materialize_pool_backed_attention", "clear"),
             ),
         ),
     ),

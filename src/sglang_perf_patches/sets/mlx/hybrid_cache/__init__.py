@@ -1,7 +1,6 @@
 """``mlx.hybrid-cache``."""
 
-from ....model.patch import Patch, Variant, Worth, of
-from ....model.releases import between
+from ....model.patch import Patch, Variant, Worth, of, variant
 from ..proven import HYBRIDS, WITHOUT_CACHE
 from ..references import MLX, RUNNER, STATES_SINCE, STOCKS, STOCKS_BEFORE
 
@@ -24,24 +23,21 @@ _UNIFIED = f"{_MEMORY}.unified_radix_cache:UnifiedRadixCache"
 
 
 def _variant(
-    first: str,
-    last: str,
+    spans: str,
     install: str,
     component: str,
     targets: tuple[str, ...] = (),
     adds: tuple[str, ...] = (),
 ) -> Variant:
-    """The releases from `first` to `last`; `component` is stock's class that owns states."""
-    return Variant(
-        releases=between(first, last),
-        install=f"{__name__}.body:{install}",
+    """A variant for releases in which stock's class `component` owns states."""
+    return variant(
+        *(__name__, spans, install),
         targets=(
             *of(COMPONENT, "__init__", "prepare_for_caching_req"),
             f"{component}.finalize_match_result_in_cache",
             ALLOC,
             *targets,
         ),
-        adds=adds,
         depends=(
             f"{component}.__init__",
             f"{COMPONENT}.cleanup_after_caching_req",
@@ -52,6 +48,7 @@ def _variant(
             *of(RUNNER, "_restore_auxiliary_state", "_store_tracked_auxiliary_state"),
             *of(RUNNER, "_sync_decode_kv_to_pool", "_get_auxiliary_state_pool"),
         ),
+        adds=adds,
         awaits=(CONTEXT, TREES),
     )
 
@@ -69,17 +66,14 @@ PATCH = Patch(
     absent_because="before 0.5.17 hybrids on MLX have other faults",
     variants=(
         _variant(
-            *("0.5.17", "0.5.17", "install_without_backend", STOCKS_BEFORE),
-            targets=(BACKENDS, RELEASE, POOL),
+            *("0.5.17", "install_without_backend", STOCKS_BEFORE, (BACKENDS, RELEASE, POOL)),
             adds=GROUPS,
         ),
         _variant(
-            *("0.5.18", "0.5.18", "install_with_allocator", STOCKS_BEFORE),
-            targets=(RELEASE, POOL),
-            adds=GROUPS,
+            *("0.5.18", "install_with_allocator", STOCKS_BEFORE, (RELEASE, POOL)), adds=GROUPS
         ),
-        _variant("0.5.19", "0.5.19", "install_before_move", STOCKS_BEFORE, (RELEASE,)),
-        _variant("0.5.20", "0.5.21", "install_before_rows", STOCKS, (RELEASE,)),
-        _variant("0.5.22", "0.5.23", "install", STOCKS),
+        _variant("0.5.19", "install_before_move", STOCKS_BEFORE, (RELEASE,)),
+        _variant("0.5.20 … 0.5.21", "install_before_rows", STOCKS, (RELEASE,)),
+        _variant("0.5.22 … 0.5.23", "install", STOCKS),
     ),
 )

@@ -1,7 +1,6 @@
 """``mlx.hybrid-defaults``."""
 
-from ....model.patch import Patch, Variant, Worth
-from ....model.releases import between
+from ....model.patch import Patch, Worth, variant
 from ..proven import HYBRIDS, WITHOUT_CACHE
 from ..references import ENVIRONMENT, STATES_SINCE
 
@@ -17,9 +16,8 @@ PATCH = Patch(
     anchors=STATES_SINCE,
     absent_because="before 0.5.17 hybrids on MLX have other faults",
     variants=(
-        Variant(
-            releases=between("0.5.17", "0.5.23"),
-            install=f"{__name__}.body:install",
+        variant(
+            *(__name__, "0.5.17 … 0.5.23"),
             targets=(SUPPORTS,),
             depends=("sglang.srt.arg_groups.overrides:_mamba_radix_cache_resolution",),
             awaits=(ENVIRONMENT,),

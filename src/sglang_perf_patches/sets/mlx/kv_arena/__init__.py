@@ -1,7 +1,6 @@
 """``mlx.kv-arena``."""
 
-from ....model.patch import Patch, Variant, Worth
-from ....model.releases import between
+from ....model.patch import Patch, Worth, of, variant
 from ..proven import PREFILL_AND_DECODE
 from ..references import ATTENTION, BATCHED_DECODE, CONTIGUOUS, CORE, RUNNER, USERS
 
@@ -11,33 +10,15 @@ CHAINED = f"{RUNNER}.decode_batch_start_chained"
 # Beyond its targets, everything that passes a request's caches on.
 _DEPENDS = (
     *USERS,
-    f"{RUNNER}._acquire_cache",
-    f"{RUNNER}.decode_batch",
-    f"{RUNNER}.decode_batch_start",
-    f"{RUNNER}.prefill_start",
-    f"{RUNNER}.extend_start",
-    f"{RUNNER}._sync_new_kv_to_pool",
-    f"{RUNNER}._sync_decode_kv_to_pool",
-    f"{RUNNER}.remove_request",
-    f"{RUNNER}._cache_state_arrays",
-    f"{RUNNER}._decode_with_batched_attention",
-    f"{RUNNER}._decode_with_hybrid_batching",
-    f"{RUNNER}._build_batched_decode_context",
-    f"{RUNNER}._materialize_pool_backed_attention",
-    f"{RUNNER}._cache_arrays",
-    f"{RUNNER}.clear",
+    *of(RUNNER, "_acquire_cache", "decode_batch", "decode_batch_start", "prefill_start"),
+    *of(RUNNER, "extend_start", "_sync_new_kv_to_pool", "_sync_decode_kv_to_pool"),
+    *of(RUNNER, "remove_request", "_cache_state_arrays", "_decode_with_batched_attention"),
+    *of(RUNNER, "_decode_with_hybrid_batching", "_build_batched_decode_context"),
+    *of(RUNNER, "_materialize_pool_backed_attention", "_cache_arrays", "clear"),
 )
 
 
-def _variant(first: str, last: str, install: str, cache: str, *targets: str, note: str) -> Variant:
-    return Variant(
-        releases=between(first, last),
-        install=f"{__name__}.body:{install}",
-        targets=(CORE, BATCHED_DECODE, RELEASE, CHAINED, *targets),
-        depends=(*_DEPENDS, cache),
-        note=note,
-    )
-
+_TARGETS = (CORE, BATCHED_DECODE, RELEASE, CHAINED)
 
 PATCH = Patch(
     id="mlx.kv-arena",
@@ -54,24 +35,30 @@ PATCH = Patch(
     absent_because="MLX has no batched decode context before 0.5.11 (#22416)",
     requires=("mlx.pool-write",),
     variants=(
-        _variant(
-            *("0.5.11", "0.5.12.post1", "install_contiguous", CONTIGUOUS),
-            f"{CONTIGUOUS}.write_token",
+        variant(
+            *(__name__, "0.5.11 … 0.5.12.post1", "install_contiguous"),
+            targets=(*_TARGETS, f"{CONTIGUOUS}.write_token"),
+            depends=(*_DEPENDS, CONTIGUOUS),
             note="supports every layer. A batched decode also continues past a buffer's end",
         ),
-        _variant(
-            *("0.5.13", "0.5.14", "install_attention_without_growth", ATTENTION),
-            f"{ATTENTION}.write_token",
+        variant(
+            *(__name__, "0.5.13 … 0.5.14", "install_attention_without_growth"),
+            targets=(*_TARGETS, f"{ATTENTION}.write_token"),
+            depends=(*_DEPENDS, ATTENTION),
             note="supports the layers of 0.5.15. A batched decode also continues past a buffer's "
             "end, as in stock from 0.5.15 on",
         ),
-        _variant(
-            *("0.5.15", "0.5.17", "install_attention", ATTENTION),
+        variant(
+            *(__name__, "0.5.15 … 0.5.17", "install_attention"),
+            targets=_TARGETS,
+            depends=(*_DEPENDS, ATTENTION),
             note="supports every attention layer, also gated ones and those of hybrid models. "
             "With the fused RoPE kernel stock's code runs",
         ),
-        _variant(
-            *("0.5.18", "0.5.23", "install_attention", ATTENTION),
+        variant(
+            *(__name__, "0.5.18 … 0.5.23", "install_attention"),
+            targets=_TARGETS,
+            depends=(*_DEPENDS, ATTENTION),
             note="supports every attention layer without a window, also with sinks or gates and in "
             "hybrid models; with a sliding window or the fused RoPE kernel stock's code runs",
         ),

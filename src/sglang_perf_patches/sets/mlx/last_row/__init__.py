@@ -1,25 +1,16 @@
 """``mlx.last-row``."""
 
-from ....model.patch import Patch, Variant, Worth
-from ....model.releases import between
+from ....model.patch import Patch, Worth, of, variant
 from ..proven import PREFILL_AND_DECODE
 from ..references import RUNNER
 
-
-def _variant(first: str, last: str, note: str) -> Variant:
-    return Variant(
-        releases=between(first, last),
-        install=f"{__name__}.body:install",
-        targets=(f"{RUNNER}.prefill_start", f"{RUNNER}.extend_start"),
-        depends=(
-            f"{RUNNER}._extract_logits",
-            f"{RUNNER}._forward_lazy_token",
-            f"{RUNNER}._select_tokens_with_logprobs",
-            f"{RUNNER}._trunk_forward",
-        ),
-        note=note,
-    )
-
+_SHARED = {
+    "targets": of(RUNNER, "prefill_start", "extend_start"),
+    "depends": (
+        *of(RUNNER, "_extract_logits", "_forward_lazy_token", "_select_tokens_with_logprobs"),
+        f"{RUNNER}._trunk_forward",
+    ),
+}
 
 PATCH = Patch(
     id="mlx.last-row",
@@ -34,12 +25,12 @@ PATCH = Patch(
     ),
     absent_because="before 0.5.11 a prefill on MLX is computed at once, not as a graph",
     variants=(
-        _variant("0.5.11", "0.5.17", "acts on every chunk of a prompt"),
-        _variant(
-            "0.5.18",
-            "0.5.23",
-            "acts on a prompt's last chunk: stock itself skips the head for the others, if "
+        variant(*(__name__, "0.5.11 … 0.5.17"), note="acts on every chunk of a prompt", **_SHARED),
+        variant(
+            *(__name__, "0.5.18 … 0.5.23"),
+            note="acts on a prompt's last chunk: stock itself skips the head for the others, if "
             "it can call the model's trunk separately",
+            **_SHARED,
         ),
     ),
 )

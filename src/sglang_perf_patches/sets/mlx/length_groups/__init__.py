@@ -1,7 +1,6 @@
 """``mlx.length-groups``."""
 
-from ....model.patch import Patch, Variant
-from ....model.releases import between
+from ....model.patch import Patch, variant
 from ..proven import PREFILL_AND_DECODE
 from ..references import BATCHED_DECODE, USERS
 
@@ -15,9 +14,8 @@ PATCH = Patch(
     absent_because="MLX has no batched decode context before 0.5.11 (#22416)",
     requires=("mlx.kv-arena",),
     variants=(
-        Variant(
-            releases=between("0.5.11", "0.5.23"),
-            install=f"{__name__}.body:install",
+        variant(
+            *(__name__, "0.5.11 … 0.5.23"),
             targets=(BATCHED_DECODE,),
             depends=USERS,
         ),

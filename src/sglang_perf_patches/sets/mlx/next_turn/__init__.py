@@ -1,36 +1,24 @@
 """``mlx.next-turn``."""
 
-from ....model.patch import Patch, Variant
-from ....model.releases import between
+from ....model.patch import Patch, of, variant
 from ..proven import ANY, SAMPLING, UNREAD
 from ..references import ATTENTION, MLX, RUNNER
 
 _WINDOWED = f"{MLX}.kv_cache.attention_kv_cache:WindowedAttentionKVCache"
 
 
-def _variant(first: str, last: str, install: str, *depends: str) -> Variant:
-    return Variant(
-        releases=between(first, last),
-        install=f"{__name__}.body:{install}",
-        targets=(
-            f"{RUNNER}.remove_request",
-            f"{RUNNER}._release_cache",
-            f"{RUNNER}._acquire_cache",
-            f"{RUNNER}.prefill_start",
-            f"{RUNNER}.prefill_finalize",
-            f"{RUNNER}.extend_finalize",
-        ),
-        depends=(
-            f"{RUNNER}.clear",
-            f"{RUNNER}._sync_new_kv_to_pool",
-            f"{RUNNER}._sync_decode_kv_to_pool",
-            ATTENTION,
-            _WINDOWED,
-            *depends,
-        ),
-        note="stock's code runs for models without a sliding window",
-    )
-
+_SHARED = {
+    "targets": (
+        *of(RUNNER, "remove_request", "_release_cache", "_acquire_cache", "prefill_start"),
+        *of(RUNNER, "prefill_finalize", "extend_finalize"),
+    ),
+    "note": "stock's code runs for models without a sliding window",
+}
+_DEPENDS = (
+    *of(RUNNER, "clear", "_sync_new_kv_to_pool", "_sync_decode_kv_to_pool"),
+    *(ATTENTION, _WINDOWED),
+)
+_WORKER = f"{MLX}.tp_worker:MlxTpModelWorker"
 
 PATCH = Patch(
     id="mlx.next-turn",
@@ -42,12 +30,14 @@ PATCH = Patch(
     anchors=(_WINDOWED,),
     absent_because="MLX supports no sliding window here, and full attention gains nothing",
     variants=(
-        _variant("0.5.18", "0.5.21", "install"),
-        _variant(
-            *("0.5.22", "0.5.23", "install_rows"),
-            f"{RUNNER}.release_request_row",
-            f"{MLX}.tp_worker:MlxTpModelWorker._cleanup_stale_rids",
-            f"{MLX}.tp_worker:MlxTpModelWorker.prepare_for_kv_cache_release",
+        variant(__name__, "0.5.18 … 0.5.21", depends=_DEPENDS, **_SHARED),
+        variant(
+            *(__name__, "0.5.22 … 0.5.23", "install_rows"),
+            depends=(
+                *(*_DEPENDS, f"{RUNNER}.release_request_row"),
+                *of(_WORKER, "_cleanup_stale_rids", "prepare_for_kv_cache_release"),
+            ),
+            **_SHARED,
         ),
     ),
 )

@@ -1,7 +1,6 @@
 """``mlx.pool-write``."""
 
-from ....model.patch import Patch, Variant, Worth
-from ....model.releases import between
+from ....model.patch import Patch, Variant, Worth, of, variant
 from ..proven import PREFILL_AND_DECODE
 from ..references import BATCHED_DECODE, MLX, RUNNER
 
@@ -19,29 +18,19 @@ ATTENTION_PREFIX = f"{MLX}.kv_cache.attention_kv_cache:PoolBackedAttentionKVCach
 """The same cache, from 0.5.13 on."""
 
 
-def _variant(first: str, last: str, install: str, pool: str, prefix: str, *depends: str) -> Variant:
+def _variant(spans: str, install: str, pool: str, prefix: str) -> Variant:
     """The pool's writers and readers, and what stock waits for in between."""
-    return Variant(
-        releases=between(first, last),
-        install=f"{__name__}.body:{install}",
+    return variant(
+        *(__name__, spans, install),
         targets=(
-            f"{pool}.__init__",
-            f"{pool}.set_kv_all_layers",
-            f"{pool}.get_kv",
-            f"{pool}.clear",
+            *of(pool, "__init__", "set_kv_all_layers", "get_kv", "clear"),
             f"{prefix}.update_and_fetch",
-            f"{RUNNER}.prefill_finalize",
-            f"{RUNNER}.extend_finalize",
-            f"{RUNNER}.decode_batch_finalize",
-            f"{RUNNER}._sync_new_kv_to_pool",
-            f"{RUNNER}._sync_decode_kv_to_pool",
+            *of(RUNNER, "prefill_finalize", "extend_finalize", "decode_batch_finalize"),
+            *of(RUNNER, "_sync_new_kv_to_pool", "_sync_decode_kv_to_pool"),
         ),
         depends=(
-            f"{RUNNER}.prefill_start",
-            f"{RUNNER}.extend_start",
-            f"{pool}.set_kv",
-            prefix,
-            *depends,
+            *of(RUNNER, "prefill_start", "extend_start", "_cache_with_pool_backed_attention"),
+            *(f"{pool}.set_kv", prefix),
         ),
     )
 
@@ -60,12 +49,7 @@ PATCH = Patch(
     anchors=(BATCHED_DECODE,),
     absent_because="before 0.5.11 MLX has no radix cache and so no pool",
     variants=(
-        _variant(
-            *("0.5.11", "0.5.12.post1", "install_contiguous", KV_POOL, PREFIX),
-        ),
-        _variant(
-            *("0.5.13", "0.5.23", "install_attention", ATTENTION_POOL, ATTENTION_PREFIX),
-            f"{RUNNER}._cache_with_pool_backed_attention",
-        ),
+        _variant("0.5.11 … 0.5.12.post1", "install_contiguous", KV_POOL, PREFIX),
+        _variant("0.5.13 … 0.5.23", "install_attention", ATTENTION_POOL, ATTENTION_PREFIX),
     ),
 )

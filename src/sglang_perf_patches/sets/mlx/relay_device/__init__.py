@@ -1,7 +1,6 @@
 """``mlx.relay-device``."""
 
-from ....model.patch import Patch, Variant, Worth
-from ....model.releases import between
+from ....model.patch import Patch, Worth, variant
 from ..proven import MIXED, PREFILL_AND_DECODE
 from ..references import ENVIRONMENT
 
@@ -21,9 +20,8 @@ PATCH = Patch(
     anchors=(RESOLVES,),
     absent_because="these releases pass tokens between steps in another way",
     variants=(
-        Variant(
-            releases=between("0.5.13", "0.5.23"),
-            install=f"{__name__}.body:install",
+        variant(
+            *(__name__, "0.5.13 … 0.5.23"),
             targets=(MAKES,),
             depends=(RESOLVES,),
             awaits=(ENVIRONMENT,),

@@ -1,7 +1,6 @@
 """``mlx.released-rows``."""
 
-from ....model.patch import Marker, Patch, Variant, Worth, of
-from ....model.releases import between
+from ....model.patch import Marker, Patch, Worth, of, variant
 from ..proven import PREFILL_AND_DECODE
 from ..references import MLX, RUNNER, STATES_SINCE
 
@@ -26,9 +25,8 @@ PATCH = Patch(
     anchors=STATES_SINCE,
     absent_because="up to 0.5.16 the fault is rare (more requests than may run), and not repaired",
     variants=(
-        Variant(
-            releases=between("0.5.17", "0.5.21"),
-            install=f"{__name__}.body:install",
+        variant(
+            *(__name__, "0.5.17 … 0.5.21"),
             targets=(RELEASE, SYNC, WRITE),
             depends=(
                 _FLUSH,

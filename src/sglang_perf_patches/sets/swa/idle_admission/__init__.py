@@ -1,7 +1,6 @@
 """``swa.idle-admission``."""
 
-from ....model.patch import Patch, Variant, Worth, of
-from ....model.releases import between
+from ....model.patch import Patch, Worth, of, variant
 from ..proven import DECODING, IDLE_RANKS, TREES
 from ..references import ADMITTED, BATCH, DECODE, EVICTS, QUEUE, STOCK_RULE
 
@@ -21,17 +20,15 @@ PATCH = Patch(
     anchors=ADMITTED,
     requires=("swa.tail-prealloc",),
     variants=(
-        Variant(
-            releases=between("0.5.9", "0.5.11"),
-            install=f"{__name__}.body:install",
+        variant(
+            *(__name__, "0.5.9 … 0.5.11"),
             targets=(),
             adds=(f"{QUEUE}._swa_peak_tokens",),
             depends=(*ADMITTED, *_DECODES),
             awaits=(DECODE,),
         ),
-        Variant(
-            releases=between("0.5.12", "0.5.23"),
-            install=f"{__name__}.body:install_in_stock_rule",
+        variant(
+            *(__name__, "0.5.12 … 0.5.23", "install_in_stock_rule"),
             targets=of(QUEUE, "_prealloc_kv_lens", "_prealloc_required_tokens"),
             depends=(*STOCK_RULE, *_DECODES, f"{DECODE}:CLIP_MAX_NEW_TOKEN"),
         ),

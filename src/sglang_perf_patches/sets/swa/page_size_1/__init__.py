@@ -1,7 +1,6 @@
 """``swa.page-size-1``."""
 
-from ....model.patch import Patch, Variant, Worth, of
-from ....model.releases import between
+from ....model.patch import Patch, Variant, Worth, of, variant
 from ..proven import DECODING, RANKS, TREES
 from ..references import (
     ADMITTED,
@@ -23,8 +22,8 @@ _GATE = f"{QUEUE}._uses_swa_tail_prealloc"
 _METHOD, _FUNCTION = f"{QUEUE}._pre_alloc", f"{DECODE}:alloc_for_decode_prealloc"
 """What allocates a request's slots: from 0.5.16 on a function, not the queue's method."""
 
-_OLD_COPIES = ("retraction_backup", "retraction_restore", "retraction_discard")
-_COPIES = ("backup_kv_cache", "restore_kv_cache", "discard_kv_cache_backup")
+OLD_COPIES = ("retraction_backup", "retraction_restore", "retraction_discard")
+COPIES = ("backup_kv_cache", "restore_kv_cache", "discard_kv_cache_backup")
 """What keeps retracted KV in the host's pool, from 0.5.18 and from 0.5.21 on."""
 
 _ALLOCATES = ("__init__", "alloc", "free", "free_swa", "clear", "swa_available_size")
@@ -41,33 +40,29 @@ _DEPENDS = (
     f"{COMMON}:release_kv_cache",
     f"{COMMON}:free_kv_row_segments",
     *of(f"{OLD_POOL}:SWAKVPool", "get_cpu_copy", "load_cpu_copy"),
-    *(f"{COMMON}:{each}" for each in ("RetractionBackup", *_OLD_COPIES, *_COPIES)),
+    *(f"{COMMON}:{each}" for each in ("RetractionBackup", *OLD_COPIES, *COPIES)),
     f"{CACHE}._retraction_device_transfers",
     EVICT_WINDOWS,
 )
 
 
-def _variant(first: str, last: str, install: str, allocates: str, *copies: str) -> Variant:
+def _variant(spans: str, install: str, allocates: str, *copies: str) -> Variant:
     """From 0.5.12 on, where stock has the rule.
 
     Args:
-        first: the first release.
-        last: the last one.
+        spans: the releases.
         install: a function of the body.
         allocates: what allocates a request's slots.
         copies: the names of what keeps retracted KV.
     """
-    targets = (
-        _GATE,
-        allocates,
-        *of(QUEUE, "__init__", "_check_if_req_exceed_kv_capacity"),
-        *of(CACHE, *copies),
-    )
-    return Variant(
-        releases=between(first, last),
-        install=f"{__name__}.body:{install}",
-        targets=targets,
-        depends=tuple(name for name in _DEPENDS if name not in targets),
+    return variant(
+        *(__name__, spans, install),
+        targets=(
+            *(_GATE, allocates),
+            *of(QUEUE, "__init__", "_check_if_req_exceed_kv_capacity"),
+            *of(CACHE, *copies),
+        ),
+        depends=_DEPENDS,
     )
 
 
@@ -86,16 +81,15 @@ PATCH = Patch(
     anchors=ADMITTED,
     requires=("swa.tail-prealloc",),
     variants=(
-        Variant(
-            releases=between("0.5.9", "0.5.11"),
-            install=f"{__name__}.body:install",
+        variant(
+            *(__name__, "0.5.9 … 0.5.11"),
             targets=(),
             adds=(_GATE,),
             depends=(*ADMITTED, *of(OLD_ALLOCATOR, *_ALLOCATES)),
         ),
-        _variant("0.5.12", "0.5.15.post1", "install_in_queue", _METHOD),
-        _variant("0.5.16", "0.5.17", "install_in_function", _FUNCTION),
-        _variant("0.5.18", "0.5.20", "install_with_old_copies", _FUNCTION, *_OLD_COPIES),
-        _variant("0.5.21", "0.5.23", "install_with_copies", _FUNCTION, *_COPIES),
+        _variant("0.5.12 … 0.5.15.post1", "install_in_queue", _METHOD),
+        _variant("0.5.16 … 0.5.17", "install_in_function", _FUNCTION),
+        _variant("0.5.18 … 0.5.20", "install_with_old_copies", _FUNCTION, *OLD_COPIES),
+        _variant("0.5.21 … 0.5.23", "install_with_copies", _FUNCTION, *COPIES),
     ),
 )

@@ -15,7 +15,7 @@ from .. import leaving
 from ..references import DECODE, QUEUE
 from ..tail_allocation import record_evicted, tail_only
 from ..window import fill_length, unserved, unserved_by_tails
-from . import host_copies
+from . import COPIES, OLD_COPIES, host_copies
 
 if TYPE_CHECKING:
     from ....model.patching import Patching
@@ -117,13 +117,13 @@ def install_in_function(patching: Patching) -> None:
 def install_with_old_copies(patching: Patching) -> None:
     """0.5.18 to 0.5.20: retracted KV also goes to a host pool that may be full."""
     install_in_function(patching)
-    host_copies.keep_beside_the_pool(patching, host_copies.OLD_NAMES)
+    host_copies.keep_beside_the_pool(patching, OLD_COPIES)
 
 
 def install_with_copies(patching: Patching) -> None:
     """From 0.5.21: as `install_with_old_copies`, by other names."""
     install_in_function(patching)
-    host_copies.keep_beside_the_pool(patching, host_copies.NAMES)
+    host_copies.keep_beside_the_pool(patching, COPIES)
 
 
 def _uses_swa_tail_prealloc(

@@ -22,12 +22,6 @@ from . import CACHE
 if TYPE_CHECKING:
     from ....model.patching import Patching
 
-OLD_NAMES = ("retraction_backup", "retraction_restore", "retraction_discard")
-"""0.5.18 to 0.5.20: what backs a request up, restores it and forgets the copy, in the cache."""
-
-NAMES = ("backup_kv_cache", "restore_kv_cache", "discard_kv_cache_backup")
-"""The same from 0.5.21 on."""
-
 
 class Kept(SimpleNamespace):
     """What stock's ``RetractionBackup`` holds, in tensors; a tuple has no weak references."""
@@ -38,7 +32,7 @@ def keep_beside_the_pool(patching: Patching, names: tuple[str, str, str]) -> Non
 
     Args:
         patching: as an install gets it.
-        names: `NAMES`, or `OLD_NAMES`.
+        names: what backs a request up, restores it and forgets the copy, in the cache.
     """
 
     def make_backup(inner: Any) -> Any:

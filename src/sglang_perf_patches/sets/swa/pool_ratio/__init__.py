@@ -1,7 +1,6 @@
 """``swa.pool-ratio``."""
 
-from ....model.patch import Patch, Variant, of
-from ....model.releases import between
+from ....model.patch import Patch, of, variant
 from ..proven import BESIDE
 from ..references import EVICTS
 
@@ -16,9 +15,8 @@ PATCH = Patch(
     kind="policy",
     summary="sizes the sliding-window pool by the running requests and the window",
     variants=(
-        Variant(
-            releases=between("0.5.11", "0.5.23"),
-            install=f"{__name__}.body:install",
+        variant(
+            *(__name__, "0.5.11 … 0.5.23"),
             targets=of(
                 CONFIGURATOR,
                 "__init__",

@@ -1,7 +1,6 @@
 """``swa.tail-prealloc``."""
 
-from ....model.patch import Marker, Patch, Variant, Worth, of
-from ....model.releases import between
+from ....model.patch import Marker, Patch, Variant, Worth, of, variant
 from ..proven import DECODING, RANKS, TREES
 from ..references import (
     ALLOCATOR,
@@ -15,35 +14,27 @@ from ..references import (
     REQUEST,
 )
 
-_BODY = f"{__name__}.body"
 _OLD_PARTS = "sglang.srt.mem_cache.allocator"
 _PRICE = f"{QUEUE}._prealloc_required_tokens"
-_PRICE_DEPENDS = of(
-    QUEUE,
-    "_uses_swa_tail_prealloc",
-    "_swa_tail_len",
-    "_prealloc_kv_lens",
-    "_swa_tail_allocatable_token_budget",
-    "pop_preallocated",
-    "resume_retracted_reqs",
+_PRICE_DEPENDS = (
+    *of(QUEUE, "_uses_swa_tail_prealloc", "_swa_tail_len", "_prealloc_kv_lens"),
+    *of(QUEUE, "_swa_tail_allocatable_token_budget", "pop_preallocated", "resume_retracted_reqs"),
 )
 
 
-def _fixes(releases: tuple[str, ...], install: str, note: str, *targets: str) -> Variant:
+def _fixes(spans: str, install: str, note: str, *targets: str) -> Variant:
     """Stock has the change itself, but not all fixes of it."""
-    needed = (
-        *_PRICE_DEPENDS,
-        f"{BATCH}._evict_swa",
-        f"{REQUEST}.reset_for_retract",
-        f"{COMMON}:release_kv_cache",
-        f"{OLD_ALLOCATOR}.alloc_extend_swa_tail",
-        f"{ALLOCATOR}.alloc_extend_swa_tail",
-    )
-    return Variant(
-        releases=releases,
-        install=f"{_BODY}:{install}",
+    return variant(
+        *(__name__, spans, install),
         targets=(*targets, f"{QUEUE}._pre_alloc", _PRICE),
-        depends=tuple(name for name in needed if name not in targets),
+        depends=(
+            *_PRICE_DEPENDS,
+            f"{BATCH}._evict_swa",
+            f"{REQUEST}.reset_for_retract",
+            f"{COMMON}:release_kv_cache",
+            f"{OLD_ALLOCATOR}.alloc_extend_swa_tail",
+            f"{ALLOCATOR}.alloc_extend_swa_tail",
+        ),
         note=note,
     )
 
@@ -65,9 +56,8 @@ PATCH = Patch(
     built_in_since="0.5.18",
     markers=(Marker(definition=_PRICE, contains="ceil_align"),),
     variants=(
-        Variant(
-            releases=between("0.5.9", "0.5.11"),
-            install=f"{_BODY}:install",
+        variant(
+            *(__name__, "0.5.9 … 0.5.11"),
             targets=(
                 *of(QUEUE, "__init__", "_check_if_req_exceed_kv_capacity", "_allocatable_tokens"),
                 *of(QUEUE, "_pre_alloc", "pop_preallocated", "resume_retracted_reqs"),
@@ -100,26 +90,25 @@ PATCH = Patch(
             ),
         ),
         _fixes(
-            ("0.5.12",),
+            "0.5.12",
             "install_all_fixes",
             "Adds the fixes #25805, #27779, #28085 and #33794.",
             *of(OLD_ALLOCATOR, "alloc_extend_swa_tail", "free_swa"),
         ),
         _fixes(
-            ("0.5.12.post1",),
+            "0.5.12.post1",
             "install_fixes",
             "Adds the fixes #27779, #28085 and #33794.",
             f"{OLD_ALLOCATOR}.free_swa",
         ),
         _fixes(
-            between("0.5.13", "0.5.13.post1"),
+            "0.5.13 … 0.5.13.post1",
             "install_fixes_moved",
             "Adds the fixes #27779, #28085 and #33794.",
             f"{ALLOCATOR}.free_swa",
         ),
-        Variant(
-            releases=between("0.5.14", "0.5.17"),
-            install=f"{_BODY}:install_page_price",
+        variant(
+            *(__name__, "0.5.14 … 0.5.17", "install_page_price"),
             targets=(_PRICE,),
             depends=_PRICE_DEPENDS,
             note="Adds the fix #33794.",

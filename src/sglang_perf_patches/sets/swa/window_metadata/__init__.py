@@ -1,7 +1,6 @@
 """``swa.window-metadata``."""
 
-from ....model.patch import Marker, Patch, Variant, Worth, of
-from ....model.releases import between
+from ....model.patch import Marker, Patch, Worth, of, variant
 from ..proven import WINDOWS
 from ..references import EVICT_WINDOWS, EVICTS, SCHEDULE
 
@@ -31,15 +30,7 @@ _RELIES_ON = (
 )
 
 
-def _variant(first: str, last: str, install: str) -> Variant:
-    return Variant(
-        releases=between(first, last),
-        install=f"{__name__}.body:{install}",
-        targets=(FILLS,),
-        depends=_RELIES_ON,
-        awaits=(_POOLS,),
-    )
-
+_SHARED = {"targets": (FILLS,), "depends": _RELIES_ON, "awaits": (_POOLS,)}
 
 PATCH = Patch(
     id="swa.window-metadata",
@@ -63,8 +54,8 @@ PATCH = Patch(
         "running step still reads"
     ),
     variants=(
-        _variant("0.5.16", "0.5.18", "install"),
-        _variant("0.5.19", "0.5.19", "install_with_table"),
-        _variant("0.5.20", "0.5.21", "install_with_translator"),
+        variant(__name__, "0.5.16 … 0.5.18", **_SHARED),
+        variant(__name__, "0.5.19", "install_with_table", **_SHARED),
+        variant(__name__, "0.5.20 … 0.5.21", "install_with_translator", **_SHARED),
     ),
 )

@@ -1,7 +1,6 @@
 """``swa.window-pool``."""
 
-from ....model.patch import Patch, Variant, of
-from ....model.releases import between
+from ....model.patch import Patch, of, variant
 from ..proven import POOLED
 from ..references import ALLOCATOR, EVICTS
 
@@ -14,10 +13,8 @@ _EXECUTOR = "sglang.srt.model_executor"
 _SETUP = f"{_EXECUTOR}.model_runner_components"
 
 _KINDS_OF_LAYERS = (
-    f"{_MODELS}.gemma2:Gemma2Attention.__init__",
-    f"{_MODELS}.gemma3_causal:Gemma3Attention.__init__",
-    f"{_MODELS}.exaone4:Exaone4Attention.__init__",
-    f"{_MODELS}.olmo2:Olmo2Attention.__init__",
+    *of(_MODELS, "gemma2:Gemma2Attention.__init__", "gemma3_causal:Gemma3Attention.__init__"),
+    *of(_MODELS, "exaone4:Exaone4Attention.__init__", "olmo2:Olmo2Attention.__init__"),
 )
 _POOL = (
     *of(
@@ -45,9 +42,8 @@ PATCH = Patch(
     anchors=(f"{CONTEXT}:SpawnRanks",),
     absent_because="tested only on 0.5.21 and later",
     variants=(
-        Variant(
-            releases=between("0.5.21", "0.5.23"),
-            install=f"{__name__}.body:install",
+        variant(
+            *(__name__, "0.5.21 … 0.5.23"),
             targets=(DERIVES,),
             depends=(
                 f"{_CONFIG}:is_hybrid_swa_model",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, Protocol
 
 from .state import RunFlag
@@ -73,3 +73,23 @@ class Patching(Protocol):
     def gate(self, reason: str) -> None:
         """Called by patched code that runs only stock's code from now on, with the reason."""
         ...
+
+
+def replaces(patching: Patching, *references: str) -> Callable[[Any], None]:
+    """A decorator: the function replaces the definition at each reference.
+
+    What it replaces is the default of its keyword-only parameter ``inner``. A function that is
+    called in every layer or step is made by `Patching.override`: a closure is called faster.
+    """
+
+    def declare(function: Any) -> None:
+        def make(inner: Any) -> FunctionType:
+            of_function = function.__code__, function.__globals__, function.__name__
+            made = FunctionType(*of_function, function.__defaults__, function.__closure__)
+            made.__kwdefaults__ = {"inner": inner}
+            return made
+
+        for reference in references:
+            patching.override(reference, make)
+
+    return declare

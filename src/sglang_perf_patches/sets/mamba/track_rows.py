@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ...model.patching import Patching, replaces
 from .references import RECORDED
-
-if TYPE_CHECKING:
-    from ...model.patching import Patching
 
 _RECORD = "_sglang_perf_patches_rows"
 
@@ -26,23 +24,21 @@ def _record(patching: Patching, record: Any) -> None:
     """Keep what the scheduler decides for each request, and attach it to the tensors it makes."""
     from . import host
 
-    def prepare_for_extend(inner: Any) -> Any:
-        def prepare_for_extend(self: Any) -> Any:
-            rows: list[tuple[bool, int]] = []
-            self.__dict__[_RECORD] = rows
-            try:
-                result = inner(self)
-            finally:
-                del self.__dict__[_RECORD]
-            if rows:
-                mask, seqlens = zip(*rows, strict=True)
-                host.attach_track(self, mask, seqlens)
-            return result
-
-        return prepare_for_extend
-
     of_batch, of_request = RECORDED
-    patching.override(of_batch, prepare_for_extend)
+
+    @replaces(patching, of_batch)
+    def prepare_for_extend(self: Any, *, inner: Any) -> Any:
+        rows: list[tuple[bool, int]] = []
+        self.__dict__[_RECORD] = rows
+        try:
+            result = inner(self)
+        finally:
+            del self.__dict__[_RECORD]
+        if rows:
+            mask, seqlens = zip(*rows, strict=True)
+            host.attach_track(self, mask, seqlens)
+        return result
+
     patching.override(of_request, record)
 
 

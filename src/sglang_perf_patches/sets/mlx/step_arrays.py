@@ -8,12 +8,10 @@ it only in the first one; the other layers reuse it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ...model.patching import Patching
 from .references import WRAPPER
-
-if TYPE_CHECKING:
-    from ...model.patching import Patching
 
 _KEPT = "_sglang_perf_patches_arrays"
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ...model.patching import Patching
 from .references import DECODE, QUEUE
 from .window import ceil_align
-
-if TYPE_CHECKING:
-    from ...model.patching import Patching
 
 NEVER = 1 << 40
 """Of `eviction_interval`: more steps than any request decodes."""

@@ -19,14 +19,12 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
+from ....model.patching import Patching
 from ..references import ATTENTION, BASE, GDN
 from . import HYBRID_BACKEND, RUNNER
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 SHORT = 2048
 """Tokens up to which layers are captured. The kernels of longer prefills take longer than their

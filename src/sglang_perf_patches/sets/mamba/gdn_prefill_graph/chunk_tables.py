@@ -5,16 +5,14 @@ Needs torch, numpy and triton: imported by the install function only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
 
+from ....model.patching import Patching
 from . import FLA, track_copies
 from .prefill_tables import Tables, cumulated, enumerate_rows
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 CHUNK = 64
 """Tokens of a chunk of the delta rule, as stock's ``CHUNK_SIZE``, with which it is compared."""

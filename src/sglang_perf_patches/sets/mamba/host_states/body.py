@@ -7,18 +7,15 @@ gigabytes too. While stock's function runs, they get other sizes, with the same 
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....model.patching import Patching, replaces
 from .. import host_split
 from ..host_split import GIGABYTE, Cells, Pools
 from . import CONTEXT, HOST_STATES, KV, STACK
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 logger = logging.getLogger("sglang_perf_patches")
 
@@ -57,47 +54,34 @@ def _install(patching: Patching, unserved: Callable[[dict[str, Any], Any], str |
     patching.anytime("pools keep the sizes that they were made with, whoever computed them")
     sizes: list[tuple[float, float]] = []  # of KV and states in gigabytes; empty for stock's own
 
-    def make_stack(inner: Any) -> Any:
-        @functools.wraps(inner)
-        def build_hybrid_mamba_stack(**kwargs: Any) -> Any:
-            memory = patching.module(CONTEXT).get_memory()
-            tokens = tokens_per_state()
-            reason = unserved(kwargs, memory) or (tokens if isinstance(tokens, str) else None)
-            planned = None
-            if reason is None and isinstance(tokens, int):
-                planned = plan(kwargs, memory, tokens)
-                reason = None if planned else "the host's pools are smaller than the device's"
-            if planned is None:
-                patching.gate(reason or "")
-                return inner(**kwargs)
-            patching.ran.seen = True
-            sizes.append(planned)
-            try:
-                return inner(**kwargs)
-            finally:
-                sizes.clear()
+    @replaces(patching, STACK)
+    def build_hybrid_mamba_stack(*, inner: Any, **kwargs: Any) -> Any:
+        memory = patching.module(CONTEXT).get_memory()
+        tokens = tokens_per_state()
+        reason = unserved(kwargs, memory) or (tokens if isinstance(tokens, str) else None)
+        planned = None
+        if reason is None and isinstance(tokens, int):
+            planned = plan(kwargs, memory, tokens)
+            reason = None if planned else "the host's pools are smaller than the device's"
+        if planned is None:
+            patching.gate(reason or "")
+            return inner(**kwargs)
+        patching.ran.seen = True
+        sizes.append(planned)
+        try:
+            return inner(**kwargs)
+        finally:
+            sizes.clear()
 
-        return build_hybrid_mamba_stack
+    @replaces(patching, KV)
+    def build_kv_host_pool(*, inner: Any, **kwargs: Any) -> Any:
+        return inner(**{**kwargs, "host_size": sizes[0][0]} if sizes else kwargs)
 
-    def make_kv(inner: Any) -> Any:
-        @functools.wraps(inner)
-        def build_kv_host_pool(**kwargs: Any) -> Any:
-            return inner(**{**kwargs, "host_size": sizes[0][0]} if sizes else kwargs)
-
-        return build_kv_host_pool
-
-    def make_states(inner: Any) -> Any:
-        @functools.wraps(inner)
-        def __init__(  # noqa: N807
-            self: Any, pool: Any, ratio: float, size: float, *args: Any, **kwargs: Any
-        ) -> None:
-            inner(self, pool, ratio, sizes[0][1] if sizes else size, *args, **kwargs)
-
-        return __init__
-
-    patching.override(STACK, make_stack)
-    patching.override(KV, make_kv)
-    patching.override(f"{HOST_STATES}.__init__", make_states)
+    @replaces(patching, f"{HOST_STATES}.__init__")
+    def init(
+        self: Any, pool: Any, ratio: float, size: float, *args: Any, inner: Any, **kwargs: Any
+    ) -> None:
+        inner(self, pool, ratio, sizes[0][1] if sizes else size, *args, **kwargs)
 
 
 def tokens_per_state() -> int | str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....model.patching import Patching
 from ..track_rows import record_from_entries
 from . import BACKEND
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 _KEPT = "_sglang_perf_patches_kept"
 

@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....model.patching import Patching
 from . import MAMBA2
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 _lens: ContextVar[tuple[int, ...] | None] = ContextVar("lens", default=None)
 """Lengths of the batch in ``prepare_mixed``, whose chunk function does not get the batch."""

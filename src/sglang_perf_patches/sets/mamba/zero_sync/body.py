@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....model.patching import Patching
 from ..references import BASE
 from ..track_rows import record_from_lists
 from . import FLA
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 _FORWARD = "_sglang_perf_patches_forward"
 """Attribute of a backend while it makes a forward's metadata: a `host.Forward`."""

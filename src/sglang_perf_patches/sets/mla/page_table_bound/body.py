@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ....model.patching import Patching
+from ....model.patching import Patching, replaces
 from ..references import FLASH
 from . import FITS
 
@@ -94,29 +94,26 @@ def _lengthen_rows(patching: Patching) -> Callable[[], int]:
     ran = patching.ran
     room = 0
 
-    def make(inner: Any) -> Any:
-        def init_cuda_graph_state(self: Any, max_bs: int, max_num_tokens: int) -> None:
-            nonlocal room
-            inner(self, max_bs, max_num_tokens)
-            if not self.speculative_num_draft_tokens or not _proven(self):
-                return
-            width = _pages(self.max_context_len, self.page_size)
-            # One more page, which may begin at the last token of the rows.
-            columns = _pages(self.req_to_token.shape[1], self.page_size) - width + 1
-            ran.seen = True
-            room = max(room, columns)
-            tables: dict[int, Any] = {}
-            for state in (getattr(self, name) for name in STATES):
-                for name in _TABLES:
-                    table = state.get(name)
-                    if table is not None and table.shape[1] == width:
-                        if table.data_ptr() not in tables:
-                            tables[table.data_ptr()] = longer(table, columns)
-                        state[name] = tables[table.data_ptr()]
+    @replaces(patching, f"{FLASH}.init_cuda_graph_state")
+    def init_cuda_graph_state(self: Any, max_bs: int, max_num_tokens: int, *, inner: Any) -> None:
+        nonlocal room
+        inner(self, max_bs, max_num_tokens)
+        if not self.speculative_num_draft_tokens or not _proven(self):
+            return
+        width = _pages(self.max_context_len, self.page_size)
+        # One more page, which may begin at the last token of the rows.
+        columns = _pages(self.req_to_token.shape[1], self.page_size) - width + 1
+        ran.seen = True
+        room = max(room, columns)
+        tables: dict[int, Any] = {}
+        for state in (getattr(self, name) for name in STATES):
+            for name in _TABLES:
+                table = state.get(name)
+                if table is not None and table.shape[1] == width:
+                    if table.data_ptr() not in tables:
+                        tables[table.data_ptr()] = longer(table, columns)
+                    state[name] = tables[table.data_ptr()]
 
-        return init_cuda_graph_state
-
-    patching.override(f"{FLASH}.init_cuda_graph_state", make)
     return lambda: room
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from ....model.patching import Patching
+from ....model.patching import Patching, replaces
 from ..references import BASE, FORWARD_BATCH
 from . import BUILD_TREE, DECIDE
 
@@ -86,35 +86,33 @@ def _decide(patching: Patching, equal: Sequence[str], view: Any = lambda given: 
         "no worker is left that runs without host lengths because of it",
     )
 
-    def make(inner: Any) -> Any:
-        def decide_needs_cpu_seq_lens(server_args: Any, attn_backends: Sequence[Any]) -> bool:
-            stock = bool(inner(server_args, attn_backends))
-            if not server_args.speculative_algorithm:
-                return stock
-            if _has_mrope(server_args):
-                patching.gate("multimodal rotary positions need the lengths on the host")
-                return stock
-            ran.seen = True
-            if _unknown_backend(server_args, attn_backends):
-                return True
-            present = [backend for backend in attn_backends if backend is not None]
-            needed = [each for backend in present for each in in_the_loop(backend)]
-            if inner(view(server_args), needed):
-                return True
-            if stock and not all(_is_of(each, equal) for each in needed):
-                return True
-            for backend in present:
-                if type(backend).__name__ == _HYBRID:
-                    # Stock sizes a mask by this if the batch exceeds the backend's own mask.
-                    backend.max_context_len = backend.model_runner.model_config.context_len
-                    setattr(backend, _LENDS, True)
-            if stock:
-                without.update(present)
-            return False
-
-        return decide_needs_cpu_seq_lens
-
-    patching.override(DECIDE, make)
+    @replaces(patching, DECIDE)
+    def decide_needs_cpu_seq_lens(
+        server_args: Any, attn_backends: Sequence[Any], *, inner: Any
+    ) -> bool:
+        stock = bool(inner(server_args, attn_backends))
+        if not server_args.speculative_algorithm:
+            return stock
+        if _has_mrope(server_args):
+            patching.gate("multimodal rotary positions need the lengths on the host")
+            return stock
+        ran.seen = True
+        if _unknown_backend(server_args, attn_backends):
+            return True
+        present = [backend for backend in attn_backends if backend is not None]
+        needed = [each for backend in present for each in in_the_loop(backend)]
+        if inner(view(server_args), needed):
+            return True
+        if stock and not all(_is_of(each, equal) for each in needed):
+            return True
+        for backend in present:
+            if type(backend).__name__ == _HYBRID:
+                # Stock sizes a mask by this if the batch exceeds the backend's own mask.
+                backend.max_context_len = backend.model_runner.model_config.context_len
+                setattr(backend, _LENDS, True)
+        if stock:
+            without.update(present)
+        return False
 
 
 def _unknown_backend(arguments: Any, backends: Sequence[Any]) -> bool:

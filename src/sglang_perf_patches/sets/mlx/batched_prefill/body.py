@@ -12,17 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....model.patching import Patching, replaces
 from ..device import attends_by_cudnn, is_proven
 from ..references import MLX, RUNNER
 from ..self_check import SelfCheck
 from . import EXTEND_BATCH, TRUNK_FORWARD, hybrid
 from .grouping import Prompt, Shape, groups, of_hybrids, shape
 from .rows import Layer, Row, compute
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 COUNTS: Counter[str] = Counter()
 """Counts for this process: prompts of a batch that were computed ``together`` or ``alone``, rows
@@ -73,66 +71,59 @@ def install(patching: Patching) -> None:
     batches = _Batches(patching)
     patching.anytime("a batch's prompts are noted and launched within one call")
 
-    def make_batch(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def async_extend_batch(self: Any, batch: Any) -> Any:
-            """Launch a batch: continued and decoding requests at once, then the new prompts."""
-            runner = self._mlx_runner
-            with noting(runner):
-                launch = inner(self, batch)
-            if not launch.prefills:
-                return launch
-            prefills = batches.launch(runner, launch.prefills)
-            tokens = core.stack([each.lazy_token for each in (*prefills, *launch.extends)], axis=0)
-            core.async_eval(
-                tokens,
-                runner.cache_state_arrays([each.cache for each in prefills]),
-                [sampling.lazy_logprob_arrays(each.lazy_logprobs) for each in prefills],
-            )
-            return replace(launch, prefills=prefills, lazy_tokens=tokens)
+    @replaces(patching, EXTEND_BATCH)
+    def async_extend_batch(self: Any, batch: Any, *, inner: Any) -> Any:
+        """Launch a batch: continued and decoding requests at once, then the new prompts."""
+        runner = self._mlx_runner
+        with noting(runner):
+            launch = inner(self, batch)
+        if not launch.prefills:
+            return launch
+        prefills = batches.launch(runner, launch.prefills)
+        tokens = core.stack([each.lazy_token for each in (*prefills, *launch.extends)], axis=0)
+        core.async_eval(
+            tokens,
+            runner.cache_state_arrays([each.cache for each in prefills]),
+            [sampling.lazy_logprob_arrays(each.lazy_logprobs) for each in prefills],
+        )
+        return replace(launch, prefills=prefills, lazy_tokens=tokens)
 
-        return async_extend_batch
+    @replaces(patching, f"{RUNNER}.prefill_start")
+    def prefill_start(
+        self: Any, req_id: str, new: Any, full: Any, prefix_slots: Any, *more: Any, inner: Any
+    ) -> Any:
+        """Launch a prompt, or note it while its batch is launched."""
+        launch = partial(inner, self, req_id, new, full, prefix_slots, *more)
+        noted = vars(self).get(_NOTED)
+        if noted is None:
+            return launch()
+        _, row, req, needs_logits, *_ = more
+        tokens = [*full[: len(prefix_slots)], *new] if needs_logits else []
+        if self._cache_layout.has_sliding_window_layers:
+            prefix_slots = ()  # Stock keeps no KV of windows there, and computes all again.
+        nothing = core.zeros((1,), core.uint32)
+        noted.append(Noted(launch, req_id, prefix_slots, tokens, row, req, nothing))
+        return noted[-1]
 
-    def make_start(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def prefill_start(
-            self: Any, req_id: str, new: Any, full: Any, prefix_slots: Any, *more: Any
-        ) -> Any:
-            """Launch a prompt, or note it while its batch is launched."""
-            launch = partial(inner, self, req_id, new, full, prefix_slots, *more)
-            noted = vars(self).get(_NOTED)
-            if noted is None:
-                return launch()
-            _, row, req, needs_logits, *_ = more
-            tokens = [*full[: len(prefix_slots)], *new] if needs_logits else []
-            if self._cache_layout.has_sliding_window_layers:
-                prefix_slots = ()  # Stock keeps no KV of windows there, and computes all again.
-            nothing = core.zeros((1,), core.uint32)
-            noted.append(Noted(launch, req_id, prefix_slots, tokens, row, req, nothing))
-            return noted[-1]
+    @replaces(patching, f"{RUNNER}._forward_lazy_token")
+    def forward_lazy_token(
+        self: Any,
+        input_ids: Any,
+        cache: Any,
+        needs_logits: bool,
+        req_id: str,
+        *more: Any,
+        inner: Any,
+    ) -> Any:
+        """Choose a prompt's first token, from its row if it has one."""
+        with batches.row_as_model(self, req_id, input_ids, cache):
+            return inner(self, input_ids, cache, needs_logits, req_id, *more)
 
-        return prefill_start
-
-    def make_forward(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def forward_lazy_token(
-            self: Any, input_ids: Any, cache: Any, needs_logits: bool, req_id: str, *more: Any
-        ) -> Any:
-            """Choose a prompt's first token, from its row if it has one."""
-            with batches.row_as_model(self, req_id, input_ids, cache):
-                return inner(self, input_ids, cache, needs_logits, req_id, *more)
-
-        return forward_lazy_token
-
-    def make_trunk(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def trunk_forward(self: Any, input_ids: Any, cache: Any) -> Any:
-            """Compute a prompt up to where its state is kept, or fill in what was computed."""
-            is_filled = batches.fill_first_part(input_ids, cache)
-            return input_ids if is_filled else inner(self, input_ids, cache)  # nobody reads it
-
-        return trunk_forward
-
-    patching.override(EXTEND_BATCH, make_batch)
-    patching.override(f"{RUNNER}.prefill_start", make_start)
-    patching.override(f"{RUNNER}._forward_lazy_token", make_forward)
-    patching.override(TRUNK_FORWARD, make_trunk)
+    @replaces(patching, TRUNK_FORWARD)
+    def trunk_forward(self: Any, input_ids: Any, cache: Any, *, inner: Any) -> Any:
+        """Compute a prompt up to where its state is kept, or fill in what was computed."""
+        is_filled = batches.fill_first_part(input_ids, cache)
+        return input_ids if is_filled else inner(self, input_ids, cache)  # nobody reads it
 
 
 @contextmanager

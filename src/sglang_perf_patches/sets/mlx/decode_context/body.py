@@ -6,13 +6,11 @@ not that change.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....model.patching import Patching
 from ..references import CORE
 from ..step_arrays import StepArrays
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 
 def install(patching: Patching) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ....model.patching import Gated, Patching
+from ....model.patching import Gated, Patching, replaces
 from ..device import CUDNN_ATTENTION, attends_by_cudnn
 from ..references import ATTENTION, RUNNER
 
@@ -80,40 +80,34 @@ def install(patching: Patching) -> None:
 
         return update_and_fetch
 
-    def make_allocate(inner: Callable[..., None]) -> Callable[..., None]:
-        def _allocate(self: Any, keys: Any) -> None:
-            """Create the buffers at a first write; keys are (1, n_kv_heads, tokens, head_dim)."""
-            self.max_seq_len = room_for(keys.shape[2])
+    @replaces(patching, f"{ATTENTION}._allocate")
+    def _allocate(self: Any, keys: Any, *, inner: Any) -> None:
+        """Create the buffers at a first write; keys are (1, n_kv_heads, tokens, head_dim)."""
+        self.max_seq_len = room_for(keys.shape[2])
+        ran.seen = True
+        inner(self, keys)
+
+    @replaces(patching, f"{ATTENTION}._grow")
+    def _grow(self: Any, required: int, *, inner: Any) -> None:
+        """Grow by doubling for one token, as stock does; for a prompt, to what it needs.
+
+        For a prompt in chunks, that includes the next chunk.
+        """
+        new = required - self.offset
+        if new > 1:
+            # Why this trick: stock doubles this number until it is enough, and copies as many
+            # tokens as the offset says. So it creates buffers of exactly this capacity.
+            self.max_seq_len = room_for(required + new if self.offset else required)
             ran.seen = True
-            inner(self, keys)
+        inner(self, required)
 
-        return _allocate
-
-    def make_grow(inner: Callable[..., None]) -> Callable[..., None]:
-        def _grow(self: Any, required: int) -> None:
-            """Grow by doubling for one token, as stock does; for a prompt, to what it needs.
-
-            For a prompt in chunks, that includes the next chunk.
-            """
-            new = required - self.offset
-            if new > 1:
-                # Why this trick: stock doubles this number until it is enough, and copies as many
-                # tokens as the offset says. So it creates buffers of exactly this capacity.
-                self.max_seq_len = room_for(required + new if self.offset else required)
-                ran.seen = True
-            inner(self, required)
-
-        return _grow
-
-    def make_release(inner: Callable[..., None]) -> Callable[..., None]:
-        def _release_cache(self: Any, cache: list[Any]) -> None:
-            """Free the buffers of caches that the next request will reuse."""
-            for each in cache:
-                if type(each) is cache_class and each.keys is not None:
-                    _empty(each, core)
-            inner(self, cache)
-
-        return _release_cache
+    @replaces(patching, f"{RUNNER}._release_cache")
+    def _release_cache(self: Any, cache: list[Any], *, inner: Any) -> None:
+        """Free the buffers of caches that the next request will reuse."""
+        for each in cache:
+            if type(each) is cache_class and each.keys is not None:
+                _empty(each, core)
+        inner(self, cache)
 
     def make_arrays(inner: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         def cache_arrays(cache: Any) -> list[Any]:
@@ -127,9 +121,6 @@ def install(patching: Patching) -> None:
         return cache_arrays
 
     patching.override(f"{ATTENTION}.update_and_fetch", make_update)
-    patching.override(f"{ATTENTION}._allocate", make_allocate)
-    patching.override(f"{ATTENTION}._grow", make_grow)
-    patching.override(f"{RUNNER}._release_cache", make_release)
     patching.override(f"{RUNNER}._cache_arrays", make_arrays)
 
 

@@ -6,13 +6,11 @@ platforms, and MLX's part of the radix cache refuses it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....model.patching import Patching, replaces
 from ..references import ENVIRONMENT
 from . import SUPPORTS
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 
 def install(patching: Patching) -> None:
@@ -20,13 +18,9 @@ def install(patching: Patching) -> None:
     patching.anytime("arguments are resolved once, before the server starts its processes")
     environment: Any = patching.module(ENVIRONMENT).envs
 
-    def supports(inner: Any) -> Any:
-        def supports_mamba_cache_extra_buffer(view: Any, model: Any) -> bool:
-            if not environment.SGLANG_USE_MLX.get():
-                return bool(inner(view, model))
-            patching.ran.seen = True
-            return False
-
-        return supports_mamba_cache_extra_buffer
-
-    patching.override(SUPPORTS, supports)
+    @replaces(patching, SUPPORTS)
+    def supports_mamba_cache_extra_buffer(view: Any, model: Any, *, inner: Any) -> bool:
+        if not environment.SGLANG_USE_MLX.get():
+            return bool(inner(view, model))
+        patching.ran.seen = True
+        return False

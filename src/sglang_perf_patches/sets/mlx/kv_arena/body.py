@@ -21,8 +21,9 @@ A layer that attends to a window is stock's. An exception in between leaves the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....model.patching import Patching, replaces
 from .. import grouping
 from ..device import is_proven
 from ..references import ATTENTION, BATCHED_DECODE, CONTIGUOUS, CORE
@@ -35,9 +36,6 @@ from .layer_step import Fast, OfAll
 from .moves import Moves
 from .padding import PaddingAndMask
 from .step import GroupedStep, Step, StepApart
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 _STEP = "_sglang_perf_patches_arena"
 
@@ -105,17 +103,14 @@ def _install(patching: Patching, cache_class: str, field: str) -> None:
 
         return decode_batch_start_chained
 
-    def make_release(inner: Callable[..., None]) -> Callable[..., None]:
-        def release_cache(self: Any, cache: list[Any]) -> None:
-            """Take the caches out of the arena before stock keeps them for another request."""
-            _release(rows, cache)
-            inner(self, cache)
-
-        return release_cache
+    @replaces(patching, RELEASE)
+    def release_cache(self: Any, cache: list[Any], *, inner: Any) -> None:
+        """Take the caches out of the arena before stock keeps them for another request."""
+        _release(rows, cache)
+        inner(self, cache)
 
     patching.override(CORE, lambda inner: _Core(inner, patching))
     patching.override(BATCHED_DECODE, make_decode)
-    patching.override(RELEASE, make_release)
     patching.override(CHAINED, make_chained)
 
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....model.patch import of
+from ....model.patching import Patching, replaces
 from ..device import same_bits
 from ..references import RUNNER
 from ..trunk import TRUNK, in_place_of, logits_of, owner_of_trunk
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 logger = logging.getLogger(__name__)
 
@@ -41,20 +39,15 @@ def install(patching: Patching) -> None:
     heads = _Heads(patching)
     patching.anytime("a prefill's graph is built within one call, which gives the model back")
 
-    def make(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def start(self: Any, *args: Any, **kwargs: Any) -> Any:
-            """Prefill with a model whose head computes only the last position."""
-            model = self.model
-            self.model = _Prefilled(model, heads)
-            try:
-                return inner(self, *args, **kwargs)
-            finally:
-                self.model = model
-
-        return start
-
-    for method in ("prefill_start", "extend_start"):
-        patching.override(f"{RUNNER}.{method}", make)
+    @replaces(patching, *of(RUNNER, "prefill_start", "extend_start"))
+    def start(self: Any, *args: Any, inner: Any, **kwargs: Any) -> Any:
+        """Prefill with a model whose head computes only the last position."""
+        model = self.model
+        self.model = _Prefilled(model, heads)
+        try:
+            return inner(self, *args, **kwargs)
+        finally:
+            self.model = model
 
 
 def gives_rows_alone(core: Any) -> bool:

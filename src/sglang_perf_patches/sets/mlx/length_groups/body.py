@@ -7,13 +7,11 @@ contexts of decode steps, where that patch looks for it, and changes nothing els
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....model.patching import Patching
 from ..grouping import MARK
 from ..references import BATCHED_DECODE
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 
 def install(patching: Patching) -> None:

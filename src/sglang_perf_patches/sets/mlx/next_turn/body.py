@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+from ....model.patching import Patching, replaces
 from ..references import RUNNER
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
-
 
 MOST = 16
 """Maximum number of finished requests whose caches are kept."""
@@ -70,91 +67,75 @@ def _install(patching: Patching, remove_ended: Callable[[Any], None] = lambda ru
             turns = turns_by_runner[runner] = _Turns(core)
         return turns
 
-    def make_remove(inner: Callable[..., None]) -> Callable[..., None]:
-        def remove_request(self: Any, req_id: str) -> None:
-            """Note the tokens of the request whose caches stock is about to release."""
-            turns = turns_of(self)
-            slots, end = turns.slots.pop(req_id, None), turns.ends.pop(req_id, None)
-            if slots:
-                turns.leaving = list(self._req_token_ids.get(req_id, ())), slots, end
-            try:
-                inner(self, req_id)
-            finally:
-                turns.leaving = None
+    @replaces(patching, f"{RUNNER}.remove_request")
+    def remove_request(self: Any, req_id: str, *, inner: Any) -> None:
+        """Note the tokens of the request whose caches stock is about to release."""
+        turns = turns_of(self)
+        slots, end = turns.slots.pop(req_id, None), turns.ends.pop(req_id, None)
+        if slots:
+            turns.leaving = list(self._req_token_ids.get(req_id, ())), slots, end
+        try:
+            inner(self, req_id)
+        finally:
+            turns.leaving = None
 
-        return remove_request
+    @replaces(patching, f"{RUNNER}._release_cache")
+    def release_cache(self: Any, cache: list[Any], *, inner: Any) -> None:
+        """Keep a finished request's caches; stock releases others and the oldest ones."""
+        turns = turns_of(self)
+        if turns.leaving is None or not turns.keep(*turns.leaving, cache):
+            inner(self, cache)
+        for released in turns.take_surplus():
+            inner(self, released)
 
-    def make_release(inner: Callable[..., None]) -> Callable[..., None]:
-        def release_cache(self: Any, cache: list[Any]) -> None:
-            """Keep a finished request's caches; stock releases others and the oldest ones."""
-            turns = turns_of(self)
-            if turns.leaving is None or not turns.keep(*turns.leaving, cache):
-                inner(self, cache)
-            for released in turns.take_surplus():
-                inner(self, released)
+    @replaces(patching, f"{RUNNER}._acquire_cache")
+    def acquire_cache(self: Any, *, inner: Any) -> list[Any]:
+        """Caches for a prefill: those of the previous turn, if there are any."""
+        handed, turns_of(self).handed = turns_of(self).handed, None
+        return inner(self) if handed is None else handed
 
-        return release_cache
+    @replaces(patching, f"{RUNNER}.prefill_start")
+    def prefill_start(
+        self: Any,
+        req_id: str,
+        new_token_ids: list[int],
+        full_token_ids: list[int],
+        prefix_slot_ids: list[int],
+        new_slot_ids: list[int],
+        *args: Any,
+        inner: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Run only the tokens that are new since the previous turn."""
+        turns, prefix = turns_of(self), len(prefix_slot_ids)
+        tokens = list(full_token_ids)
+        remove_ended(self)
+        _watch(self, turns)
+        turns.slots[req_id] = [*prefix_slot_ids, *new_slot_ids]
+        is_whole = len(new_token_ids) + prefix == len(tokens)
+        turn = turns.find(tokens, prefix_slot_ids) if is_whole else None
+        if turn is None:
+            words = new_token_ids, full_token_ids, prefix_slot_ids, new_slot_ids
+            return inner(self, req_id, *words, *args, **kwargs)
+        start, turns.handed = turn
+        COUNTS["continued"] += 1
+        ran.seen = True
+        # Why this trick: without a prefix, stock acquires caches that it assumes to be empty,
+        # and runs the tokens from the caches' end on. No pool would want the slots.
+        try:
+            pending = inner(self, req_id, tokens[start:], tokens, [], [], *args, **kwargs)
+        finally:
+            turns.handed = None
+        pending.synced_offset = prefix + len(new_slot_ids)
+        return pending
 
-    def make_acquire(inner: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        def acquire_cache(self: Any) -> list[Any]:
-            """Caches for a prefill: those of the previous turn, if there are any."""
-            handed, turns_of(self).handed = turns_of(self).handed, None
-            return inner(self) if handed is None else handed
-
-        return acquire_cache
-
-    def make_prefill(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def prefill_start(
-            self: Any,
-            req_id: str,
-            new_token_ids: list[int],
-            full_token_ids: list[int],
-            prefix_slot_ids: list[int],
-            new_slot_ids: list[int],
-            *args: Any,
-            **kwargs: Any,
-        ) -> Any:
-            """Run only the tokens that are new since the previous turn."""
-            turns, prefix = turns_of(self), len(prefix_slot_ids)
-            tokens = list(full_token_ids)
-            remove_ended(self)
-            _watch(self, turns)
-            turns.slots[req_id] = [*prefix_slot_ids, *new_slot_ids]
-            is_whole = len(new_token_ids) + prefix == len(tokens)
-            turn = turns.find(tokens, prefix_slot_ids) if is_whole else None
-            if turn is None:
-                words = new_token_ids, full_token_ids, prefix_slot_ids, new_slot_ids
-                return inner(self, req_id, *words, *args, **kwargs)
-            start, turns.handed = turn
-            COUNTS["continued"] += 1
-            ran.seen = True
-            # Why this trick: without a prefix, stock acquires caches that it assumes to be empty,
-            # and runs the tokens from the caches' end on. No pool would want the slots.
-            try:
-                pending = inner(self, req_id, tokens[start:], tokens, [], [], *args, **kwargs)
-            finally:
-                turns.handed = None
-            pending.synced_offset = prefix + len(new_slot_ids)
-            return pending
-
-        return prefill_start
-
-    def make_finalize(inner: Callable[..., int]) -> Callable[..., int]:
-        def finalize(self: Any, pending: Any) -> int:
-            """Copy what a prompt, or a chunk of one, leaves in the windows; the last one stays."""
-            end = _End.of(core, pending.cache)
-            if end is not None:
-                turns_of(self).ends[pending.req_id] = end
-            return inner(self, pending)
-
-        return finalize
-
-    patching.override(f"{RUNNER}.remove_request", make_remove)
-    patching.override(f"{RUNNER}._release_cache", make_release)
-    patching.override(f"{RUNNER}._acquire_cache", make_acquire)
-    patching.override(f"{RUNNER}.prefill_start", make_prefill)
-    patching.override(f"{RUNNER}.prefill_finalize", make_finalize)
-    patching.override(f"{RUNNER}.extend_finalize", make_finalize)
+    @replaces(patching, f"{RUNNER}.prefill_finalize", f"{RUNNER}.extend_finalize")
+    def finalize(self: Any, pending: Any, *, inner: Any) -> Any:
+        """Copy what a prompt, or a chunk of one, leaves in the windows; the last one stays."""
+        end = _End.of(core, pending.cache)
+        if end is not None:
+            turns_of(self).ends[pending.req_id] = end
+        return inner(self, pending)
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
+from ....model.patching import Patching, replaces
 from ..references import RUNNER
 from . import ATTENTION_POOL, ATTENTION_PREFIX, KV_POOL, PREFIX
 from .room import Room
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 _WRITES = "_sglang_perf_patches_writes"
 
@@ -96,37 +94,35 @@ def _install(patching: Patching, pool: str, prefix: str, attribute: str) -> None
             writes = vars(pool)[_WRITES] = _Writes(waiting)
         return writes
 
-    def make_postponed(inner: Callable[..., None]) -> Callable[..., None]:
-        def _sync_new_kv_to_pool(self: Any, cache: Any, cache_start: int, slot_ids: Any) -> None:
-            """Postpone the write of a prompt's tokens until the device has the prompt.
+    @replaces(patching, f"{RUNNER}._sync_new_kv_to_pool")
+    def _sync_new_kv_to_pool(
+        self: Any, cache: Any, cache_start: int, slot_ids: Any, *, inner: Any
+    ) -> None:
+        """Postpone the write of a prompt's tokens until the device has the prompt.
 
-            Building the write's graph takes the host an eighth of the time that it takes to build
-            a prefill. The tokens are the same then: nothing but the request's next steps appends
-            to its buffers.
-            """
-            pool = getattr(self, attribute)
-            if pool is None or not slot_ids:
-                inner(self, cache, cache_start, slot_ids)
-                return
-            writes_of(pool).postpone(partial(inner, self, cache, cache_start, slot_ids))
+        Building the write's graph takes the host an eighth of the time that it takes to build
+        a prefill. The tokens are the same then: nothing but the request's next steps appends
+        to its buffers.
+        """
+        pool = getattr(self, attribute)
+        if pool is None or not slot_ids:
+            inner(self, cache, cache_start, slot_ids)
+            return
+        writes_of(pool).postpone(partial(inner, self, cache, cache_start, slot_ids))
 
-        return _sync_new_kv_to_pool
+    @replaces(patching, f"{pool}.set_kv_all_layers")
+    def set_kv_all_layers(self: Any, slots: Any, k_all: Any, v_all: Any, *, inner: Any) -> None:
+        """Queue a write of (layers, tokens, n_kv_heads, head_dim) into the slots.
 
-    def make_set(inner: Callable[..., None]) -> Callable[..., None]:
-        def set_kv_all_layers(self: Any, slots: Any, k_all: Any, v_all: Any) -> None:
-            """Queue a write of (layers, tokens, n_kv_heads, head_dim) into the slots.
-
-            Stock takes each layer's tokens by a number, which copies them; a slice does not.
-            """
-            with room.taking(self, slots):
-                inner(self, slots, _layers(k_all), _layers(v_all))
-            ran.seen = True
-            writes = writes_of(self)
-            waiting.add(writes)
-            writes.copies += [k_all, v_all]
-            writes.is_queued = True
-
-        return set_kv_all_layers
+        Stock takes each layer's tokens by a number, which copies them; a slice does not.
+        """
+        with room.taking(self, slots):
+            inner(self, slots, _layers(k_all), _layers(v_all))
+        ran.seen = True
+        writes = writes_of(self)
+        waiting.add(writes)
+        writes.copies += [k_all, v_all]
+        writes.is_queued = True
 
     def note_read(pool: Any) -> None:
         writes = writes_of(pool)
@@ -157,48 +153,40 @@ def _install(patching: Patching, pool: str, prefix: str, attribute: str) -> None
 
         return get_kv
 
-    def make_clear(inner: Callable[..., None]) -> Callable[..., None]:
-        def clear(self: Any) -> None:
-            """Forget the writes, and start over with empty buffers."""
-            writes = vars(self).pop(_WRITES, None)
-            if writes is not None:
-                writes.waiting.discard(writes)
-            inner(self)
-            room.empty(self)
+    @replaces(patching, f"{pool}.clear")
+    def clear(self: Any, *, inner: Any) -> None:
+        """Forget the writes, and start over with empty buffers."""
+        writes = vars(self).pop(_WRITES, None)
+        if writes is not None:
+            writes.waiting.discard(writes)
+        inner(self)
+        room.empty(self)
 
-        return clear
+    @replaces(patching, f"{pool}.__init__")
+    def init(self: Any, *args: Any, inner: Any, **kwargs: Any) -> None:
+        """Make a pool, with buffers that grow."""
+        inner(self, *args, **kwargs)
+        room.empty(self)
 
-    def make_init(inner: Callable[..., None]) -> Callable[..., None]:
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            """Make a pool, with buffers that grow."""
-            inner(self, *args, **kwargs)
-            room.empty(self)
-
-        return init
-
-    def make_prefill(inner: Callable[..., int]) -> Callable[..., int]:
-        def prefill_finalize(self: Any, pending: Any) -> int:
-            """Copy while stock waits for the prefill's token; the next step writes the buffers."""
-            read = getattr(self, attribute)
-            if read is None:
-                return inner(self, pending)
-            writes = writes_of(read)
-            writes.copy(core)
-            token = inner(self, pending)
-            writes.is_read = False
-            return token
-
-        return prefill_finalize
-
-    def make_extend(inner: Callable[..., int]) -> Callable[..., int]:
-        def extend_finalize(self: Any, pending: Any) -> int:
-            """Write while stock waits for the chunk."""
-            written = getattr(self, attribute)
-            if written is not None:
-                writes_of(written).evaluate(core, written)
+    @replaces(patching, f"{RUNNER}.prefill_finalize")
+    def prefill_finalize(self: Any, pending: Any, *, inner: Any) -> Any:
+        """Copy while stock waits for the prefill's token; the next step writes the buffers."""
+        read = getattr(self, attribute)
+        if read is None:
             return inner(self, pending)
+        writes = writes_of(read)
+        writes.copy(core)
+        token = inner(self, pending)
+        writes.is_read = False
+        return token
 
-        return extend_finalize
+    @replaces(patching, f"{RUNNER}.extend_finalize")
+    def extend_finalize(self: Any, pending: Any, *, inner: Any) -> Any:
+        """Write while stock waits for the chunk."""
+        written = getattr(self, attribute)
+        if written is not None:
+            writes_of(written).evaluate(core, written)
+        return inner(self, pending)
 
     def make_step(inner: Callable[..., list[int]]) -> Callable[..., list[int]]:
         def decode_batch_finalize(self: Any, pending: Any) -> list[int]:
@@ -214,26 +202,17 @@ def _install(patching: Patching, pool: str, prefix: str, attribute: str) -> None
 
         return decode_batch_finalize
 
-    def make_sync(inner: Callable[..., None]) -> Callable[..., None]:
-        def sync_decode_kv_to_pool(self: Any, *args: Any, **kwargs: Any) -> None:
-            """When a request ends, write its decoded tokens and the queued ones of its prompt."""
-            inner(self, *args, **kwargs)
-            written = getattr(self, attribute)
-            if written is not None:
-                writes_of(written).evaluate(core, written)
+    @replaces(patching, f"{RUNNER}._sync_decode_kv_to_pool")
+    def sync_decode_kv_to_pool(self: Any, *args: Any, inner: Any, **kwargs: Any) -> None:
+        """When a request ends, write its decoded tokens and the queued ones of its prompt."""
+        inner(self, *args, **kwargs)
+        written = getattr(self, attribute)
+        if written is not None:
+            writes_of(written).evaluate(core, written)
 
-        return sync_decode_kv_to_pool
-
-    patching.override(f"{RUNNER}._sync_new_kv_to_pool", make_postponed)
-    patching.override(f"{pool}.__init__", make_init)
-    patching.override(f"{pool}.set_kv_all_layers", make_set)
     patching.override(f"{pool}.get_kv", make_get)
-    patching.override(f"{pool}.clear", make_clear)
     patching.override(f"{prefix}.update_and_fetch", make_fetch)
-    patching.override(f"{RUNNER}.prefill_finalize", make_prefill)
-    patching.override(f"{RUNNER}.extend_finalize", make_extend)
     patching.override(f"{RUNNER}.decode_batch_finalize", make_step)
-    patching.override(f"{RUNNER}._sync_decode_kv_to_pool", make_sync)
 
 
 def _layers(stacked: Any) -> list[Any]:

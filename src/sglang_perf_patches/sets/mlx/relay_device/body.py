@@ -6,13 +6,11 @@ the request pool, which is on the CPU, and the tokens come from MLX by way of th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....model.patching import Patching, replaces
 from ..references import ENVIRONMENT
 from . import MAKES
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 
 def install(patching: Patching) -> None:
@@ -20,13 +18,9 @@ def install(patching: Patching) -> None:
     patching.anytime("a scheduler makes its relay once")
     environment: Any = patching.module(ENVIRONMENT).envs
 
-    def makes(inner: Any) -> Any:
-        def init(self: Any, device: Any, algorithm: Any, pool: Any, *needs: Any) -> None:
-            if environment.SGLANG_USE_MLX.get():
-                device = pool.req_to_token.device
-                patching.ran.seen = True
-            inner(self, device, algorithm, pool, *needs)
-
-        return init
-
-    patching.override(MAKES, makes)
+    @replaces(patching, MAKES)
+    def init(self: Any, device: Any, algorithm: Any, pool: Any, *needs: Any, inner: Any) -> None:
+        if environment.SGLANG_USE_MLX.get():
+            device = pool.req_to_token.device
+            patching.ran.seen = True
+        inner(self, device, algorithm, pool, *needs)

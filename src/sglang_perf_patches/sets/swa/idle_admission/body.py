@@ -7,15 +7,12 @@ a request without ``max_tokens`` waits forever, and with it every request behind
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ....model.patching import MISSING
+from ....model.patching import MISSING, Patching
 from .. import growth
 from ..references import QUEUE
 from ..window import ceil_align, idle, serving
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 _LEAVES = "beside a request that it admitted, stock's own rule admits no more than the patch does"
 

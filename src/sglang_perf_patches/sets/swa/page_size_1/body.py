@@ -6,19 +6,15 @@ Upstream's condition (`_uses_swa_tail_prealloc`, unchanged from 0.5.12 on) wants
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ....model.patching import MISSING
+from ....model.patching import MISSING, Patching, replaces
 from .. import leaving
 from ..references import DECODE, QUEUE
 from ..tail_allocation import record_evicted, tail_only
 from ..window import fill_length, unserved, unserved_by_tails
 from . import COPIES, OLD_COPIES, host_copies
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 
 def install(patching: Patching) -> None:
@@ -41,32 +37,24 @@ def _install_limit(patching: Patching) -> None:
     Stock decides on it once, when the queue is made, by the same condition.
     """
 
-    def make_init(inner: Any) -> Any:
-        @functools.wraps(inner)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            inner(self, *args, **kwargs)
-            unpaged = self.token_to_kv_pool_allocator.page_size == 1
-            if unpaged and self._uses_swa_tail_prealloc():
-                windows = self.scheduler.tp_worker.model_runner.swa_max_total_num_tokens
-                longest = self.max_total_num_tokens
-                leaving.keep_limit(self, longest, min(longest, windows))
+    @replaces(patching, f"{QUEUE}.__init__")
+    def init(self: Any, *args: Any, inner: Any, **kwargs: Any) -> None:
+        inner(self, *args, **kwargs)
+        unpaged = self.token_to_kv_pool_allocator.page_size == 1
+        if unpaged and self._uses_swa_tail_prealloc():
+            windows = self.scheduler.tp_worker.model_runner.swa_max_total_num_tokens
+            longest = self.max_total_num_tokens
+            leaving.keep_limit(self, longest, min(longest, windows))
 
-        return __init__
-
-    def make_check(inner: Any) -> Any:
-        def _check_if_req_exceed_kv_capacity(self: Any, req: Any) -> bool:
-            if "_swa_longest" not in vars(self):
-                return bool(inner(self, req))
-            with leaving.longer(self):
-                exceeds = bool(inner(self, req))
-            if not exceeds:
-                leaving.hold_if_long(self, req)
-            return exceeds
-
-        return _check_if_req_exceed_kv_capacity
-
-    patching.override(f"{QUEUE}.__init__", make_init)
-    patching.override(f"{QUEUE}._check_if_req_exceed_kv_capacity", make_check)
+    @replaces(patching, f"{QUEUE}._check_if_req_exceed_kv_capacity")
+    def _check_if_req_exceed_kv_capacity(self: Any, req: Any, *, inner: Any) -> bool:
+        if "_swa_longest" not in vars(self):
+            return bool(inner(self, req))
+        with leaving.longer(self):
+            exceeds = bool(inner(self, req))
+        if not exceeds:
+            leaving.hold_if_long(self, req)
+        return exceeds
 
 
 def install_in_queue(patching: Patching) -> None:
@@ -75,21 +63,17 @@ def install_in_queue(patching: Patching) -> None:
     _install_limit(patching)
     decode = patching.module(DECODE)
 
-    def make(inner: Any) -> Any:
-        def _pre_alloc(self: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
-            allocator = self.token_to_kv_pool_allocator
-            if allocator.page_size > 1 or not self._uses_swa_tail_prealloc():
-                return inner(self, req, *args, **kwargs)
-            length = fill_length(req)
-            tail = self._swa_tail_len(length)
-            with tail_only(allocator, tail):
-                slots = inner(self, req, *args, **kwargs)
-            record_evicted(decode, req, length - tail)
-            return slots
-
-        return _pre_alloc
-
-    patching.override(f"{QUEUE}._pre_alloc", make)
+    @replaces(patching, f"{QUEUE}._pre_alloc")
+    def _pre_alloc(self: Any, req: Any, *args: Any, inner: Any, **kwargs: Any) -> Any:
+        allocator = self.token_to_kv_pool_allocator
+        if allocator.page_size > 1 or not self._uses_swa_tail_prealloc():
+            return inner(self, req, *args, **kwargs)
+        length = fill_length(req)
+        tail = self._swa_tail_len(length)
+        with tail_only(allocator, tail):
+            slots = inner(self, req, *args, **kwargs)
+        record_evicted(decode, req, length - tail)
+        return slots
 
 
 def install_in_function(patching: Patching) -> None:
@@ -98,20 +82,16 @@ def install_in_function(patching: Patching) -> None:
     _install_limit(patching)
     decode = patching.module(DECODE)
 
-    def make(inner: Any) -> Any:
-        def alloc_for_decode_prealloc(allocator: Any, **kwargs: Any) -> Any:
-            if allocator.page_size > 1 or not kwargs["uses_swa_tail"] or kwargs["total_prefix_len"]:
-                return inner(allocator, **kwargs)
-            length, tail = kwargs["fill_len"], kwargs["swa_tail_len"]
-            with tail_only(allocator, tail):
-                slots = inner(allocator, **kwargs)
-            if slots is not None:
-                record_evicted(decode, kwargs["req"], length - tail)
-            return slots
-
-        return alloc_for_decode_prealloc
-
-    patching.override(f"{DECODE}:alloc_for_decode_prealloc", make)
+    @replaces(patching, f"{DECODE}:alloc_for_decode_prealloc")
+    def alloc_for_decode_prealloc(allocator: Any, *, inner: Any, **kwargs: Any) -> Any:
+        if allocator.page_size > 1 or not kwargs["uses_swa_tail"] or kwargs["total_prefix_len"]:
+            return inner(allocator, **kwargs)
+        length, tail = kwargs["fill_len"], kwargs["swa_tail_len"]
+        with tail_only(allocator, tail):
+            slots = inner(allocator, **kwargs)
+        if slots is not None:
+            record_evicted(decode, kwargs["req"], length - tail)
+        return slots
 
 
 def install_with_old_copies(patching: Patching) -> None:

@@ -14,13 +14,12 @@ figure.
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....model.patch import of
+from ....model.patching import Patching, replaces
 from .. import leaving
 from . import CACHE
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 
 class Kept(SimpleNamespace):
@@ -34,39 +33,31 @@ def keep_beside_the_pool(patching: Patching, names: tuple[str, str, str]) -> Non
         patching: as an install gets it.
         names: what backs a request up, restores it and forgets the copy, in the cache.
     """
+    backs_up, restores, discards = of(CACHE, *names)
 
-    def make_backup(inner: Any) -> Any:
-        def backup(self: Any, req: Any) -> Any:
-            if not vars(self.token_to_kv_pool_allocator).get("_swa_tails_unpaged"):
-                return inner(self, req)
-            try:
-                saved = inner(self, req)
-            except RuntimeError as error:
-                # 0.5.18, which has given back by then whatever it had taken.
-                if not str(error).startswith("Retraction "):
-                    raise
-                saved = None
-            return _in_tensors(self, req) if saved is None else saved
+    @replaces(patching, backs_up)
+    def backup(self: Any, req: Any, *, inner: Any) -> Any:
+        if not vars(self.token_to_kv_pool_allocator).get("_swa_tails_unpaged"):
+            return inner(self, req)
+        try:
+            saved = inner(self, req)
+        except RuntimeError as error:
+            # 0.5.18, which has given back by then whatever it had taken.
+            if not str(error).startswith("Retraction "):
+                raise
+            saved = None
+        return _in_tensors(self, req) if saved is None else saved
 
-        return backup
+    @replaces(patching, restores)
+    def restore(self: Any, req: Any, backup: Any, *, inner: Any) -> Any:
+        if not isinstance(backup, Kept):
+            return inner(self, req, backup)
+        return req.load_kv_cache(self.req_to_token_pool, self.token_to_kv_pool_allocator)
 
-    def make_restore(inner: Any) -> Any:
-        def restore(self: Any, req: Any, backup: Any) -> Any:
-            if not isinstance(backup, Kept):
-                return inner(self, req, backup)
-            return req.load_kv_cache(self.req_to_token_pool, self.token_to_kv_pool_allocator)
-
-        return restore
-
-    def make_discard(inner: Any) -> Any:
-        def discard(self: Any, backup: Any) -> Any:
-            # Stock's caller drops the tensors: they have no slots to give back.
-            return None if isinstance(backup, Kept) else inner(self, backup)
-
-        return discard
-
-    for name, make in zip(names, (make_backup, make_restore, make_discard), strict=True):
-        patching.override(f"{CACHE}.{name}", make)
+    @replaces(patching, discards)
+    def discard(self: Any, backup: Any, *, inner: Any) -> Any:
+        # Stock's caller drops the tensors: they have no slots to give back.
+        return None if isinstance(backup, Kept) else inner(self, backup)
 
 
 def _in_tensors(cache: Any, req: Any) -> Kept:

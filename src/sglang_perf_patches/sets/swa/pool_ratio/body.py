@@ -6,16 +6,13 @@ cache is off (``SWAChunkCapPoolConfigurator``, later ``SWARequestCapPoolConfigur
 
 from __future__ import annotations
 
-import functools
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....model.patching import Patching, replaces
 from .. import growth
 from ..growth import setting
 from . import CONFIGURATOR, sizes
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 logger = logging.getLogger("sglang_perf_patches")
 
@@ -24,53 +21,44 @@ def install(patching: Patching) -> None:
     """Give stock's own arithmetic another ratio, if the operator set none."""
     patching.anytime("pools keep the sizes that they were made with, whoever computed them")
 
-    def make_init(inner: Any) -> Any:
-        @functools.wraps(inner)
-        def __init__(self: Any, runner: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            inner(self, runner, *args, **kwargs)
-            self._swa_stock = (self._swa_full_tokens_ratio, self._cell_size)
-            reason = unserved(self, runner)
-            self._swa_needs = None if reason else needs(runner)
-            if reason:
-                patching.gate(reason)
+    @replaces(patching, f"{CONFIGURATOR}.__init__")
+    def init(self: Any, runner: Any, *args: Any, inner: Any, **kwargs: Any) -> None:
+        inner(self, runner, *args, **kwargs)
+        self._swa_stock = (self._swa_full_tokens_ratio, self._cell_size)
+        reason = unserved(self, runner)
+        self._swa_needs = None if reason else needs(runner)
+        if reason:
+            patching.gate(reason)
 
-        return __init__
+    @replaces(patching, f"{CONFIGURATOR}.calculate_pool_sizes")
+    def calculate_pool_sizes(
+        self: Any, available_bytes: int, *args: Any, inner: Any, **kwargs: Any
+    ) -> Any:
+        pools = None
+        if self._swa_needs is not None:
+            ratio, cell = self._swa_stock
+            swa_cell = swa_cell_bytes(self)
+            pools = sizes.fit(
+                self._swa_needs,
+                full_cell=cell - ratio * swa_cell,
+                swa_cell=swa_cell,
+                ratio=ratio,
+                available=available_bytes,
+            )
+        _set_ratio(self, pools, patching)
+        return inner(self, available_bytes, *args, **kwargs)
 
-    def make_by_bytes(inner: Any) -> Any:
-        def calculate_pool_sizes(self: Any, available_bytes: int, *args: Any, **kwargs: Any) -> Any:
-            pools = None
-            if self._swa_needs is not None:
-                ratio, cell = self._swa_stock
-                swa_cell = swa_cell_bytes(self)
-                pools = sizes.fit(
-                    self._swa_needs,
-                    full_cell=cell - ratio * swa_cell,
-                    swa_cell=swa_cell,
-                    ratio=ratio,
-                    available=available_bytes,
-                )
-            _set_ratio(self, pools, patching)
-            return inner(self, available_bytes, *args, **kwargs)
-
-        return calculate_pool_sizes
-
-    def make_by_tokens(inner: Any) -> Any:
-        def calculate_pool_sizes_from_max_tokens(
-            self: Any, max_total_num_tokens: int, *args: Any, **kwargs: Any
-        ) -> Any:
-            pools = None
-            if self._swa_needs is not None and max_total_num_tokens > 0:
-                pools = sizes.fit_tokens(
-                    self._swa_needs, ratio=self._swa_stock[0], full=max_total_num_tokens
-                )
-            _set_ratio(self, pools, patching)
-            return inner(self, max_total_num_tokens, *args, **kwargs)
-
-        return calculate_pool_sizes_from_max_tokens
-
-    patching.override(f"{CONFIGURATOR}.__init__", make_init)
-    patching.override(f"{CONFIGURATOR}.calculate_pool_sizes", make_by_bytes)
-    patching.override(f"{CONFIGURATOR}.calculate_pool_sizes_from_max_tokens", make_by_tokens)
+    @replaces(patching, f"{CONFIGURATOR}.calculate_pool_sizes_from_max_tokens")
+    def calculate_pool_sizes_from_max_tokens(
+        self: Any, max_total_num_tokens: int, *args: Any, inner: Any, **kwargs: Any
+    ) -> Any:
+        pools = None
+        if self._swa_needs is not None and max_total_num_tokens > 0:
+            pools = sizes.fit_tokens(
+                self._swa_needs, ratio=self._swa_stock[0], full=max_total_num_tokens
+            )
+        _set_ratio(self, pools, patching)
+        return inner(self, max_total_num_tokens, *args, **kwargs)
 
 
 def unserved(configurator: Any, runner: Any) -> str | None:

@@ -12,15 +12,13 @@ import inspect
 import logging
 from collections.abc import Iterable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....model.patching import Patching, replaces
 from .. import leaving, tail_allocation
 from ..references import ALLOCATOR, DECODE, OLD_ALLOCATOR, OLD_POOL, QUEUE
 from ..window import ceil_align, fill_length, idle, tail_length, unserved
 from . import cpu_copy
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 logger = logging.getLogger("sglang_perf_patches")
 
@@ -41,26 +39,22 @@ def _install_allocation(patching: Patching) -> None:
     patching.override(f"{OLD_POOL}:SWAKVPool.get_cpu_copy", cpu_copy.get_cpu_copy)
     patching.override(f"{OLD_POOL}:SWAKVPool.load_cpu_copy", cpu_copy.load_cpu_copy)
 
-    def make_pre_alloc(inner: Any) -> Any:
-        def _pre_alloc(self: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
-            allocator = self.token_to_kv_pool_allocator
-            prefix_length = args[1] if len(args) > 1 else kwargs.get("prefix_len")
-            if prefix_length or not self._uses_swa_tail_prealloc():
-                return inner(self, req, *args, **kwargs)
-            patching.ran.seen = True
-            length = fill_length(req)
-            tail = _tail(self, length)
-            # Stock's method asks the allocator for the whole length, deep inside: so the
-            # allocator answers differently until it returns.
-            with tail_allocation.tail_only(allocator, tail):
-                slots = inner(self, req, *args, **kwargs)
-            # Stock evicts from here on, and copies and frees no window KV before it: there is none.
-            req.swa_evicted_seqlen = length - tail
-            return slots
-
-        return _pre_alloc
-
-    patching.override(f"{QUEUE}._pre_alloc", make_pre_alloc)
+    @replaces(patching, f"{QUEUE}._pre_alloc")
+    def _pre_alloc(self: Any, req: Any, *args: Any, inner: Any, **kwargs: Any) -> Any:
+        allocator = self.token_to_kv_pool_allocator
+        prefix_length = args[1] if len(args) > 1 else kwargs.get("prefix_len")
+        if prefix_length or not self._uses_swa_tail_prealloc():
+            return inner(self, req, *args, **kwargs)
+        patching.ran.seen = True
+        length = fill_length(req)
+        tail = _tail(self, length)
+        # Stock's method asks the allocator for the whole length, deep inside: so the
+        # allocator answers differently until it returns.
+        with tail_allocation.tail_only(allocator, tail):
+            slots = inner(self, req, *args, **kwargs)
+        # Stock evicts from here on, and copies and frees no window KV before it: there is none.
+        req.swa_evicted_seqlen = length - tail
+        return slots
 
 
 def _install_condition(patching: Patching) -> None:
@@ -105,92 +99,80 @@ def _install_capacity(patching: Patching) -> None:
 
         return __init__
 
-    def make_check(inner: Any) -> Any:
-        def _check_if_req_exceed_kv_capacity(self: Any, req: Any) -> bool:
-            with leaving.longer(self):
-                if inner(self, req):
-                    return True
-            if not self._uses_swa_tail_prealloc():
-                return False
-            message = _never_fits(self, req)
-            if message is None:
-                leaving.hold_if_long(self, req)
-                return False
-            logger.error(message)
-            decode.prepare_abort(req, message, status_code=HTTPStatus.BAD_REQUEST)
-            self.scheduler.stream_output([req], req.return_logprob)
-            return True
-
-        return _check_if_req_exceed_kv_capacity
+    @replaces(patching, f"{QUEUE}._check_if_req_exceed_kv_capacity")
+    def _check_if_req_exceed_kv_capacity(self: Any, req: Any, *, inner: Any) -> bool:
+        with leaving.longer(self):
+            if inner(self, req):
+                return True
+        if not self._uses_swa_tail_prealloc():
+            return False
+        message = _never_fits(self, req)
+        if message is None:
+            leaving.hold_if_long(self, req)
+            return False
+        logger.error(message)
+        decode.prepare_abort(req, message, status_code=HTTPStatus.BAD_REQUEST)
+        self.scheduler.stream_output([req], req.return_logprob)
+        return True
 
     patching.override(f"{QUEUE}.__init__", make_init)
-    patching.override(f"{QUEUE}._check_if_req_exceed_kv_capacity", make_check)
 
 
 def _install_admission(patching: Patching) -> None:
     """Choose by a budget for each pool; stock's code admits and resumes what was chosen."""
     decode = patching.module(DECODE)
 
-    def make_allocatable(inner: Any) -> Any:
-        def _allocatable_tokens(self: Any, *args: Any, **kwargs: Any) -> int:
-            tokens: int = inner(self, *args, **kwargs)
-            if self._uses_swa_tail_prealloc():
-                # Stock starts from the scarcer pool; the other pool is accounted for separately.
-                allocator = self.token_to_kv_pool_allocator
-                tokens += allocator.full_available_size() - allocator.available_size()
-            return tokens
+    @replaces(patching, f"{QUEUE}._allocatable_tokens")
+    def _allocatable_tokens(self: Any, *args: Any, inner: Any, **kwargs: Any) -> int:
+        tokens: int = inner(self, *args, **kwargs)
+        if self._uses_swa_tail_prealloc():
+            # Stock starts from the scarcer pool; the other pool is accounted for separately.
+            allocator = self.token_to_kv_pool_allocator
+            tokens += allocator.full_available_size() - allocator.available_size()
+        return tokens
 
-        return _allocatable_tokens
-
-    def make_pop(inner: Any) -> Any:
-        def pop_preallocated(self: Any, rids_to_check: Iterable[str] | None = None) -> Any:
-            if not self._uses_swa_tail_prealloc():
-                return inner(self, rids_to_check)
-            # `_admitted` needs to know which transfers are ready, so these steps come first. Stock
-            # would take them a second time, and each poll is an all-reduce.
-            steps = [name for name in _HANDSHAKE if hasattr(self, name)]
+    @replaces(patching, f"{QUEUE}.pop_preallocated")
+    def pop_preallocated(
+        self: Any, rids_to_check: Iterable[str] | None = None, *, inner: Any
+    ) -> Any:
+        if not self._uses_swa_tail_prealloc():
+            return inner(self, rids_to_check)
+        # `_admitted` needs to know which transfers are ready, so these steps come first. Stock
+        # would take them a second time, and each poll is an all-reduce.
+        steps = [name for name in _HANDSHAKE if hasattr(self, name)]
+        for name in steps:
+            arguments = (rids_to_check,) if name == "_update_handshake_waiters" else ()
+            getattr(self, name)(*arguments)
+        # Why this trick: stock's method calls these steps in its middle. While it runs, the
+        # queue has steps of its own that do nothing.
+        for name in steps:
+            setattr(self, name, _nothing)
+        try:
+            return inner(self, _admitted(self, decode, rids_to_check))
+        finally:
             for name in steps:
-                arguments = (rids_to_check,) if name == "_update_handshake_waiters" else ()
-                getattr(self, name)(*arguments)
-            # Why this trick: stock's method calls these steps in its middle. While it runs, the
-            # queue has steps of its own that do nothing.
-            for name in steps:
-                setattr(self, name, _nothing)
-            try:
-                return inner(self, _admitted(self, decode, rids_to_check))
-            finally:
-                for name in steps:
-                    delattr(self, name)
+                delattr(self, name)
 
-        return pop_preallocated
-
-    def make_resume(inner: Any) -> Any:
-        def resume_retracted_reqs(self: Any, rids_to_check: Iterable[str] | None = None) -> Any:
-            if not self._uses_swa_tail_prealloc():
-                return inner(self, rids_to_check)
-            return inner(self, _resumed(self, rids_to_check))
-
-        return resume_retracted_reqs
-
-    patching.override(f"{QUEUE}._allocatable_tokens", make_allocatable)
-    patching.override(f"{QUEUE}.pop_preallocated", make_pop)
-    patching.override(f"{QUEUE}.resume_retracted_reqs", make_resume)
+    @replaces(patching, f"{QUEUE}.resume_retracted_reqs")
+    def resume_retracted_reqs(
+        self: Any, rids_to_check: Iterable[str] | None = None, *, inner: Any
+    ) -> Any:
+        if not self._uses_swa_tail_prealloc():
+            return inner(self, rids_to_check)
+        return inner(self, _resumed(self, rids_to_check))
 
 
 def install_all_fixes(patching: Patching) -> None:
     """On 0.5.12: unmap before the tail, and what `install_fixes` brings."""
 
-    def make(inner: Any) -> Any:
-        def alloc_extend_swa_tail(self: Any, *args: Any, **kwargs: Any) -> Any:
-            slots = inner(self, *args, **kwargs)
-            if slots is not None:
-                tail = kwargs["swa_tail_len"] if "swa_tail_len" in kwargs else args[-1]
-                tail_allocation.clear_before_tail(self, slots, tail)
-            return slots
+    @replaces(patching, f"{OLD_ALLOCATOR}.alloc_extend_swa_tail")
+    def alloc_extend_swa_tail(self: Any, *args: Any, inner: Any, **kwargs: Any) -> Any:
+        slots = inner(self, *args, **kwargs)
+        if slots is not None:
+            tail = kwargs["swa_tail_len"] if "swa_tail_len" in kwargs else args[-1]
+            tail_allocation.clear_before_tail(self, slots, tail)
+        return slots
 
-        return alloc_extend_swa_tail
-
-    patching.override(f"{OLD_ALLOCATOR}.alloc_extend_swa_tail", make)
     install_fixes(patching)
 
 
@@ -213,20 +195,17 @@ def install_page_price(patching: Patching) -> None:
 def _install_tracking(patching: Patching, allocator: str) -> None:
     patching.anytime("what it records of a request is what stock's own evictions record")
 
-    def make_pre_alloc(inner: Any) -> Any:
-        def _pre_alloc(self: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
-            slots = inner(self, req, *args, **kwargs)
-            length = fill_length(req)
-            tail_alone = len(slots) == length and not self.scheduler.enable_hisparse
-            if tail_alone and self._uses_swa_tail_prealloc():
-                self.token_to_kv_pool_allocator._swa_unmaps_pages = True
-                req.swa_evicted_seqlen = length - self._swa_tail_len(length)
-            return slots
-
-        return _pre_alloc
+    @replaces(patching, f"{QUEUE}._pre_alloc")
+    def _pre_alloc(self: Any, req: Any, *args: Any, inner: Any, **kwargs: Any) -> Any:
+        slots = inner(self, req, *args, **kwargs)
+        length = fill_length(req)
+        tail_alone = len(slots) == length and not self.scheduler.enable_hisparse
+        if tail_alone and self._uses_swa_tail_prealloc():
+            self.token_to_kv_pool_allocator._swa_unmaps_pages = True
+            req.swa_evicted_seqlen = length - self._swa_tail_len(length)
+        return slots
 
     patching.override(f"{allocator}.free_swa", _free_swa)
-    patching.override(f"{QUEUE}._pre_alloc", make_pre_alloc)
     _install_price(patching, reserve_swa=False)
 
 
@@ -240,21 +219,17 @@ def _install_price(patching: Patching, *, reserve_swa: bool) -> None:
             bounds what a request grows to.
     """
 
-    def make(inner: Any) -> Any:
-        def _prealloc_required_tokens(self: Any, req: Any) -> tuple[int, int]:
-            full, swa = inner(self, req)
-            if not self._uses_swa_tail_prealloc():
-                return full, swa
-            patching.ran.seen = True
-            page = self.token_to_kv_pool_allocator.page_size
-            full_held, swa_held = self._prealloc_kv_lens(req)
-            if not reserve_swa and self.tree_cache.is_chunk_cache():
-                swa = swa_held
-            return full + -full_held % page, swa + -swa_held % page
-
-        return _prealloc_required_tokens
-
-    patching.override(f"{QUEUE}._prealloc_required_tokens", make)
+    @replaces(patching, f"{QUEUE}._prealloc_required_tokens")
+    def _prealloc_required_tokens(self: Any, req: Any, *, inner: Any) -> tuple[int, int]:
+        full, swa = inner(self, req)
+        if not self._uses_swa_tail_prealloc():
+            return full, swa
+        patching.ran.seen = True
+        page = self.token_to_kv_pool_allocator.page_size
+        full_held, swa_held = self._prealloc_kv_lens(req)
+        if not reserve_swa and self.tree_cache.is_chunk_cache():
+            swa = swa_held
+        return full + -full_held % page, swa + -swa_held % page
 
 
 def _free_swa(inner: Any) -> Any:

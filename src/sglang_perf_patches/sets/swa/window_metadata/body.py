@@ -15,12 +15,10 @@ there (``_apply_war_barrier``), which it puts behind the preparation of a step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....model.patching import Patching
 from . import FILLS, POOL
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 MOST = 1 << 20
 """The most cells that are translated at once, in tokens: 256 windows of 4,096."""

@@ -7,15 +7,12 @@ when there was one way to hold windows and Llama 4 alone had it (sgl-project/sgl
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ....model.patching import Patching, replaces
 from . import CONTEXT, DERIVES
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
 
 logger = logging.getLogger("sglang_perf_patches")
 
@@ -34,28 +31,23 @@ def install(patching: Patching) -> None:
     patching.anytime("pools keep the sizes that they were made with, whoever asked for them")
     context = patching.module(CONTEXT)
 
-    def make(inner: Any) -> Any:
-        @functools.wraps(inner)
-        def _derive_hybrid_model(self: Any) -> None:
-            if _is_for_pools(context) and not self.is_draft_model:
-                layers = windowed_layers(self)
-                reason = unserved(self, layers, context)
-                if reason:
-                    patching.gate(reason)
-                else:
-                    # Stock's own way for models that it does not know by name.
-                    self.hf_text_config.is_hybrid_swa = True
-                    self.hf_text_config.hybrid_layer_pattern = layers
-                    self.disable_hybrid_swa_memory = False
-                    if not patching.ran.seen:
-                        # Stock has no flag for beam search, so nothing can be gated by it.
-                        logger.warning(_NO_BEAMS)
-                    patching.ran.seen = True
-            inner(self)
-
-        return _derive_hybrid_model
-
-    patching.override(DERIVES, make)
+    @replaces(patching, DERIVES)
+    def _derive_hybrid_model(self: Any, *, inner: Any) -> None:
+        if _is_for_pools(context) and not self.is_draft_model:
+            layers = windowed_layers(self)
+            reason = unserved(self, layers, context)
+            if reason:
+                patching.gate(reason)
+            else:
+                # Stock's own way for models that it does not know by name.
+                self.hf_text_config.is_hybrid_swa = True
+                self.hf_text_config.hybrid_layer_pattern = layers
+                self.disable_hybrid_swa_memory = False
+                if not patching.ran.seen:
+                    # Stock has no flag for beam search, so nothing can be gated by it.
+                    logger.warning(_NO_BEAMS)
+                patching.ran.seen = True
+        inner(self)
 
 
 def _is_for_pools(context: Any) -> bool:

@@ -44,13 +44,9 @@ class Pools:
 
 
 def stock(cells: Cells, device: Pools, *, ratio: float = 0.0, gigabytes: float = 0.0) -> Pools:
-    """What stock's hierarchical cache makes on the host.
+    """What stock's hierarchical cache makes on the host, next to the device's pools.
 
-    Args:
-        cells: of the model.
-        device: the device's pools.
-        ratio: ``--hicache-ratio``; counts if `gigabytes` is 0.
-        gigabytes: ``--hicache-size``.
+    `ratio` (``--hicache-ratio``) counts if `gigabytes` (``--hicache-size``) is 0.
     """
     if gigabytes:
         ratio = gigabytes * GIGABYTE / device.bytes(cells)
@@ -58,18 +54,9 @@ def stock(cells: Cells, device: Pools, *, ratio: float = 0.0, gigabytes: float =
 
 
 def divided(cells: Cells, total: int, device: Pools, tokens_per_state: int) -> Pools | None:
-    """As many states as fit together with their KV.
+    """As many states as fit into `total` bytes together with their KV; None if that is too little.
 
     Neither pool is smaller than the device's, because what is on the device is on the host too.
-
-    Args:
-        cells: of the model.
-        total: bytes for both.
-        device: the device's pools.
-        tokens_per_state: tokens of KV that a cached state comes with.
-
-    Returns:
-        the pools; None where the host has less memory than the device.
     """
     if total < device.bytes(cells):
         return None
@@ -82,9 +69,6 @@ def divided(cells: Cells, total: int, device: Pools, tokens_per_state: int) -> P
 def states_of(context: int, chunk: int, *, reply_is_cached: bool) -> int:
     """States that stock caches of a request: one a prefill chunk, and one of a long reply.
 
-    Args:
-        context: tokens of prompt and reply.
-        chunk: most tokens of a prefill.
-        reply_is_cached: whether the reply is as long as the interval at which states are tracked.
+    A reply is long if it has as many tokens as there are between two tracked states.
     """
     return -(-context // chunk) + reply_is_cached

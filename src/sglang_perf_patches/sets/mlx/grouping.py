@@ -28,9 +28,6 @@ def groups_of(lengths: Sequence[int]) -> list[list[int]]:
     """The rows of each group, in the order of their first rows; one group if more don't pay.
 
     Groups begin at powers of two, so a request that grows seldom changes its group.
-
-    Args:
-        lengths: tokens of each request.
     """
     if len(lengths) * max(lengths) - sum(lengths) < AT_LEAST:
         return [[*range(len(lengths))]]

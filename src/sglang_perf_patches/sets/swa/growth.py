@@ -27,10 +27,6 @@ def limit_growth(patching: Patching, applies: Callable[[Any], bool]) -> None:
     Why the rule gets a wrong length: it adds in the middle of one long method, where nothing else
     can be replaced. A length that is shorter by what the sum exceeds `bound` by makes the sum
     `bound`. The length may become negative; the rule only adds to it.
-
-    Args:
-        patching: as an install gets it.
-        applies: whether the request that a ``DecodePreallocQueue`` prices now is limited.
     """
     decode = patching.module(DECODE)
 
@@ -66,10 +62,7 @@ def limit_growth(patching: Patching, applies: Callable[[Any], bool]) -> None:
 def wanted(decode: Any, req: Any, held: int) -> int:
     """Sliding-window tokens that stock's rule wants for a request until it ends.
 
-    Args:
-        decode: the module ``sglang.srt.disaggregation.decode``.
-        req: the request.
-        held: what it holds when it is admitted, in tokens.
+    `held` is what it holds when it is admitted, in tokens.
     """
     new: int = min(req.sampling_params.max_new_tokens, decode.CLIP_MAX_NEW_TOKEN)
     return held + new
@@ -98,12 +91,7 @@ def bound(queue: Any) -> int:
 
 
 def drafted(holder: Any, page_size: int) -> tuple[int, int]:
-    """Tokens that a speculative step decodes at most, and slots allocated beyond those in use.
-
-    Args:
-        holder: whose ``server_args`` say it where no resolved argument does: a scheduler or runner.
-        page_size: in tokens.
-    """
+    """Tokens that a speculative step decodes at most, and slots allocated beyond those in use."""
     tokens = setting(holder, "speculative_num_draft_tokens") or 1
     steps = setting(holder, "speculative_num_steps") or 1
     branches = setting(holder, "speculative_eagle_topk") or 1

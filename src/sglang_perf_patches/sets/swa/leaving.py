@@ -47,12 +47,9 @@ def is_idle() -> bool:
 
 
 def keep_limit(queue: Any, longest: int, stock: int) -> None:
-    """Let `longer` accept prompts up to another length than stock's, which the queue keeps.
+    """Let `longer` accept prompts of up to `longest` tokens.
 
-    Args:
-        queue: a ``DecodePreallocQueue``.
-        longest: the most tokens of a prompt while the patch is on.
-        stock: the most once it is off.
+    The queue keeps `stock`, the most once the patch is off.
     """
     queue._swa_longest, queue.max_total_num_tokens = longest, stock
 

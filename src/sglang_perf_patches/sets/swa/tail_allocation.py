@@ -86,11 +86,6 @@ def clear_before_tail(allocator: Any, slots: Any, swa_tail_len: int) -> None:
     """Unmap new slots before the tail: an earlier owner may have left them mapped.
 
     Without this two live requests own one sliding-window slot (sgl-project/sglang#25805).
-
-    Args:
-        allocator: whose mapping.
-        slots: int64 of shape ``(n,)``.
-        swa_tail_len: how many of the last ones have, or will get, a mapping of their own.
     """
     unmap(allocator, slots[: len(slots) - swa_tail_len])
 
@@ -140,10 +135,7 @@ def tail_only(allocator: Any, swa_tail_len: int) -> Iterator[None]:
 def record_evicted(decode: Any, req: Any, length: int) -> None:
     """Note on a request that its first `length` tokens have no sliding-window KV.
 
-    Args:
-        decode: the module ``sglang.srt.disaggregation.decode``.
-        req: the request; where it keeps the figure changed over the releases.
-        length: in tokens, a multiple of the page size.
+    Where a request keeps the figure changed over the releases.
     """
     if hasattr(req, "swa_evicted_seqlen"):
         req.swa_evicted_seqlen = length

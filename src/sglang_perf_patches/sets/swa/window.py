@@ -12,20 +12,14 @@ ALLOCATORS = ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator")
 
 
 def unserved(queue: Any) -> str | None:
-    """Why a decode prealloc queue is left to stock's code; None if the patches serve it.
-
-    Args:
-        queue: a ``DecodePreallocQueue`` whose pools and scheduler are set.
-    """
+    """Why a decode prealloc queue is left to stock's code; None if the patches serve it."""
     return unserved_by_tails(queue) or _unpriced(queue)
 
 
 def serving(patching: Patching, mark: str) -> Callable[[Any], bool]:
     """A function that says whether a queue is supported; if not, it gates the patch.
 
-    Args:
-        patching: of the patch that asks.
-        mark: the attribute of a queue that keeps the answer, which is found once.
+    The queue keeps the answer in the attribute `mark`.
     """
 
     def serves(queue: Any) -> bool:
@@ -97,11 +91,7 @@ def _width(scheduler: Any, name: str) -> int:
 
 
 def idle(queue: Any) -> bool:
-    """Whether the sliding-window pool is whole and no request is anywhere but in the queue itself.
-
-    Args:
-        queue: a ``DecodePreallocQueue`` that `unserved` leaves to the patches.
-    """
+    """Whether every request is in the queue itself, and the sliding-window pool is whole."""
     scheduler, allocator = queue.scheduler, queue.token_to_kv_pool_allocator
     batch = scheduler.last_batch
     busy = (

@@ -80,12 +80,7 @@ def tables_for(backend: Any) -> Any:
 
 
 def unserved(backend: Any, modules: Any) -> str | None:
-    """Why a backend's prefill stays as stock runs it; None if it can be captured.
-
-    Args:
-        backend: a GDNAttnBackend that has just been made.
-        modules: returns an imported module by its name.
-    """
+    """Why a GDNAttnBackend's prefill stays as stock runs it; None if it can be captured."""
     cache = backend.req_to_token_pool.mamba_pool.mamba_cache
     tables = tables_for(backend)
     if type(backend) is not modules(f"{ATTENTION}.linear.gdn_backend").GDNAttnBackend:

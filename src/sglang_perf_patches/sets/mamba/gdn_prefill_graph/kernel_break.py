@@ -51,10 +51,7 @@ class Live:
 def live(backend: Any, forward_batch: Any, tokens: int) -> Live:
     """Make stock make a batch's metadata, and compute once what each of its layers would.
 
-    Args:
-        backend: the GDNAttnBackend; its ``forward_metadata`` is the batch's own afterwards.
-        forward_batch: a plain or mixed prefill.
-        tokens: of the batch; none on an idle rank.
+    The backend's ``forward_metadata`` is the batch's own afterwards. An idle rank has no tokens.
     """
     backend.init_forward_metadata(forward_batch)
     meta = backend.forward_metadata
@@ -88,11 +85,6 @@ def stays(own: Any, heads: int, device: Any) -> Callable[[int], bool]:
 
     If FlashInfer splits sequences among blocks of threads, one block reads a request's state and
     another writes it, in no order. Then states are copied out and back, as stock always does.
-
-    Args:
-        own: the FlashInferGDNKernel.
-        heads: of a state.
-        device: of the states.
     """
     if one_request.flashinfer_version() not in _IN_PLACE:
         return lambda _: False

@@ -41,13 +41,7 @@ def flashinfer_version() -> str:
 def chunk_length(own: Any, heads: int, device: Any) -> Callable[[int], int] | None:
     """A function of a request's tokens: the tokens of a chunk into which FlashInfer splits it.
 
-    Args:
-        own: the FlashInferGDNKernel.
-        heads: of a state.
-        device: of the states.
-
-    Returns:
-        None if it is not known of this FlashInfer.
+    None if it is not known of this FlashInfer.
     """
     if flashinfer_version() not in _READ:
         return None
@@ -75,15 +69,7 @@ class OneRequest:
     def __init__(
         self, tokens: int, every: int, length: Callable[[int], int], is_whole: bool, device: Any
     ) -> None:
-        """Allocate.
-
-        Args:
-            tokens: the bucket.
-            every: tokens between the states that the kernel keeps.
-            length: see `chunk_length`.
-            is_whole: whether one request's states may be updated in place.
-            device: of the states.
-        """
+        """Allocate, for a bucket of `tokens`; the kernel keeps a state after `every` tokens."""
         self._tokens = tokens
         self._every = every
         self._length = length

@@ -24,9 +24,7 @@ _KEY = "_sglang_perf_patches_key"
 def announce(backend: Any, state: object) -> None:
     """Tell the other ranks that this one captures a backend's layers.
 
-    Args:
-        backend: a GDNAttnBackend.
-        state: what the number of its breaks and graphs depends on.
+    The number of its breaks and graphs depends on `state`.
     """
     if distributed.is_initialized():
         key = f"mamba.gdn-prefill-graph/{next(_made)}/{state}/"

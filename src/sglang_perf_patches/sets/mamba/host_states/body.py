@@ -93,12 +93,7 @@ def tokens_per_state() -> int | str:
 
 
 def unserved(kwargs: dict[str, Any], memory: Any) -> str | None:
-    """Why a server gets stock's pools; None if it gets other sizes.
-
-    Args:
-        kwargs: what stock's function is called with.
-        memory: the server's arguments about memory.
-    """
+    """Why a server gets stock's pools; None if it gets other sizes."""
     for name, values in _TESTED.items():
         value = getattr(memory, name, values[0])
         if value not in values:
@@ -116,13 +111,7 @@ def unserved(kwargs: dict[str, Any], memory: Any) -> str | None:
 
 
 def plan(kwargs: dict[str, Any], memory: Any, tokens: int) -> tuple[float, float] | None:
-    """Gigabytes for KV and for states; None if they must be stock's.
-
-    Args:
-        kwargs: what stock's function is called with.
-        memory: the server's arguments about memory.
-        tokens: of KV that a cached state comes with.
-    """
+    """Gigabytes for KV and states, with `tokens` of KV for each state; None for stock's."""
     kv, states = _kv(kwargs), kwargs["mamba_pool"]
     cells = Cells(state_bytes(states), kv_bytes(kv))
     device = Pools(int(states.size), int(kv.size))

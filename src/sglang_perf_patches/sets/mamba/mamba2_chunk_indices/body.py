@@ -27,16 +27,9 @@ def install_masked(patching: Patching) -> None:
 
 
 def logical(lens: Sequence[int], chunk_size: int) -> tuple[list[int], list[int]]:
-    """Where the logical chunks of a packed batch start.
+    """The physical chunk of each logical one, and the token in it at which the logical one starts.
 
-    A logical chunk starts at each physical chunk and at each sequence.
-
-    Args:
-        lens: tokens per sequence, each at least 1.
-        chunk_size: tokens per physical chunk.
-
-    Returns:
-        for each logical chunk its physical chunk, and the token in it at which it starts.
+    A logical chunk starts at each physical chunk and at each sequence of a packed batch.
 
     >>> logical([5, 5], 8)
     ([0, 0, 1], [0, 5, 0])

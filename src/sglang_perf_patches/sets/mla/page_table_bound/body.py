@@ -72,15 +72,9 @@ def install(patching: Patching) -> None:
 
 
 def longer(table: Any, columns: int) -> Any:
-    """A table of the same shape, each of whose rows continues for `columns` more in memory.
+    """A copy of a (rows, width) table, each of whose rows continues for `columns` more in memory.
 
-    Args:
-        table: (rows, width), any dtype.
-        columns: how many.
-
-    Returns:
-        a copy with its last dimension contiguous. The columns past it are 0: the page that padding
-        is written to, which no request owns.
+    Those are 0: the page that padding is written to, which no request owns.
     """
     rows, width = table.shape
     whole = table.new_zeros((rows, width + columns))

@@ -74,10 +74,8 @@ def _has_mrope(arguments: Any) -> bool:
 def _decide(patching: Patching, equal: Sequence[str], view: Any = lambda given: given) -> None:
     """Ask stock's rule again, about the backends that a step runs on.
 
-    Args:
-        patching: the patch's.
-        equal: classes of backends for which stock's answer may be changed.
-        view: what the rule is shown of the server's arguments.
+    Stock's answer is changed only for backends of the classes in `equal`. The rule is shown a
+    `view` of the server's arguments.
     """
     ran = patching.ran
     without: weakref.WeakSet[Any] = weakref.WeakSet()

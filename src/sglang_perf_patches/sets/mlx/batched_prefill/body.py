@@ -151,11 +151,7 @@ class _Batches:
         self._launched: hybrid.Part | None = None
 
     def launch(self, runner: Any, noted: Sequence[Noted]) -> list[Any]:
-        """Launch noted prompts, in their order, those of like length computed together.
-
-        Returns:
-            stock's pending prefill of each.
-        """
+        """Launch noted prompts, in their order, those of like length computed together."""
         before = COUNTS["together"]
         try:
             if self._check.is_over:

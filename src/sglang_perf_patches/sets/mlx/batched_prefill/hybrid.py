@@ -106,10 +106,7 @@ def is_recurrent(cache: Any) -> bool:
 def extent(starts: Sequence[int], lengths: Sequence[int], *, rounds: bool) -> tuple[int, int, int]:
     """Rows, tokens of each row, and tokens before them, of one pass.
 
-    Args:
-        starts: tokens before each row.
-        lengths: tokens of each row.
-        rounds: whether to round up, as long as the pass stays small.
+    A small pass is rounded up if `rounds`.
     """
     rows, tokens, behind = len(starts), max(lengths), max(starts)
     if rounds:
@@ -144,15 +141,9 @@ def compute(
     attention: Sequence[int],
     rounds: bool,
 ) -> list[Row]:
-    """Build the passes of several prompts.
+    """Build the passes of several prompts, whose first parts are of one length.
 
-    Args:
-        core: ``mlx.core``.
-        caches: ``mlx_lm.models.cache``.
-        runner: stock's.
-        prompts: the rows; their first parts are of one length.
-        attention: the numbers of the layers with attention.
-        rounds: whether to round shapes up.
+    `caches` is ``mlx_lm.models.cache``, and `attention` the numbers of the layers with attention.
 
     Returns:
         a row for each prompt, unevaluated. A single prompt that is not rounded is computed with

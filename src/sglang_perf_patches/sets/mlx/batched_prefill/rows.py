@@ -123,7 +123,7 @@ def compute(
     prompts: Sequence[tuple[int, Sequence[int]]],
     tokens: int,
 ) -> list[Row]:
-    """Build one forward pass of several prompts.
+    """Build one forward pass of several prompts: an unevaluated row for each.
 
     Args:
         core: ``mlx.core``.
@@ -131,9 +131,6 @@ def compute(
         layers: a fresh one for each layer; their offset is the same.
         prompts: each row's length of prefix in the pool, and all tokens of the prompt.
         tokens: how many to compute in each row, padding included.
-
-    Returns:
-        a row for each prompt, unevaluated.
     """
     offset = layers[0].offset
     new = [prompt[offset:] for _, prompt in prompts]

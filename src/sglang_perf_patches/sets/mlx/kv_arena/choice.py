@@ -55,15 +55,9 @@ class Choice:
         self._rows.take_all_back(caches)
 
     def arenas_for(self, caches: Caches, lengths: list[int], groups: Groups) -> list[Arena]:
-        """The arenas that serve a step, with room for the new tokens: one for each group.
+        """The arenas that serve a step, with room for the new tokens; none for stock.
 
-        Args:
-            caches: of all requests.
-            lengths: tokens of each request.
-            groups: the rows of each group; where groups can't have their own, all share one.
-
-        Returns:
-            none for stock.
+        There is one for each group. If groups can't have their own, all share one.
         """
         parts = parts_of(caches, lengths, groups)
         arenas = [self._arena_of(*part) for part in parts]

@@ -32,9 +32,8 @@ class Moves:
         Args:
             caches: indexed by layer, then by request.
             lengths: tokens of each request.
-            can_hold: for each layer, whether its caches can share a buffer; stock handles the
-                others.
-            capacity: capacity of a row, in tokens.
+            can_hold: whether a layer's caches can share a buffer; stock handles other layers.
+            capacity: of a row, in tokens.
             in_stock: total capacity of stock's buffers of a layer, in tokens.
         """
         arena = Arena(capacity, list(lengths))
@@ -74,12 +73,9 @@ class Moves:
         arena.capacity = capacity
 
     def set_apart(self, caches: Sequence[Sequence[Any]]) -> bool:
-        """Give each row that shares a buffer its own, with the same capacity.
+        """Give each row that shares a buffer its own; whether there were any such rows.
 
         Stock writes and reads row by row, and MLX would copy a shared buffer each time.
-
-        Returns:
-            whether there were any such rows.
         """
         were_shared = False
         for of_layer in caches:

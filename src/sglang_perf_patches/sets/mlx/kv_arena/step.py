@@ -193,18 +193,15 @@ class GroupedStep(Step):
         mask: Any,
         **kwargs: Any,
     ) -> Any:
-        """Attend to each group by itself.
+        """Attend to each group by itself; queries and the result are (batch, n_heads, 1, head_dim).
 
         Args:
             attend: MLX's ``scaled_dot_product_attention``.
-            queries: (batch, n_heads, 1, head_dim).
-            keys: of each group, (rows, n_kv_heads, its longest, head_dim).
-            values: likewise.
+            queries: of all rows.
+            keys: of each group, (rows, n_kv_heads, its longest, head_dim); so are values.
+            values: see `keys`.
             mask: stock's, (batch, 1, 1, the longest of all).
-            kwargs: what `attend` takes besides, the same for all rows.
-
-        Returns:
-            (batch, n_heads, 1, head_dim).
+            kwargs: the same for all rows.
         """
         attended = [
             attend(queries[rows], *of_group, mask=its_mask, **kwargs)

@@ -51,9 +51,7 @@ def _remove_ended(runner: Any) -> None:
 def _install(patching: Patching, remove_ended: Callable[[Any], None] = lambda runner: None) -> None:
     """Keep caches, hand them to prefills, and drop them when stock flushes its cache.
 
-    Args:
-        patching: names in, changes out.
-        remove_ended: called with a runner before a prefill.
+    `remove_ended` is called with a runner before a prefill.
     """
     core: Any = patching.module("mlx.core")
     ran = patching.ran
@@ -278,18 +276,11 @@ class _Turns:
     def find(
         self, prompt: Sequence[int], prefix_slots: Sequence[int]
     ) -> tuple[int, list[Any]] | None:
-        """The end of a prompt's longest kept prefix, and the caches truncated to it.
+        """The end of a prompt's longest kept prefix, and the caches truncated to it; None without.
 
         A turn is reused only if the radix cache still holds its prompt in the same slots. That
         cache separates prompts by `extra_key` and `cache_salt`. So the time of a prompt tells
         nobody what another client has sent, or what was sent before a flush.
-
-        Args:
-            prompt: the tokens of the whole prompt.
-            prefix_slots: the slots of those that the radix cache has.
-
-        Returns:
-            None where no turn is of the prompt's conversation.
         """
         starts = [(turn.start(prompt, prefix_slots), turn) for turn in self._kept.values()]
         start, best = max(starts, key=lambda each: each[0], default=(0, None))

@@ -47,14 +47,11 @@ def install_in_stock_rule(patching: Patching) -> None:
 
 
 def can_end(queue: Any) -> bool:
-    """Whether a request that runs can decode to its end, whatever is admitted after it.
+    """Whether a request on an idle server can decode to its end, whatever is admitted after it.
 
     To make room for it stock retracts what else runs, but nothing that is in transfer. So the
     sliding-window pool has to hold the tails of as many requests as the server has rows for. The
     pool that stock makes for a number of running requests, from 0.5.14 on, mostly does.
-
-    Args:
-        queue: an idle ``DecodePreallocQueue``: all its rows are free.
     """
     allocator, window = queue.token_to_kv_pool_allocator, queue.scheduler.sliding_window_size
     others = queue.req_to_token_pool.available_size() - 1

@@ -47,14 +47,7 @@ _DEPENDS = (
 
 
 def _variant(spans: str, install: str, allocates: str, *copies: str) -> Variant:
-    """From 0.5.12 on, where stock has the rule.
-
-    Args:
-        spans: the releases.
-        install: a function of the body.
-        allocates: what allocates a request's slots.
-        copies: the names of what keeps retracted KV.
-    """
+    """From 0.5.12 on, where stock has the rule; `copies` keep retracted KV."""
     return variant(
         *(__name__, spans, install),
         targets=(

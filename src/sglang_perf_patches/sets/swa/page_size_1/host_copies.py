@@ -29,9 +29,7 @@ class Kept(SimpleNamespace):
 def keep_beside_the_pool(patching: Patching, names: tuple[str, str, str]) -> None:
     """Where the host's pool is full, back a request up as stock's other backend does.
 
-    Args:
-        patching: as an install gets it.
-        names: what backs a request up, restores it and forgets the copy, in the cache.
+    `names` are of what backs a request up, restores it and forgets the copy, in the cache.
     """
     backs_up, restores, discards = of(CACHE, *names)
 

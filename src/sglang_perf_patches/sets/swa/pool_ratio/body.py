@@ -62,12 +62,7 @@ def install(patching: Patching) -> None:
 
 
 def unserved(configurator: Any, runner: Any) -> str | None:
-    """Why a server's pools are left to stock; None if the ratio is derived.
-
-    Args:
-        configurator: a ``HybridSWAPoolConfigurator`` that stock has initialised.
-        runner: what it was made from: a ``ModelRunner``, later a ``KVCacheConfigurator``.
-    """
+    """Why the pools of a server's `runner` are left to stock; None if the ratio is derived."""
     if type(configurator).__name__ != "HybridSWAPoolConfigurator":
         return "stock sizes the sliding-window pool by the running requests"
     if not configurator._full_layers_num:

@@ -212,11 +212,9 @@ def _install_tracking(patching: Patching, allocator: str) -> None:
 def _install_price(patching: Patching, *, reserve_swa: bool) -> None:
     """Price whole pages (sgl-project/sglang#33794).
 
-    Args:
-        patching: as `install` gets it.
-        reserve_swa: whether stock's own figure says right what sliding-window KV to hold back for
-            the decode steps to come; else it is none, since without a prefix cache the window
-            bounds what a request grows to.
+    `reserve_swa`: whether stock's own figure says right what sliding-window KV to hold back for
+    the decode steps to come. Else it is none, since without a prefix cache the window bounds what
+    a request grows to.
     """
 
     @replaces(patching, f"{QUEUE}._prealloc_required_tokens")

@@ -74,12 +74,9 @@ class _Windows:
         self._ramps: dict[Any, Any] = {}
 
     def serve(self, pool: Any, cells: Any, most: int) -> bool:
-        """Whether the patch handles this call; otherwise stock's code does.
+        """Whether the patch handles a call of `most` cells at most; otherwise stock's code does.
 
-        Args:
-            pool: what translates, if it does.
-            cells: the buffer of graphs, int64 of shape ``(n,)``; None where one is to be made.
-            most: the most cells that the windows can fill.
+        `cells` is the buffer of graphs, int64 of shape ``(n,)``; None where one is to be made.
         """
         if most > MOST:
             return False
@@ -99,13 +96,10 @@ class _Windows:
         return torch.zeros(most, dtype=torch.int64, device=device)
 
     def translate(self, pool: Any, buffers: tuple[Any, ...], most: int) -> None:
-        """Put slots of the window pool in the place of those of the full one.
+        """Put slots of the window pool in the place of those of the full one, in `most` cells.
 
-        Args:
-            pool: what translates, if it does.
-            buffers: what stock returns: the offsets of the windows, int32 of shape ``(bs + 1,)``,
-                and the buffer.
-            most: how many of its cells may be filled.
+        `buffers` is what stock returns: the offsets of the windows, int32 of shape ``(bs + 1,)``,
+        and the buffer.
         """
         import torch
 

@@ -57,13 +57,7 @@ def _is_for_pools(context: Any) -> bool:
 
 
 def unserved(model: Any, layers: Sequence[int] | None, context: Any) -> str | None:
-    """Why a model is left to stock; None if it gets a window pool.
-
-    Args:
-        model: a ``ModelConfig``, whole but for what ``_derive_hybrid_model`` adds.
-        layers: what `windowed_layers` says of it.
-        context: the module ``sglang.srt.runtime_context``.
-    """
+    """Why a ``ModelConfig`` is left to stock; None if it gets a window pool."""
     if layers is None:
         return f"{model.hf_config.architectures[0]} has the pools that stock gives it"
     if not getattr(model.hf_text_config, "sliding_window", None) or len({*layers}) < 2:

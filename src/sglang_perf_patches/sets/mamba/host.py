@@ -91,20 +91,12 @@ class KnownMask(torch.Tensor):  # type: ignore[misc]
     _rows: tuple[int, ...] | torch.Tensor
 
     @staticmethod
-    def of(mask: torch.Tensor, known: Sequence[bool]) -> KnownMask:
-        """A view of `mask` that knows its content, `known`."""
-        rows = tuple(row for row, tracked in enumerate(known) if tracked)
-        return KnownMask.with_rows(mask, bool(rows), rows)
-
-    @staticmethod
-    def with_rows(
-        mask: torch.Tensor, any_: bool, rows: tuple[int, ...] | torch.Tensor
-    ) -> KnownMask:
-        """A view of `mask`; `rows` are those that are True, on the host or on the mask's device."""
+    def of(mask: torch.Tensor, content: Sequence[bool]) -> KnownMask:
+        """A view of `mask` that knows its content."""
         known: KnownMask = mask.as_subclass(KnownMask)
         known.__dict__.update(vars(mask))
-        known._any = any_
-        known._rows = rows
+        known._any = any(content)
+        known._rows = tuple(row for row, tracked in enumerate(content) if tracked)
         return known
 
     def any(self, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ...model.patching import Patching, replaces
@@ -10,18 +11,11 @@ from .references import RECORDED
 _RECORD = "_sglang_perf_patches_rows"
 
 
-def record_from_lists(patching: Patching) -> None:
-    """Up to 0.5.12.post1: the scheduler appends each request's row to lists."""
-    _record(patching, _rows_from_lists)
+def record(patching: Patching, rows_from: Callable[[Any], Any]) -> None:
+    """Keep what the scheduler decides for each request, and attach it to the tensors it makes.
 
-
-def record_from_entries(patching: Patching) -> None:
-    """0.5.13 to 0.5.20: each request's row is an entry object."""
-    _record(patching, _rows_from_entries)
-
-
-def _record(patching: Patching, record: Any) -> None:
-    """Keep what the scheduler decides for each request, and attach it to the tensors it makes."""
+    `rows_from` is `from_lists` or `from_entries`.
+    """
     from . import host
 
     of_batch, of_request = RECORDED
@@ -39,10 +33,12 @@ def _record(patching: Patching, record: Any) -> None:
             host.attach_track(self, mask, seqlens)
         return result
 
-    patching.override(of_request, record)
+    patching.override(of_request, rows_from)
 
 
-def _rows_from_lists(inner: Any) -> Any:
+def from_lists(inner: Any) -> Any:
+    """Up to 0.5.12.post1: the scheduler appends each request's row to lists."""
+
     def prepare(self: Any, req: Any, mask: list[bool], indices: list[int], seqlens: Any) -> Any:
         result = inner(self, req, mask, indices, seqlens)
         rows = self.__dict__.get(_RECORD)
@@ -53,7 +49,9 @@ def _rows_from_lists(inner: Any) -> Any:
     return prepare
 
 
-def _rows_from_entries(inner: Any) -> Any:
+def from_entries(inner: Any) -> Any:
+    """0.5.13 to 0.5.20: each request's row is an entry object."""
+
     def prepare(self: Any, req: Any) -> Any:
         entry = inner(self, req)
         rows = self.__dict__.get(_RECORD)

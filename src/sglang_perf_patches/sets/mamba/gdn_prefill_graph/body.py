@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import WeakSet
 
-from ....model.patching import Patching
+from ....model.patching import Patching, replaces
 from ..references import ATTENTION, BASE, GDN
 from . import HYBRID_BACKEND, RUNNER
 
@@ -63,8 +63,8 @@ def install(patching: Patching) -> None:
     patching.override(f"{GDN}.forward_extend", _forward_extend(patching))
     patching.override(f"{BASE}._track_mamba_state_extend", _keep_states)
     chunk_tables.install(patching)
-    patching.override(f"{HYBRID_BACKEND}.__init__", _take_part(patching))
-    patching.override(f"{RUNNER}.capture_one_shape", _capture_one_shape(patching))
+    _take_part(patching)
+    _capture_one_shape(patching)
 
 
 # -- at boot --------------------------------------------------------------------------------------
@@ -108,26 +108,22 @@ def _supports(patching: Patching) -> Any:
     return supports_prefill_graph_extend
 
 
-def _take_part(patching: Patching) -> Any:
+def _take_part(patching: Patching) -> None:
     from . import one_request, ranks
 
     gdn = patching.get(GDN)
 
-    def make(inner: Any) -> Any:
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            inner(self, *args, **kwargs)
-            takes_part = self.use_captured_forward_metadata_for_breakable_cuda_graph
-            backend = self.linear_attn_backend
-            if takes_part and isinstance(backend, gdn):
-                _TAKING_PART.add(self)
-                kind = tables_for(backend).__name__
-                version = one_request.flashinfer_version()
-                state = (SHORT, FEW, kind, _rows(patching, backend), version)
-                ranks.announce(backend, state)
-
-        return __init__
-
-    return make
+    @replaces(patching, f"{HYBRID_BACKEND}.__init__")
+    def init(self: Any, *args: Any, inner: Any, **kwargs: Any) -> None:
+        inner(self, *args, **kwargs)
+        takes_part = self.use_captured_forward_metadata_for_breakable_cuda_graph
+        backend = self.linear_attn_backend
+        if takes_part and isinstance(backend, gdn):
+            _TAKING_PART.add(self)
+            kind = tables_for(backend).__name__
+            version = one_request.flashinfer_version()
+            state = (SHORT, FEW, kind, _rows(patching, backend), version)
+            ranks.announce(backend, state)
 
 
 def _rows(patching: Patching, backend: Any) -> int:
@@ -136,50 +132,46 @@ def _rows(patching: Patching, backend: Any) -> int:
     return min(most, int(backend.req_to_token_pool.size))
 
 
-def _capture_one_shape(patching: Patching) -> Any:
+def _capture_one_shape(patching: Patching) -> None:
     """Capture a bucket on tables, and as stock does it if some of its batches don't fit."""
     from . import ranks
 
     gdn = patching.get(GDN)
 
-    def make(inner: Any) -> Any:
-        def capture_one_shape(self: Any, size: int, **kwargs: Any) -> None:
-            backend: Any = getattr(self.model_runner.attn_backend, "linear_attn_backend", None)
-            takes_part = self.use_captured_attn_metadata and isinstance(backend, gdn)
-            if takes_part and not ranks.agree(backend, self.backend._tp_group.ranks):
-                patching.gate("a rank of this server runs stock's code here")
-                takes_part = False
-            if not takes_part or size > SHORT:
-                inner(self, size, **kwargs)
-                return
-            stocks: dict[Any, Any] = {}
-            graphs = self.backend._graphs
-            if _leaves_some(self, size, _rows(patching, backend), backend):
-                before = dict(graphs)
-                inner(self, size, **kwargs)
-                stocks = {key: made for key, made in graphs.items() if made is not before.get(key)}
-                if len(stocks) != 1:
-                    patching.gate("the runner keeps its graphs elsewhere")
-                    return
-            is_few = sum(each <= SHORT for each in self.capture_num_tokens) <= FEW
-            # With DP attention, no rank may choose a graph by its own batch.
-            is_few = is_few and not self.require_mlp_tp_gather
+    @replaces(patching, f"{RUNNER}.capture_one_shape")
+    def capture_one_shape(self: Any, size: int, *, inner: Any, **kwargs: Any) -> None:
+        backend: Any = getattr(self.model_runner.attn_backend, "linear_attn_backend", None)
+        takes_part = self.use_captured_attn_metadata and isinstance(backend, gdn)
+        if takes_part and not ranks.agree(backend, self.backend._tp_group.ranks):
+            patching.gate("a rank of this server runs stock's code here")
+            takes_part = False
+        if not takes_part or size > SHORT:
+            inner(self, size, **kwargs)
+            return
+        stocks: dict[Any, Any] = {}
+        graphs = self.backend._graphs
+        if _leaves_some(self, size, _rows(patching, backend), backend):
             before = dict(graphs)
-            with _set(backend, _CAPTURING, not stocks):
-                inner(self, size, **kwargs)
-                for key in [key for key, made in graphs.items() if made is not before.get(key)]:
-                    ours, one = graphs[key], None
-                    metadata = self.attn_metadata_buffers[key]
-                    if is_few and _tables_of(metadata).prepare_one(backend, patching.module):
-                        with _set(backend, _AGAIN, metadata):
-                            inner(self, size, **kwargs)
-                        one = graphs[key]
-                    if stocks or one:
-                        graphs[key] = _Either(backend, ours, stocks.get(key), one)
-
-        return capture_one_shape
-
-    return make
+            inner(self, size, **kwargs)
+            stocks = {key: made for key, made in graphs.items() if made is not before.get(key)}
+            if len(stocks) != 1:
+                patching.gate("the runner keeps its graphs elsewhere")
+                return
+        is_few = sum(each <= SHORT for each in self.capture_num_tokens) <= FEW
+        # With DP attention, no rank may choose a graph by its own batch.
+        is_few = is_few and not self.require_mlp_tp_gather
+        before = dict(graphs)
+        with _set(backend, _CAPTURING, not stocks):
+            inner(self, size, **kwargs)
+            for key in [key for key, made in graphs.items() if made is not before.get(key)]:
+                ours, one = graphs[key], None
+                metadata = self.attn_metadata_buffers[key]
+                if is_few and _tables_of(metadata).prepare_one(backend, patching.module):
+                    with _set(backend, _AGAIN, metadata):
+                        inner(self, size, **kwargs)
+                    one = graphs[key]
+                if stocks or one:
+                    graphs[key] = _Either(backend, ours, stocks.get(key), one)
 
 
 def _leaves_some(runner: Any, size: int, rows: int, backend: Any) -> bool:

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from ....model.patching import Patching
-from ..track_rows import record_from_entries
+from .. import track_rows
 from . import BACKEND
 
 _KEPT = "_sglang_perf_patches_kept"
@@ -19,13 +19,13 @@ def install_for_minimax(patching: Patching) -> None:
 
 def install(patching: Patching) -> None:
     """0.5.13 to 0.5.16: both kernels' layers select the tracked rows by the mask."""
-    record_from_entries(patching)
+    track_rows.record(patching, track_rows.from_entries)
     _select_by_rows(patching, ("seg_la", "minimax"))
 
 
 def install_with_track_store(patching: Patching) -> None:
     """0.5.17 to 0.5.20: the layers of ``seg_la`` also plan the states that its kernel stores."""
-    record_from_entries(patching)
+    track_rows.record(patching, track_rows.from_entries)
     _plan_stores(patching)
 
 
@@ -77,9 +77,7 @@ def _select_by_rows(patching: Patching, kernels: tuple[str, ...], *, tracks: boo
         if not tracks:
             return shadow
         if known.track is not None:
-            mask = forward_batch.mamba_track_mask
-            if not isinstance(mask, host.KnownMask):
-                mask = host.KnownMask.of(mask, known.track.mask)
+            mask = host.KnownMask.of(forward_batch.mamba_track_mask, known.track.mask)
             shadow.mamba_track_mask = mask.nonzero(as_tuple=True)[0]
         elif forward_batch.mamba_track_mask is not None:
             return None

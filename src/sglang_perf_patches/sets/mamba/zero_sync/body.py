@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ....model.patching import Patching
+from .. import track_rows
 from ..references import BASE
-from ..track_rows import record_from_lists
 from . import FLA
 
 _FORWARD = "_sglang_perf_patches_forward"
@@ -21,7 +21,7 @@ it has; None if it has rows."""
 def install(patching: Patching) -> None:
     """0.5.9 to 0.5.10.post1: rows in lists, and queries in each layer."""
     patching.anytime("what it leaves on a batch are stock's values, which stock's code reads too")
-    record_from_lists(patching)
+    track_rows.record(patching, track_rows.from_lists)
     _known_batches(patching)
     patching.override(f"{BASE}._init_track_conv_indices", _conv_indices)
     patching.override(f"{BASE}._init_track_ssm_indices", _ssm_indices)

@@ -11,12 +11,9 @@ buffer like stock's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
-
-from .buffer_growth import doubled
 
 CUDNN_STEP = 256
 """MLX's CUDA backend decodes by cuDNN where the buffer's length is a multiple of this."""
@@ -81,6 +78,13 @@ def capacity_for(length: int, most: int) -> int:
     if capacity % CUDNN_STEP:
         return capacity
     return capacity - _ASIDE if capacity - _ASIDE >= length else capacity + _ASIDE
+
+
+def doubled(room: int, length: int) -> int:
+    """The capacity after stock's growth, which doubles `room` until `length` fits."""
+    while room < length:
+        room *= 2
+    return room
 
 
 class Rows:
@@ -168,13 +172,6 @@ class Rows:
         if length:
             row.max_seq_len = room = doubled(row.max_seq_len, length)
             row.keys, row.values = self.widened(keys, room), self.widened(values, room)
-
-    def take_all_back(self, caches: Sequence[Sequence[Any]]) -> None:
-        """Copy every row back into its own buffer, before a step that stock handles."""
-        for of_layer in caches:
-            for cache in of_layer:
-                if type(cache) is self.row_class:
-                    self.take_back(cache)
 
     def drop(self, row: Any) -> None:
         """Discard a row's KV, leaving a cache of the same dtype that stock fills again.

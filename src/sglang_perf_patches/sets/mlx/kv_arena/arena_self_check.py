@@ -73,7 +73,7 @@ class Kind:
 
 
 @dataclass
-class _Copies:
+class Copies:
     """Copies of a batch's caches, which go through the phases.
 
     Attributes:
@@ -81,7 +81,8 @@ class _Copies:
         lengths: tokens of each request.
         caches: the copies, by layer, then by request.
         groups: the rows of each arena.
-        arenas: they hold the copies; none in a step of rows that were set apart.
+        arenas: they hold the copies; none in a step of rows that were set apart, which stock's
+            code computes.
         kind: the kind of the last step.
         taken: steps in a row of this kind and phase.
     """
@@ -93,19 +94,6 @@ class _Copies:
     arenas: list[Arena] = field(default_factory=list)
     kind: Kind | None = None
     taken: int = 0
-
-
-@dataclass(frozen=True)
-class Pass:
-    """A step that is computed both ways.
-
-    Attributes:
-        arenas: those of copies that compute it; none if stock's code computes it.
-        caches: the copies, by layer, then by request.
-    """
-
-    arenas: Sequence[Arena]
-    caches: list[list[Any]]
 
 
 class ArenaSelfCheck:
@@ -124,7 +112,7 @@ class ArenaSelfCheck:
         self._check = SelfCheck("mlx.kv-arena", gate, needed=len(PHASES), tries=TRIES)
         self._number = 0
         self._is_open = False
-        self._copies: _Copies | None = None
+        self._copies: Copies | None = None
         self._noted: list[Any] = []
         self._queued: deque[tuple[int, Kind, Any]] = deque()
         self.is_chained = False
@@ -140,7 +128,7 @@ class ArenaSelfCheck:
         self._read()
         return not self._has_passed(Kind.of(lengths, groups, self.is_chained))
 
-    def begin(self, caches: Caches, lengths: list[int], groups: Groups) -> Pass | None:
+    def begin(self, caches: Caches, lengths: list[int], groups: Groups) -> Copies | None:
         """How copies compute a step that stock handles; None to run only stock.
 
         As in `Choice`, a batch gets an arena at its second step.
@@ -163,7 +151,7 @@ class ArenaSelfCheck:
         copies.kind, copies.lengths = kind, [length + 1 for length in lengths]
         COUNTS["tried steps"] += 1
         self._is_open = True
-        return Pass(copies.arenas, copies.caches)
+        return copies
 
     def note(self, stock: Any, copied: Any) -> None:
         """Keep whether a layer's two results, (batch, 1, hidden), are equal."""
@@ -189,7 +177,7 @@ class ArenaSelfCheck:
             for each in {kind, Kind(kind.sizes, is_chained=True)}
         )
 
-    def _prepared(self, caches: Caches, lengths: list[int], groups: Groups, kind: Kind) -> _Copies:
+    def _prepared(self, caches: Caches, lengths: list[int], groups: Groups, kind: Kind) -> Copies:
         """The copies, ready for the next step of this kind."""
         ready = self._copies
         phase = PHASES[self._check.credits(kind)]
@@ -199,7 +187,7 @@ class ArenaSelfCheck:
             self._drop()
             copies = [[self._copy(cache) for cache in of_layer] for of_layer in caches]
             batch = [id(cache) for cache in caches[0]]
-            ready = self._copies = _Copies(batch, lengths, copies)
+            ready = self._copies = Copies(batch, lengths, copies)
         if not ready.arenas or ready.groups != groups:
             # Of stock's buffers, of rows that have been set apart, or of other groups.
             ready.groups = groups
@@ -215,11 +203,11 @@ class ArenaSelfCheck:
                 self._rows.forget(layer)
         return ready
 
-    def _build(self, copies: _Copies, lengths: list[int]) -> None:
+    def _build(self, copies: Copies, lengths: list[int]) -> None:
         parts = parts_of(copies.caches, lengths, copies.groups)
         copies.arenas = [self._choice.build(*part) for part in parts]
 
-    def _change(self, copies: _Copies, lengths: list[int], phase: str) -> None:
+    def _change(self, copies: Copies, lengths: list[int], phase: str) -> None:
         """What the phase is about, at its start; `_prepared` sets rows apart."""
         if phase == "enlarged":
             for arena in copies.arenas:
@@ -231,7 +219,7 @@ class ArenaSelfCheck:
                     self._rows.take_back(first)
             self._build(copies, lengths)
 
-    def _make_room(self, copies: _Copies) -> None:
+    def _make_room(self, copies: Copies) -> None:
         for arena in copies.arenas:
             if (needed := max(arena.lengths) + 1) > arena.capacity:
                 self._enlarge(arena, needed)

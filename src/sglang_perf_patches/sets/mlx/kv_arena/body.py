@@ -20,21 +20,20 @@ A layer that attends to a window is stock's. An exception in between leaves the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ....model.patching import Patching, replaces
 from .. import grouping
 from ..device import is_proven
 from ..references import ATTENTION, BATCHED_DECODE, CONTIGUOUS, CORE
+from ..step_arrays import StepArrays
 from . import CHAINED, RELEASE
-from .arena import Rows
+from .arena import Arena, Rows
 from .arena_self_check import ArenaSelfCheck
-from .buffer_growth import growing
 from .choice import COUNTS, Choice, Groups
 from .layer_step import Fast, OfAll
 from .moves import Moves
-from .padding import PaddingAndMask
 from .step import GroupedStep, Step, StepApart
 
 _STEP = "_sglang_perf_patches_arena"
@@ -43,18 +42,34 @@ _STEP = "_sglang_perf_patches_arena"
 def install_contiguous(patching: Patching) -> None:
     """Install on 0.5.11 to 0.5.12.post1, whose batched decode does not grow a buffer."""
     _install(patching, CONTIGUOUS, "layer_caches")
-    patching.override(f"{CONTIGUOUS}.write_token", growing)
+    patching.override(f"{CONTIGUOUS}.write_token", _growing)
 
 
 def install_attention_without_growth(patching: Patching) -> None:
     """Install on 0.5.13 and 0.5.14, whose batched decode does not grow a buffer."""
     _install(patching, ATTENTION, "attention_layer_caches")
-    patching.override(f"{ATTENTION}.write_token", growing)
+    patching.override(f"{ATTENTION}.write_token", _growing)
 
 
 def install_attention(patching: Patching) -> None:
     """Install on releases from 0.5.15 on."""
     _install(patching, ATTENTION, "attention_layer_caches")
+
+
+def _growing(inner: Callable[..., None]) -> Callable[..., None]:
+    """Stock's ``write_token`` of a request's cache, after stock's own growth of a full buffer.
+
+    Stock loses what it writes past the end. If the lengths of a batch differ, a ValueError then
+    ends the step. If they are equal, nothing is raised and the logits are wrong.
+    """
+
+    def write_token(self: Any, k: Any, v: Any) -> None:
+        """Grow a full buffer, then write; k and v are (1, n_kv_heads, 1, head_dim)."""
+        if self.offset >= self.max_seq_len:
+            self._grow(self.offset + 1)
+        inner(self, k, v)
+
+    return write_token
 
 
 def _install(patching: Patching, cache_class: str, field: str) -> None:
@@ -106,7 +121,9 @@ def _install(patching: Patching, cache_class: str, field: str) -> None:
     @replaces(patching, RELEASE)
     def release_cache(self: Any, cache: list[Any], *, inner: Any) -> None:
         """Take the caches out of the arena before stock keeps them for another request."""
-        _release(rows, cache)
+        for each in cache:
+            if type(each) is rows.row_class:
+                rows.drop(each)
         inner(self, cache)
 
     patching.override(CORE, lambda inner: _Core(inner, patching))
@@ -137,11 +154,10 @@ def _begin(
     if not arenas:
         return None
     COUNTS["steps"] += 1
-    if len(arenas) == 1:
-        return Step(core, ctx, arenas, field)
-    grouping.COUNTS["steps"] += 1
-    mark.ran.seen = True
-    return GroupedStep(core, ctx, arenas, field, groups)
+    if len(arenas) > 1:
+        grouping.COUNTS["steps"] += 1
+        mark.ran.seen = True
+    return _step(core, ctx, arenas, field, groups)
 
 
 def _tried(
@@ -153,13 +169,25 @@ def _tried(
         return None
     if not tried.arenas:
         return StepApart(ctx, tried.caches, field, trial)
-    if len(tried.arenas) == 1:
-        return Step(core, ctx, tried.arenas, field, trial)
-    return GroupedStep(core, ctx, tried.arenas, field, groups, trial)
+    return _step(core, ctx, tried.arenas, field, groups, trial)
 
 
-class _Core(PaddingAndMask):
-    """``mlx.core`` with padding and mask made once a step, for layers that stock handles."""
+def _step(
+    core: Any,
+    ctx: Any,
+    arenas: Sequence[Arena],
+    field: str,
+    groups: Groups,
+    trial: ArenaSelfCheck | None = None,
+) -> Step:
+    """A step in one arena, or in one for each group."""
+    if len(arenas) == 1:
+        return Step(core, ctx, arenas, field, trial)
+    return GroupedStep(core, ctx, arenas, field, groups, trial)
+
+
+class _Core(StepArrays):
+    """``mlx.core``, which makes padding and mask once a step, for layers that stock handles."""
 
     def __init__(self, inner: Any, patching: Patching) -> None:
         super().__init__(inner, patching)
@@ -176,8 +204,20 @@ class _Core(PaddingAndMask):
             return first.array
         return first if len(arrays) == 1 else self._inner.concatenate(arrays, axis=axis)
 
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Zeros that pad a shorter request, (1, n_kv_heads, pad, head_dim)."""
+        kept, key = self.kept(), ("zeros", shape, dtype)
+        if key not in kept:
+            kept[key] = self._inner.zeros(shape, dtype=dtype)
+        return kept[key]
 
-def _release(rows: Rows, cache: list[Any]) -> None:
-    for each in cache:
-        if type(each) is rows.row_class:
-            rows.drop(each)
+    def where(self, condition: Any, masked: Any, unmasked: Any) -> Any:
+        """The additive mask, (batch, 1, 1, max_len), in the queries' dtype.
+
+        `condition` depends only on the step's lengths and `masked` only on the dtype, so the dtype
+        identifies a mask within a step. In later layers `condition` is never evaluated.
+        """
+        kept, key = self.kept(), ("where", condition.shape, masked.dtype)
+        if key not in kept:
+            kept[key] = self._inner.where(condition, masked, unmasked)
+        return kept[key]

@@ -22,8 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from .arena import AT_MOST, STOCK_ROOM, Arena, Rows, capacity_for
-from .buffer_growth import doubled
+from .arena import AT_MOST, STOCK_ROOM, Arena, Rows, capacity_for, doubled
 from .moves import Moves
 
 COUNTS: Counter[str] = Counter()
@@ -52,7 +51,10 @@ class Choice:
 
     def leave(self, caches: Caches) -> None:
         """Copy all rows back, for stock, which attends to each request's own buffer."""
-        self._rows.take_all_back(caches)
+        for of_layer in caches:
+            for cache in of_layer:
+                if self._rows.layer_if_row(cache) is not None:
+                    self._rows.take_back(cache)
 
     def arenas_for(self, caches: Caches, lengths: list[int], groups: Groups) -> list[Arena]:
         """The arenas that serve a step, with room for the new tokens; none for stock.

@@ -14,8 +14,7 @@ from weakref import WeakSet
 
 from ....model.patching import Patching, replaces
 from ..references import RUNNER
-from . import ATTENTION_POOL, ATTENTION_PREFIX, KV_POOL, PREFIX
-from .room import Room
+from . import ATTENTION_POOL, ATTENTION_PREFIX, KV_POOL, PREFIX, room
 
 _WRITES = "_sglang_perf_patches_writes"
 
@@ -82,7 +81,6 @@ class _Writes:
 def _install(patching: Patching, pool: str, prefix: str, attribute: str) -> None:
     core: Any = patching.module("mlx.core")
     ran = patching.ran
-    room = Room(core)
     waiting: WeakSet[_Writes] = WeakSet()
     # Without the patch nothing does a postponed write, and later prefix hits would read slots that
     # hold other tokens. The prefill's end does it, or whatever reads or writes the pool next.
@@ -160,13 +158,13 @@ def _install(patching: Patching, pool: str, prefix: str, attribute: str) -> None
         if writes is not None:
             writes.waiting.discard(writes)
         inner(self)
-        room.empty(self)
+        room.empty(core, self)
 
     @replaces(patching, f"{pool}.__init__")
     def init(self: Any, *args: Any, inner: Any, **kwargs: Any) -> None:
         """Make a pool, with buffers that grow."""
         inner(self, *args, **kwargs)
-        room.empty(self)
+        room.empty(core, self)
 
     @replaces(patching, f"{RUNNER}.prefill_finalize")
     def prefill_finalize(self: Any, pending: Any, *, inner: Any) -> Any:

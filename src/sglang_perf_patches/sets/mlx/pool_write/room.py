@@ -5,7 +5,7 @@ or read of a higher slot enlarges its buffers. Unwritten slots are zeros, as in 
 
 | who takes a layer's buffer | gets |
 | --- | --- |
-| stock's own reads and writes, within `Room.taking` | the buffer as it is, for slots that it has |
+| stock's own reads and writes, within `taking` | the buffer as it is, for slots that it has |
 | any other code: the same without the patch, stock's fused RoPE kernel | all slots |
 
 So nothing waits for the buffers when the patch is removed: what is taken then has all slots.
@@ -65,50 +65,46 @@ class Buffers(list[Any]):
                 self._core.eval(super().__getitem__(layer))
 
 
-class Room:
-    """The buffers of all pools that were made while the patch is on."""
+def empty(core: Any, pool: Any) -> None:
+    """Give an empty pool buffers with few slots; they take memory at the first write."""
+    shape = (min(LEAST, pool.pool_size), pool.n_kv_heads, pool.head_dim)
+    for name in ("k_buffer", "v_buffer"):
+        arrays = [core.zeros(shape, dtype=pool.dtype) for _ in range(pool.num_layers)]
+        setattr(pool, name, Buffers(core, arrays, pool.pool_size))
 
-    def __init__(self, core: Any) -> None:
-        """`core` is ``mlx.core``."""
-        self._core = core
 
-    def empty(self, pool: Any) -> None:
-        """Give an empty pool buffers with few slots; they take memory at the first write."""
-        shape = (min(LEAST, pool.pool_size), pool.n_kv_heads, pool.head_dim)
-        for name in ("k_buffer", "v_buffer"):
-            arrays = [self._core.zeros(shape, dtype=pool.dtype) for _ in range(pool.num_layers)]
-            setattr(pool, name, Buffers(self._core, arrays, pool.pool_size))
-
-    @contextmanager
-    def taking(self, pool: Any, slots: Any) -> Iterator[None]:
-        """Within the block, stock's code takes buffers that have these slots, (tokens,) int32."""
-        both = pool.k_buffer, pool.v_buffer
-        if not all(type(buffers) is Buffers for buffers in both):
-            yield  # made before the patch was on: it has all slots
-            return
-        self._hold(both, slots)
+@contextmanager
+def taking(pool: Any, slots: Any) -> Iterator[None]:
+    """Within the block, stock's code takes buffers that have these slots, (tokens,) int32."""
+    both = pool.k_buffer, pool.v_buffer
+    if not all(type(buffers) is Buffers for buffers in both):
+        yield  # made before the patch was on: it has all slots
+        return
+    _hold(both, slots)
+    for buffers in both:
+        buffers.has_checked = True
+    try:
+        yield
+    finally:
         for buffers in both:
-            buffers.has_checked = True
-        try:
-            yield
-        finally:
-            for buffers in both:
-                buffers.has_checked = False
+            buffers.has_checked = False
 
-    def is_checked(self, pool: Any) -> bool:
-        """Whether stock's code is within `taking`, with the slots that it reads now or more."""
-        return type(pool.k_buffer) is Buffers and pool.k_buffer.has_checked
 
-    def _hold(self, both: tuple[Buffers, ...], slots: Any) -> None:
-        """Enlarge the buffers for these slots, if they are too small."""
-        if all(buffers.checked is slots for buffers in both):
-            return  # a prefill's layers share this array
-        # The host has made this array from a list, so no device is waited for.
-        needed = max(memoryview(slots), default=-1) + 1
-        for buffers in both:
-            if needed > (held := buffers.room()):
-                buffers.grow(room_for(needed, held, buffers.slots))
-            buffers.checked = slots
+def is_checked(pool: Any) -> bool:
+    """Whether stock's code is within `taking`, with the slots that it reads now or more."""
+    return type(pool.k_buffer) is Buffers and pool.k_buffer.has_checked
+
+
+def _hold(both: tuple[Buffers, ...], slots: Any) -> None:
+    """Enlarge the buffers for these slots, if they are too small."""
+    if all(buffers.checked is slots for buffers in both):
+        return  # a prefill's layers share this array
+    # The host has made this array from a list, so no device is waited for.
+    needed = max(memoryview(slots), default=-1) + 1
+    for buffers in both:
+        if needed > (held := buffers.room()):
+            buffers.grow(room_for(needed, held, buffers.slots))
+        buffers.checked = slots
 
 
 def room_for(needed: int, held: int, most: int) -> int:

@@ -7,7 +7,6 @@ fixes to releases that have the change without them.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 from ....model.patching import Patching, replaces
-from .. import leaving, tail_allocation
+from .. import growth, leaving, tail_allocation
 from ..references import ALLOCATOR, DECODE, OLD_ALLOCATOR, OLD_POOL, QUEUE
 from ..window import ceil_align, fill_length, idle, tail_length, unserved
 from . import cpu_copy
@@ -73,8 +72,7 @@ def _install_condition(patching: Patching) -> None:
 
         Whether the server is idle makes no difference here: swa.idle-admission checks that.
         """
-        new: int = min(req.sampling_params.max_new_tokens, decode.CLIP_MAX_NEW_TOKEN)
-        return held + new
+        return growth.wanted(decode, req, held)
 
     patching.add(f"{QUEUE}._uses_swa_tail_prealloc", uses_swa_tail_prealloc)
     patching.add(f"{QUEUE}._swa_peak_tokens", peak)
@@ -87,8 +85,7 @@ def _install_capacity(patching: Patching) -> None:
     def make_init(inner: Any) -> Any:
         signature = inspect.signature(inner)
 
-        @functools.wraps(inner)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
             inner(self, *args, **kwargs)
             if self._uses_swa_tail_prealloc():
                 self.token_to_kv_pool_allocator._swa_unmaps_pages = True
@@ -97,7 +94,7 @@ def _install_capacity(patching: Patching) -> None:
             elif (reason := unserved(self)) is not None:
                 patching.gate(reason)
 
-        return __init__
+        return init
 
     @replaces(patching, f"{QUEUE}._check_if_req_exceed_kv_capacity")
     def _check_if_req_exceed_kv_capacity(self: Any, req: Any, *, inner: Any) -> bool:

@@ -283,16 +283,15 @@ def broken_rows() -> dict[str, Any]:
     from mlx_lm.models.cache import ArraysCache
 
     from sglang_perf_patches.sets.mlx.batched_prefill import body as batched_prefill
-    from sglang_perf_patches.sets.mlx.batched_prefill import hybrid
+    from sglang_perf_patches.sets.mlx.batched_prefill import hybrid, rows
     from sglang_perf_patches.sets.mlx.batched_prefill.grouping import Shape, shape
-    from sglang_perf_patches.sets.mlx.batched_prefill.rows import Row
     from sglang_perf_patches.verify.mlx import batched_prefill as proof
 
     batches = batched_prefill._Batches
     compute, layers, rounded = batched_prefill.compute, batches._layers, Shape.rounded
 
-    def padded(self: Any, array: Any) -> Any:
-        return array[self.index : self.index + 1]
+    def padded(array: Any, row: int, _: int) -> Any:
+        return array[row : row + 1]
 
     def others_prefixes(self: Any, runner: Any, group: Any, prefix: int) -> Any:
         return layers(self, runner, group[::-1], prefix)
@@ -336,7 +335,7 @@ def broken_rows() -> dict[str, Any]:
         "hybrids: a row begins without its state": (hybrid._Passes, "_joined", without_states),
         "hybrids: the state after a prompt is kept": (hybrid, "compute", kept_at_the_end),
         "hybrids: nothing is kept": (batches, "fill_first_part", first_parts_are_skipped),
-        "hybrids: a part fits no call": (hybrid.Part, "fits", lambda *_: False),
+        "hybrids: a part fits no call": (rows.Part, "fits", lambda *_: False),
         "everything is left to stock": (batched_prefill, "groups", lambda _: []),
         "a row gets another's values": (
             batched_prefill,
@@ -344,10 +343,10 @@ def broken_rows() -> dict[str, Any]:
             lambda *words: compute(*words)[::-1],
         ),
         "a row gets another's prefix": (batches, "_layers", others_prefixes),
-        "padding is a row's own": (Row, "_own", padded),
+        "padding is a row's own": (rows, "own", padded),
         "a longer prefix is all rows'": (batched_prefill, "shape", longest_prefix),
         "a shape with a rounded prefix is too short": (Shape, "rounded", too_short),
-        "a row fits no call": (Row, "fits", lambda *_: False),
+        "a row fits no call": (rows.Row, "fits", lambda *_: False),
     }
     return {what: verdict_of(proof, change) for what, change in broken.items()}
 
@@ -356,10 +355,10 @@ def trunk_of_the_first_row() -> type:
     """What `mlx.last-row` puts in the trunk's place, broken: the first row stands for the last."""
     from sglang_perf_patches.sets.mlx.last_row import body
 
-    class FirstRow(body._Trunk):
+    class FirstRow(body.CutTrunk):
         def __call__(self, *arguments: Any, **options: Any) -> Any:
             hidden = self._trunk(*arguments, **options)
-            self.was_cut = True
+            self.hidden = hidden
             return hidden[:, :1]
 
     return FirstRow
@@ -402,7 +401,7 @@ def restless_stock() -> dict[str, str]:
         equivalence.near("mlx.last-row", model, lambda: [play(model, prompts.SCRIPTED[:2])], 1 / 20)
 
     restless = (rig, "digest", lambda array: f"{digest(array)}{next(numbers)}")
-    broken = (last_row, "_Trunk", trunk_of_the_first_row())
+    broken = (last_row, "CutTrunk", trunk_of_the_first_row())
     elsewhere = (equivalence, "on_cpu", lambda: False)
     found = {}
     for what, compare, *changes in (
@@ -879,7 +878,7 @@ def broken_prefill() -> dict[str, Any]:
             buffer, (first_buffer, "_empty", lambda *_: None)
         ),
         "last-row, whole": (row, (last_row, "TRUNK", "model")),
-        "last-row, the first row": (row, (last_row, "_Trunk", trunk_of_the_first_row())),
+        "last-row, the first row": (row, (last_row, "CutTrunk", trunk_of_the_first_row())),
         "last-row, no trunk is found": (row, (last_row, "owner_of_trunk", lambda model: None)),
     }  # fmt: skip
     with ExitStack() as stack:

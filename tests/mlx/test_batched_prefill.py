@@ -80,10 +80,10 @@ def test_a_long_prompt_beside_short_ones_is_computed_alone() -> None:
 
 def test_a_row_fits_an_empty_cache_or_one_that_reads_the_pool() -> None:
     """One that another patch filled up to the prefix's end would hold the prefix twice."""
-    behind = rows.Row(0, 5, 3, (), None)
+    behind = rows.Part(5, 3, (), 0, holds_prefix=True)
     assert not behind.fits(SimpleNamespace(shape=(1, 3)), [SimpleNamespace(offset=5)])
     assert behind.fits(SimpleNamespace(shape=(1, 3)), [SimpleNamespace(offset=5, _full_keys=None)])
-    whole = rows.Row(0, 0, 3, (), None)
+    whole = rows.Part(0, 3, (), 0)
     assert whole.fits(SimpleNamespace(shape=(1, 3)), [SimpleNamespace(offset=0)])
     assert not whole.fits(SimpleNamespace(shape=(1, 3)), [SimpleNamespace(offset=2)])
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ class Prefill:
     track: Track | None
 
 
+@dataclass
 class Forward:
     """A batch while the metadata of its forward is made, with what is computed from it once.
 
@@ -65,17 +67,15 @@ class Forward:
         known: what `prefill` returns for it.
     """
 
-    def __init__(self, batch: Any, known: Prefill | None) -> None:
-        self.batch = batch
-        self.known = known
-        self._on_cpu: Any = None
+    batch: Any
+    known: Prefill | None
 
-    def on_cpu(self, track: Track) -> Any:
-        """See `batch_on_cpu`."""
-        if self._on_cpu is None:
-            assert self.known is not None  # whose track it is
-            self._on_cpu = batch_on_cpu(self.batch, self.known, track)
-        return self._on_cpu
+    @cached_property
+    def on_cpu(self) -> Any:
+        """See `batch_on_cpu`; for a batch whose track is known."""
+        assert self.known is not None
+        assert self.known.track is not None
+        return batch_on_cpu(self.batch, self.known, self.known.track)
 
 
 class KnownMask(torch.Tensor):  # type: ignore[misc]

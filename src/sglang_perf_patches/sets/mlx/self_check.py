@@ -29,14 +29,7 @@ class SelfCheck:
     def __init__(
         self, patch: str, gate: Callable[[str], None], *, needed: int = 1, tries: int = 1
     ) -> None:
-        """Start without a verdict.
-
-        Args:
-            patch: its id.
-            gate: switches it off, with a reason.
-            needed: how often a kind must be credited to pass.
-            tries: how often each kind may be tried.
-        """
+        """A kind passes once credited `needed` times, and may be tried `tries` times."""
         self._patch, self._gate = patch, gate
         self._needed, self._tries = needed, tries
         self._credits: Counter[Hashable] = Counter()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,3 +34,31 @@ def in_place_of(owner: Any, trunk: Any) -> Iterator[None]:
         yield
     finally:
         dict.__setitem__(owner, TRUNK, before)
+
+
+class CutTrunk:
+    """Replaces a model's trunk; its head computes only what is cut out of the hidden states.
+
+    Attributes:
+        module: the trunk; serves every attribute, since its embedding may be the head.
+        hidden: the hidden states of all positions, (rows, tokens, hidden); None without.
+        can_cut: the trunk returned hidden states, or was not called.
+    """
+
+    def __init__(self, trunk: Any, cut: Callable[[Any], Any], module: Any = None) -> None:
+        self._trunk, self._cut = trunk, cut
+        self.module = trunk if module is None else module
+        self.hidden: Any = None
+        self.can_cut = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the trunk, and cut."""
+        hidden = self._trunk(*args, **kwargs)
+        if getattr(hidden, "ndim", 0) != 3:
+            self.can_cut = False
+            return hidden
+        self.hidden = hidden
+        return self._cut(hidden)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)

@@ -24,13 +24,8 @@ ADMITTED = (f"{QUEUE}._pre_alloc",)
 EVICTS = of(BATCH, "maybe_evict_swa", "_evict_swa")
 """What frees the KV behind a running request's window."""
 
-STOCK_RULE = of(
-    QUEUE,
-    "_uses_swa_tail_prealloc",
-    "_swa_tail_len",
-    "_swa_aware_allocatable_token_budgets",
-    "_swa_tail_allocatable_token_budget",
-    "pop_preallocated",
-    "resume_retracted_reqs",
+STOCK_RULE = (
+    *of(QUEUE, "_uses_swa_tail_prealloc", "_swa_tail_len", "_swa_aware_allocatable_token_budgets"),
+    *of(QUEUE, "_swa_tail_allocatable_token_budget", "pop_preallocated", "resume_retracted_reqs"),
 )
 """How stock reserves windows, from 0.5.12 on."""

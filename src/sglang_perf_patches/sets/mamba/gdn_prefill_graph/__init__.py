@@ -64,15 +64,10 @@ PATCH = Patch(
                 f"{HYBRID_BACKEND}.__init__",
                 f"{RUNNER}.capture_one_shape",
             ),
-            adds=tuple(
-                f"{GDN}.{name}"
-                for name in (
-                    "supports_prefill_graph_extend",
-                    "prefill_graph_extend_active",
-                    "init_prefill_graph_metadata",
-                    "refresh_prefill_graph_metadata",
-                    "prefill_graph_max_seqs",
-                )
+            adds=(
+                *of(GDN, "supports_prefill_graph_extend", "prefill_graph_extend_active"),
+                *of(GDN, "init_prefill_graph_metadata", "refresh_prefill_graph_metadata"),
+                f"{GDN}.prefill_graph_max_seqs",
             ),
             depends=(
                 "sglang.srt.environ:Envs.SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND",

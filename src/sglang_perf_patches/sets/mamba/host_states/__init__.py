@@ -24,12 +24,8 @@ _RELIES = (
     f"{_POOLS}:MHATokenToKVPool.get_kv_size_bytes",
     f"{_POOLS}:MambaPool.get_kv_size_bytes",
     f"{_POOLS}:HybridReqToTokenPool.copy_mamba_state",
-    *of(
-        _COMPONENT,
-        "build_hicache_transfers",
-        "commit_hicache_transfer",
-        "create_match_validator",
-    ),
+    *of(_COMPONENT, "build_hicache_transfers", "commit_hicache_transfer"),
+    f"{_COMPONENT}.create_match_validator",
     *of(_UNIFIED, "init_hicache", "load_back"),
 )
 

@@ -87,7 +87,7 @@ def _conv_indices(inner: Any) -> Any:
         indices = inner(
             host.backend_on_cpu(self),
             host.offsets(known.lens, query_start_loc.dtype),
-            forward.on_cpu(known.track),
+            forward.on_cpu,
         )
         return host.to_device([indices], self.device)[0]
 
@@ -103,7 +103,7 @@ def _ssm_indices(inner: Any) -> Any:
         known = forward.known
         if known is None or known.track is None:
             return inner(self, mamba_cache_indices, forward_batch)
-        shadow = forward.on_cpu(known.track)
+        shadow = forward.on_cpu
         rows = shadow.mamba_track_indices
         indices = inner(host.backend_on_cpu(self), rows, shadow)
         moved = iter(host.to_device([t for t in indices if t is not None], self.device))

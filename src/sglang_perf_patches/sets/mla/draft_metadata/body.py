@@ -46,12 +46,9 @@ def install_replay(patching: Patching) -> None:
                 seq_lens_cpu=forward_batch.seq_lens_cpu,
             )
 
-    def init_forward_metadata_capture_cuda_graph(self: Any, forward_batch: Any) -> None:
-        inherited(self, forward_batch)
-
     shared = _Shared(patching)
     for method in (
-        shared.capture(init_forward_metadata_capture_cuda_graph),
+        shared.capture(inherited),
         shared.replay(init_forward_metadata_replay_cuda_graph),
         shared.eager(init_forward_metadata),
     ):

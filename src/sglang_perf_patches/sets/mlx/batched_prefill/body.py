@@ -20,7 +20,7 @@ from ..references import MLX, RUNNER
 from ..self_check import SelfCheck
 from . import EXTEND_BATCH, TRUNK_FORWARD, hybrid
 from .grouping import Prompt, Shape, groups, of_hybrids, shape
-from .rows import Layer, Row, compute
+from .rows import Layer, Part, Row, compute, is_recurrent
 
 COUNTS: Counter[str] = Counter()
 """Counts for this process: prompts of a batch that were computed ``together`` or ``alone``, rows
@@ -147,8 +147,8 @@ class _Batches:
         self._ran, self._is_proven = patching.ran, is_proven(self._core)
         self._plans = attends_by_cudnn(self._core)
         self._caches: Any = patching.module("mlx_lm.models.cache")
-        self._rows: dict[str, Row | hybrid.Row] = {}
-        self._launched: hybrid.Part | None = None
+        self._rows: dict[str, Row] = {}
+        self._launched: Part | None = None
 
     def launch(self, runner: Any, noted: Sequence[Noted]) -> list[Any]:
         """Launch noted prompts, in their order, those of like length computed together."""
@@ -160,7 +160,9 @@ class _Batches:
                 self._compute_hybrids(runner, noted)
             else:
                 prompts = [
-                    _prompt(number, each) for number, each in enumerate(noted) if each.tokens
+                    Prompt(number, prefix := len(each.prefix_slots), len(each.tokens) - prefix)
+                    for number, each in enumerate(noted)
+                    if each.tokens
                 ]
                 for group in groups(prompts):
                     self._compute(runner, noted, group)
@@ -271,7 +273,7 @@ class _Batches:
         if not all(
             isinstance(of, self._caches.KVCache)
             if layer in layout.attention_layer_indices
-            else hybrid.is_recurrent(of)
+            else is_recurrent(of)
             for layer, of in enumerate(runner._new_cache_skeleton())
         ):
             self._fail(f"the caches of {model} take no rows")
@@ -368,8 +370,3 @@ def _from_pool(runner: Any, layer: int, slots: Any) -> Any:
     """A layer's keys and values in the pool's slots, each (slots, n_kv_heads, head_dim)."""
     pool_index = runner._cache_layout.full_kv_pool_index(layer)
     return runner._attention_kv_pool.get_kv(pool_index, slots)
-
-
-def _prompt(number: int, noted: Noted) -> Prompt:
-    prefix = len(noted.prefix_slots)
-    return Prompt(number, prefix, len(noted.tokens) - prefix)

@@ -15,11 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .grouping import MOST_KV, MOST_ROUNDED, STEP
-from .rows import are_near, last_logits, padded, put
-
-Held = Sequence[Sequence[Any]]
-"""What a row's layers hold, by layer: keys and values, (1, n_kv_heads, tokens, head_dim), or a
-recurrent layer's arrays, (1, …), None without a state; nothing, if it is empty."""
+from .rows import Held, Part, Row, last_logits, padded
 
 
 @dataclass(frozen=True)
@@ -37,70 +33,6 @@ class Prompt:
     prefix: int
     first: int
     held: Held
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a prompt, computed but not evaluated. Called as a model, it fills the caches.
-
-    Attributes:
-        start: tokens before it.
-        tokens: its own.
-        layers: what each layer holds after it.
-        attention: the number of the first attention layer.
-        logits: of its last token, (1, 1, vocabulary); None where nothing reads them.
-    """
-
-    start: int
-    tokens: int
-    layers: Held
-    attention: int
-    logits: Any = None
-
-    def fits(self, input_ids: Any, cache: Sequence[Any]) -> bool:
-        """Whether a call of the model, for this request, asks for what was computed."""
-        of = cache[self.attention]
-        return bool(input_ids.shape == (1, self.tokens) and of.offset == self.start)
-
-    def __call__(self, _: Any, *, cache: Sequence[Any]) -> Any:
-        """Fill a request's caches, and return the logits."""
-        for arrays, of in zip(self.layers, cache, strict=True):
-            if is_recurrent(of):
-                of.cache = list(arrays)
-            else:
-                keys, values = arrays
-                put(of, keys, values, self.start)
-        return self.logits
-
-
-@dataclass(frozen=True)
-class Row:
-    """One prompt of a group: its last part, and what stock computes before that."""
-
-    first: Part | None
-    last: Part
-
-    def fits(self, input_ids: Any, cache: Sequence[Any]) -> bool:
-        """Whether a call of the model asks for the last part."""
-        return self.last.fits(input_ids, cache)
-
-    def __call__(self, input_ids: Any, *, cache: Sequence[Any]) -> Any:
-        """Fill a request's caches, and return the logits."""
-        return self.last(input_ids, cache=cache)
-
-    def is_near(self, single: Row, core: Any, part: float) -> bool:
-        """Whether logits, KV and states differ by a part of the other row's largest at most."""
-        pairs = [(self.last.logits, single.last.logits)]
-        for mine, its in ((self.first, single.first), (self.last, single.last)):
-            if mine is not None and its is not None:
-                for one, other in zip(mine.layers, its.layers, strict=True):
-                    pairs += zip(one, other, strict=True)
-        return are_near(core, pairs, part)
-
-
-def is_recurrent(cache: Any) -> bool:
-    """Whether a layer's cache is mlx-lm's for recurrent states, which can be told lengths."""
-    return hasattr(cache, "lengths") and isinstance(getattr(cache, "cache", None), list)
 
 
 def extent(starts: Sequence[int], lengths: Sequence[int], *, rounds: bool) -> tuple[int, int, int]:

@@ -6,57 +6,79 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..trunk import TRUNK, in_place_of, logits_of, owner_of_trunk
+from ..trunk import TRUNK, CutTrunk, in_place_of, logits_of, owner_of_trunk
+
+Held = Sequence[Sequence[Any]]
+"""What a row's layers hold, by layer: keys and values, (1, n_kv_heads, tokens, head_dim), or a
+recurrent layer's arrays, (1, …), None without a state; nothing, if it is empty."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a prompt, computed but not evaluated. Called as a model, it fills the caches.
+
+    Attributes:
+        start: tokens before it.
+        tokens: its own.
+        layers: what each layer holds after it.
+        attention: the number of the first attention layer.
+        logits: of its last token, (1, 1, vocabulary); None where nothing reads them.
+        holds_prefix: its layers hold what is before it too, which a cache that holds that already,
+            as of an earlier turn, would hold twice.
+    """
+
+    start: int
+    tokens: int
+    layers: Held
+    attention: int
+    logits: Any = None
+    holds_prefix: bool = False
+
+    def fits(self, input_ids: Any, cache: Sequence[Any]) -> bool:
+        """Whether a call of the model, for this request, asks for what was computed."""
+        of = cache[self.attention]
+        asked = input_ids.shape == (1, self.tokens) and of.offset == self.start
+        return bool(asked and (not self.holds_prefix or hasattr(of, "_full_keys")))
+
+    def __call__(self, _: Any, *, cache: Sequence[Any]) -> Any:
+        """Fill a request's caches, and return the logits."""
+        for arrays, of in zip(self.layers, cache, strict=True):
+            if is_recurrent(of):
+                of.cache = list(arrays)
+            else:
+                keys, values = arrays
+                put(of, keys, values, self.start)
+        return self.logits
 
 
 @dataclass(frozen=True)
 class Row:
-    """One prompt of a group, computed but not evaluated.
+    """One prompt of a group: its last part, and what stock computes before that."""
 
-    Called as a model, it gives its logits and writes its KV into the caches.
-
-    Attributes:
-        index: its row.
-        prefix: tokens whose KV is in the pool; some of them may have been computed again.
-        tokens: tokens behind them.
-        layers: KV by layer; None of a layer without attention.
-        logits: of the last position, (1, 1, vocabulary).
-    """
-
-    index: int
-    prefix: int
-    tokens: int
-    layers: Sequence[Layer]
-    logits: Any
-
-    def __call__(self, _: Any, *, cache: Sequence[Any]) -> Any:
-        """Fill a request's caches, and return the logits."""
-        for layer, of in zip(self.layers, cache, strict=True):
-            put(of, self._own(layer.keys), self._own(layer.values), self.prefix)
-        return self.logits
+    first: Part | None
+    last: Part
 
     def fits(self, input_ids: Any, cache: Sequence[Any]) -> bool:
-        """Whether a call of the model, for this request, asks for what was computed.
+        """Whether a call of the model asks for the last part."""
+        return self.last.fits(input_ids, cache)
 
-        A row holds its prefix too. Only an empty cache or one that reads the pool takes that; one
-        that holds the prefix already, as of an earlier turn, would hold it twice.
-        """
-        asked = input_ids.shape == (1, self.tokens) and cache[0].offset == self.prefix
-        return bool(asked and (not self.prefix or hasattr(cache[0], "_full_keys")))
+    def __call__(self, input_ids: Any, *, cache: Sequence[Any]) -> Any:
+        """Fill a request's caches, and return the logits."""
+        return self.last(input_ids, cache=cache)
 
     def is_near(self, single: Row, core: Any, part: float) -> bool:
-        """Whether logits and KV differ from another row's by a part of its largest at most."""
-        both = [(self.logits, single.logits)]
-        for one, other in zip(self.layers, single.layers, strict=True):
-            both += [
-                (self._own(one.keys), single._own(other.keys)),
-                (self._own(one.values), single._own(other.values)),
-            ]
-        return are_near(core, both, part)
+        """Whether logits, KV and states differ by a part of the other row's largest at most."""
+        pairs = [(self.last.logits, single.last.logits)]
+        for mine, its in ((self.first, single.first), (self.last, single.last)):
+            if mine is not None and its is not None:
+                for one, other in zip(mine.layers, its.layers, strict=True):
+                    pairs += zip(one, other, strict=True)
+        return are_near(core, pairs, part)
 
-    def _own(self, array: Any) -> Any:
-        """(1, n_kv_heads, prefix + tokens, head_dim) of all rows', without padding."""
-        return array[self.index : self.index + 1, :, : self.prefix + self.tokens]
+
+def is_recurrent(cache: Any) -> bool:
+    """Whether a layer's cache is mlx-lm's for recurrent states, which can be told lengths."""
+    return hasattr(cache, "lengths") and isinstance(getattr(cache, "cache", None), list)
 
 
 class Layer:
@@ -135,10 +157,25 @@ def compute(
     offset = layers[0].offset
     new = [prompt[offset:] for _, prompt in prompts]
     logits = last_logits(core, model, layers, new, tokens)
-    return [
-        Row(index, prefix, len(prompt) - prefix, layers, logits[index : index + 1])
-        for index, (prefix, prompt) in enumerate(prompts)
+    parts = [
+        Part(
+            start=prefix,
+            tokens=len(prompt) - prefix,
+            layers=[
+                tuple(own(each, at, len(prompt)) for each in (of.keys, of.values)) for of in layers
+            ],
+            attention=0,
+            logits=logits[at : at + 1],
+            holds_prefix=prefix > 0,
+        )
+        for at, (prefix, prompt) in enumerate(prompts)
     ]
+    return [Row(None, part) for part in parts]
+
+
+def own(array: Any, row: int, tokens: int) -> Any:
+    """(1, n_kv_heads, tokens, head_dim) of all rows', without padding."""
+    return array[row : row + 1, :, :tokens]
 
 
 def padded(core: Any, rows: Sequence[Sequence[int]], tokens: int) -> Any:
@@ -159,23 +196,7 @@ def last_logits(
     owner = owner_of_trunk(model)
     if owner is None:
         return cut(logits_of(model(ids, cache=cache)))
-    trunk = _Trunk(owner[TRUNK], cut)
+    trunk = CutTrunk(owner[TRUNK], cut)
     with in_place_of(owner, trunk):
         logits = logits_of(model(ids, cache=cache))
-    return logits if trunk.was_cut else cut(logits)
-
-
-class _Trunk:
-    """Replaces a model's trunk, and gives the head only each row's last position."""
-
-    def __init__(self, trunk: Any, cut: Any) -> None:
-        self._trunk, self._cut = trunk, cut
-        self.was_cut = False
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        hidden = self._trunk(*args, **kwargs)
-        self.was_cut = getattr(hidden, "ndim", 0) == 3
-        return self._cut(hidden) if self.was_cut else hidden
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._trunk, name)
+    return logits if trunk.hidden is not None else cut(logits)

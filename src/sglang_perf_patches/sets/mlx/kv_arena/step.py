@@ -37,15 +37,10 @@ class Writer:
         self._indices_by_shape: dict[tuple[int, ...], Any] = {}
 
     def write(self, index: int, keys: Any, values: Any) -> tuple[Any, Any]:
-        """Append a token to each row.
+        """Append a token to each row in a layer with buffers.
 
-        Args:
-            index: of the layer, which has buffers.
-            keys: (batch, n_kv_heads, 1, head_dim).
-            values: (batch, n_kv_heads, 1, head_dim).
-
-        Returns:
-            K and V to attend to, (batch, n_kv_heads, longest, head_dim).
+        Takes K and V, (batch, n_kv_heads, 1, head_dim), and returns those to attend to, (batch,
+        n_kv_heads, longest, head_dim).
         """
         layer = self.arena.layers[index]
         assert layer is not None

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from ....model.patch import of
 from ....model.patching import Patching, replaces
 from ..device import same_bits
 from ..references import RUNNER
-from ..trunk import TRUNK, in_place_of, logits_of, owner_of_trunk
+from ..trunk import TRUNK, CutTrunk, in_place_of, logits_of, owner_of_trunk
 
 logger = logging.getLogger(__name__)
 
@@ -92,21 +93,24 @@ class _Heads:
         # The size of a matrix product selects its kernel.
         size = id(model), _size(tokens)
         rows = _ROWS[0] if self._is_proven else self._rows.get(size)
-        trunk = _Trunk(owner[TRUNK], rows)
+        trunk = CutTrunk(owner[TRUNK], _last(rows))
         with in_place_of(owner, trunk):
             output = model(*args, **kwargs)
         if not trunk.can_cut:
             self._leave(model, "its trunk returns something other than hidden states")
-        if trunk.hidden is not None and trunk.hidden.dtype == self._core.float32:
+        was_cut = False
+        if trunk.hidden is not None and rows is not None:
+            was_cut = trunk.hidden.shape[1] > rows
+        elif trunk.hidden is not None and trunk.hidden.dtype == self._core.float32:
             self._leave(model, "its head is in float32, for which the kernel changes with the size")
         elif trunk.hidden is not None:
             self._rows[size] = self._checked(model, owner, trunk, args, kwargs, output)
-        COUNTS["cut" if trunk.was_cut else "whole"] += 1
-        self._ran.seen |= trunk.was_cut
+        COUNTS["cut" if was_cut else "whole"] += 1
+        self._ran.seen |= was_cut
         return output
 
     def _checked(
-        self, model: Any, owner: Any, trunk: _Trunk, args: Any, kwargs: Any, whole: Any
+        self, model: Any, owner: Any, trunk: CutTrunk, args: Any, kwargs: Any, whole: Any
     ) -> int:
         """The fewest positions for which the last one's logits equal stock's bit by bit.
 
@@ -117,7 +121,7 @@ class _Heads:
         tokens: int = hidden.shape[1]
         for rows in _ROWS:
             if rows < tokens:
-                cut = _Trunk(lambda *_, rows=rows, **__: hidden[:, -rows:], tokens, trunk.module)
+                cut = CutTrunk(lambda *_, **__: hidden, _last(rows), trunk.module)
                 with in_place_of(owner, cut):
                     few = model(*args, **kwargs)
                 if same_bits(self._core, logits_of(whole)[:, -1], logits_of(few)[:, -1]):
@@ -148,36 +152,9 @@ class _Prefilled:
         return getattr(self._model, name)
 
 
-class _Trunk:
-    """Replaces a model's trunk and returns only its last positions.
-
-    Attributes:
-        module: the trunk; serves every attribute, since its embedding may be the head.
-        hidden: the hidden states of all positions, (1, tokens, hidden), if none were left out.
-        can_cut: the trunk returned hidden states, or was not called.
-        was_cut: positions were left out.
-    """
-
-    def __init__(self, trunk: Any, rows: int | None, module: Any = None) -> None:
-        """`rows` is how many last positions to return; None for all of them."""
-        self._trunk, self._rows = trunk, rows
-        self.module = trunk if module is None else module
-        self.hidden: Any = None
-        self.can_cut, self.was_cut = True, False
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        hidden = self._trunk(*args, **kwargs)
-        if getattr(hidden, "ndim", 0) != 3:
-            self.can_cut = False
-            return hidden
-        if self._rows is None:
-            self.hidden = hidden
-            return hidden
-        self.was_cut = hidden.shape[1] > self._rows
-        return hidden[:, -self._rows :] if self.was_cut else hidden
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.module, name)
+def _last(rows: int | None) -> Callable[[Any], Any]:
+    """Cuts out the last positions, as many as `rows`; None for all of them."""
+    return lambda hidden: hidden if rows is None else hidden[:, -rows:]
 
 
 def _size(tokens: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 from unittest import mock
 
@@ -73,9 +73,14 @@ def prompts() -> dict[str, Any]:
 
     def wrong(core: Any, model: Any, layers: Any, rows: Any, tokens: int) -> Any:
         computed = compute(core, model, layers, rows, tokens)
-        for layer in layers if len(rows) > 4 else ():
-            layer.values = layer.values * 2
-        return computed
+        if len(rows) <= 4:
+            return computed
+        parts = (row.last for row in computed)
+        doubled = ([(keys, values * 2) for keys, values in part.layers] for part in parts)
+        return [
+            replace(row, last=replace(row.last, layers=layers))
+            for row, layers in zip(computed, doubled, strict=True)
+        ]
 
     results: dict[str, Any] = {}
     with models.model("qwen3", "float32") as model:

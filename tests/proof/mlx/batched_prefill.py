@@ -47,12 +47,12 @@ def recurrent_without_pool(inputs: Inputs) -> int:
 def left_to_stock(_: Inputs) -> int:
     """A hybrid model whose states can't be told lengths, or that can't take rows at all."""
     with models.model("qwen3_next", "float32") as model:
-        for name, change in (
-            ("is_recurrent", {"return_value": False}),
-            ("compute", {"side_effect": ValueError("offsets")}),
+        for module, name, change in (
+            (body, "is_recurrent", {"return_value": False}),
+            (hybrid, "compute", {"side_effect": ValueError("offsets")}),
         ):
             COUNTS.clear()
-            with mock.patch.object(hybrid, name, **change):
+            with mock.patch.object(module, name, **change):
                 near(PATCH, model, lambda: [play(model, SCRIPTED[:2])], PART, ran=False)
             require(not COUNTS["together"], f"{PATCH}: {dict(COUNTS)}")
     return 2

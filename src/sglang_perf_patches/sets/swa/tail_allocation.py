@@ -22,18 +22,9 @@ def alloc_extend_swa_tail(
     """Extend one sequence in whole pages; a method of ``SWATokenToKVPoolAllocator``.
 
     The name and the arguments are upstream's (sgl-project/sglang#24857); each tensor has one
-    element, int64.
-
-    Args:
-        self: the allocator.
-        prefix_lens: tokens that have KV already.
-        prefix_lens_cpu: the same, on the CPU.
-        seq_lens: tokens that shall have KV.
-        seq_lens_cpu: the same, on the CPU.
-        last_loc: slot of the last token of the prefix, -1 where there is none.
-        extend_num_tokens: the difference.
-        swa_tail_len: how many of the last tokens get sliding-window KV; the first of them is the
-            first of a page.
+    element, int64. `prefix_lens` tokens have KV already, `seq_lens` shall have it. `last_loc` is
+    the slot of the last token of the prefix, -1 where there is none. The last `swa_tail_len` tokens
+    get sliding-window KV; the first of them is the first of a page.
 
     Returns:
         the slots of the new tokens, int64 of shape ``(extend_num_tokens,)``; None, and nothing

@@ -176,11 +176,8 @@ class Tables(ABC):
     ) -> None:
         """Write a batch into the tables: one copy to the device for all of them, and no wait.
 
-        Args:
-            lens: new tokens of each request.
-            prefixes: its tokens that are there already.
-            slots: where its states are, of shape ``[batch]`` on the device.
-            tracked: the states that the prefix cache keeps; None for none.
+        A request has `lens` new tokens behind those of its prefix. Its states are in `slots`, of
+        shape ``[batch]`` on the device.
 
         Raises:
             ValueError: the batch does not fit, or tracks states on a server that tracks none.

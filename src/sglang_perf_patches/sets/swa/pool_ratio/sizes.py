@@ -74,12 +74,7 @@ def fit(
 ) -> Pools | None:
     """Pools for a budget of bytes; None where stock's ratio leaves as much to the full pool.
 
-    Args:
-        needs: what the sliding-window pool is to hold.
-        full_cell: bytes of a token in the full pool, over all layers.
-        swa_cell: bytes of a token in the sliding-window pool, over all layers.
-        ratio: stock's ratio.
-        available: bytes for both pools.
+    Cells are bytes of a token in a pool, over all layers; `available` are bytes for both pools.
     """
     stock_full = int(available / (full_cell + ratio * swa_cell))
     swa, tails = _sized(needs, stock_full * ratio)

@@ -60,10 +60,8 @@ def load_cpu_copy(inner: Any) -> Any:
 def _select(copy: Any, kept: Any, chunk: int) -> list[list[list[Any]]]:
     """Rows of a pool's copy, which is one list of chunks a layer, each with all its buffers.
 
-    Args:
-        copy: layers, then chunks of at most `chunk` rows, then buffers of shape ``(rows, ...)``.
-        kept: bool of shape ``(all rows,)``.
-        chunk: rows in a chunk of the result, as the pool's own load counts them.
+    A chunk of the result has at most `chunk` rows, of buffers of shape ``(rows, ...)``; `kept` is
+    bool of shape ``(all rows,)``.
     """
     import torch
 

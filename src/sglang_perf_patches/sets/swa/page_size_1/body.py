@@ -22,11 +22,29 @@ def install(patching: Patching) -> None:
     _install_condition(patching, unserved)
 
 
-def _install_condition(patching: Patching, reason: Callable[[Any], str | None]) -> None:
+def _install_condition(patching: Patching, why_not: Callable[[Any], str | None]) -> None:
     patching.drain(leaving.is_idle, leaving.WAITS_FOR)
 
     def make(inner: Any) -> Any:
-        return _uses_swa_tail_prealloc(patching, inner, reason)
+        def uses_swa_tail_prealloc(self: Any) -> bool:
+            """Whether this queue sizes sliding-window KV by the window.
+
+            Decided once for page size 1, because stock checks several times for each request of
+            each step.
+            """
+            if self.token_to_kv_pool_allocator.page_size > 1:
+                return inner is not MISSING and bool(inner(self))
+            if "_swa_tail_served_unpaged" not in vars(self):
+                reason = why_not(self)
+                self._swa_tail_served_unpaged = reason is None
+                if reason is None:
+                    patching.ran.seen = True
+                    self.token_to_kv_pool_allocator._swa_tails_unpaged = True
+                else:
+                    patching.gate(reason)
+            return bool(self._swa_tail_served_unpaged)
+
+        return uses_swa_tail_prealloc
 
     patching.override(f"{QUEUE}._uses_swa_tail_prealloc", make)
 
@@ -104,26 +122,3 @@ def install_with_copies(patching: Patching) -> None:
     """From 0.5.21: as `install_with_old_copies`, by other names."""
     install_in_function(patching)
     host_copies.keep_beside_the_pool(patching, COPIES)
-
-
-def _uses_swa_tail_prealloc(
-    patching: Patching, inner: Any, why_not: Callable[[Any], str | None]
-) -> Any:
-    def uses_swa_tail_prealloc(self: Any) -> bool:
-        """Whether this queue sizes sliding-window KV by the window; settled once for page size 1.
-
-        Decided once, because stock checks several times for each request of each step.
-        """
-        if self.token_to_kv_pool_allocator.page_size > 1:
-            return inner is not MISSING and bool(inner(self))
-        if "_swa_tail_served_unpaged" not in vars(self):
-            reason = why_not(self)
-            self._swa_tail_served_unpaged = reason is None
-            if reason is None:
-                patching.ran.seen = True
-                self.token_to_kv_pool_allocator._swa_tails_unpaged = True
-            else:
-                patching.gate(reason)
-        return bool(self._swa_tail_served_unpaged)
-
-    return uses_swa_tail_prealloc

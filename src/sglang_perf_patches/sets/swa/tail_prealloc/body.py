@@ -281,10 +281,6 @@ def _whole(queue: Any, size: int) -> int:
     return size // page * page
 
 
-def _is_aborted(decode: Any, entry: Any) -> bool:
-    return isinstance(entry.req.finished_reason, decode.FINISH_ABORT)
-
-
 def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> set[str]:
     """The ids of requests that stock may admit: aborted ones, and as many as both pools hold.
 
@@ -308,7 +304,8 @@ def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> s
     full_left = allocator.full_available_size()
     rids = None if rids_to_check is None else set(rids_to_check)
     entries = [entry for entry in queue.queue if rids is None or entry.req.rid in rids]
-    admitted = {entry.req.rid for entry in entries if _is_aborted(decode, entry)}
+    aborts = decode.FINISH_ABORT
+    admitted = {e.req.rid for e in entries if isinstance(e.req.finished_reason, aborts)}
     alone = idle(queue)
     for entry in entries:
         if entry.req.rid in admitted or not entry.waiting_for_input:
@@ -360,11 +357,8 @@ def _resumed(queue: Any, rids_to_check: Iterable[str] | None) -> set[str]:
 def _swa_budget(queue: Any, *, retractable: int | None, count_retracted: bool) -> int:
     """Sliding-window tokens that may be given away, by upstream's rule for them.
 
-    Args:
-        queue: the prealloc queue.
-        retractable: what retracting every running request would free, in tokens; None if no
-            running request is to be provided for.
-        count_retracted: whether to keep what retracted requests will need.
+    `retractable` is what retracting every running request would free, in tokens; None if no running
+    request is to be provided for. `count_retracted` keeps what retracted requests will need.
     """
     scheduler, allocator = queue.scheduler, queue.token_to_kv_pool_allocator
     window, running = scheduler.sliding_window_size, scheduler.running_batch.reqs

@@ -2,7 +2,7 @@
 
 SUMMARY = "hybrid models: Qwen3-Next, Qwen3.5, Nemotron-H, Kimi Linear, Falcon-H1, MiniMax"
 
-ROOMS = (
+PACKAGES = (
     *("gdn_prefill_graph", "zero_sync", "mamba2_chunk_indices", "lightning_rows"),
     *("slot_exhaustion", "host_states"),
 )

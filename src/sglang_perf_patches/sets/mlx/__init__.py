@@ -2,7 +2,7 @@
 
 SUMMARY = "servers on MLX; measured with MLX on a CPU and for CUDA, never on a Mac"
 
-ROOMS = (
+PACKAGES = (
     *("hybrid_cache", "hybrid_defaults", "relay_device", "pool_write", "released_rows"),
     *("first_buffer", "last_row", "decode_context", "kv_arena", "length_groups"),
     *("next_turn", "batched_prefill"),

@@ -2,7 +2,7 @@
 
 SUMMARY = "models with sliding windows: gpt-oss, Gemma, EXAONE, Olmo"
 
-ROOMS = (
+PACKAGES = (
     *("tail_prealloc", "page_size_1", "idle_admission", "window_pool", "pool_ratio"),
     "window_metadata",
 )

@@ -218,7 +218,7 @@ def broken_for_others() -> Any:
     return errors
 
 
-def episodes(count: int, draw: str = "shape") -> Any:
+def episodes(count: int, draw: str = "shape", first: int = 0) -> Any:
     """Where stock died in how many of the episodes, in all of which the patch is right.
 
     Args:
@@ -226,8 +226,9 @@ def episodes(count: int, draw: str = "shape") -> Any:
         draw: what draws the server of each, in `exhaustion`: ``drafting`` (with drafts, and states
             in two buffers, in a late one or in none), ``late`` (``extra_buffer_lazy``), ``sending``
             (prefill servers) or ``hosted`` (the hierarchical cache, whose copies take their time).
+        first: the seed of the first.
     """
-    return dict(exhaustion.alike(range(count), draw=getattr(exhaustion, draw)))
+    return dict(exhaustion.alike(range(first, first + count), draw=getattr(exhaustion, draw)))
 
 
 def together(given: str) -> Any:

@@ -161,7 +161,7 @@ def test_a_load_that_is_called_off_leaves_no_empty_state(found: Found, release: 
 
 def test_a_request_whose_state_is_loaded_stays_out_as_in_stock(found: Found) -> None:
     """0.5.17 loads it, then refuses the request: the chunk is full. Its slots are not counted."""
-    assert found("0.5.17", "slots_jobs", "with_a_host", count=1, first=244)
+    assert found("0.5.17", "slots_jobs", "episodes", count=1, draw="hosted", first=244)
 
 
 @pytest.mark.newest

@@ -34,8 +34,8 @@ BREAKS = {
     ),
     "mlx.last-row": (
         "mlx/last_row/body.py",
-        "return hidden[:, -self._rows :] if self.was_cut else hidden",
-        "return hidden[:, : self._rows] if self.was_cut else hidden",
+        "hidden if rows is None else hidden[:, -rows:]",
+        "hidden if rows is None else hidden[:, :rows]",
     ),
     "mlx.length-groups": (
         "mlx/kv_arena/step.py",
@@ -44,8 +44,8 @@ BREAKS = {
     ),
     "mlx.batched-prefill": (
         "mlx/batched_prefill/rows.py",
-        "array[self.index : self.index + 1, :, : self.prefix + self.tokens]",
-        "array[:1, :, : self.prefix + self.tokens]",
+        "array[row : row + 1, :, :tokens]",
+        "array[:1, :, :tokens]",
     ),
     "mlx.next-turn": (
         "mlx/next_turn/body.py",
@@ -134,7 +134,7 @@ OF_0_5_20 = {
     ),
     "before the request is released": (
         _ROWS,
-        "if owned is not None:\n                inner(self, req_id)",
+        "if owned is not None:\n            inner(self, req_id)",
         "inner(self, req_id)",
     ),
 }

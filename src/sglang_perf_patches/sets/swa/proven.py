@@ -4,7 +4,7 @@
 process publishes (``tests/releases/test_played.py``).
 """
 
-_EPISODES = "tests/swa/machine.py: play"
+_EPISODES = "tests/proof/swa/episodes.py: play"
 
 BESIDE = dict.fromkeys(
     (

@@ -19,7 +19,7 @@ _ELSEWHERE = (
 )
 """Each rank admits by its own lists and slots, which none of these change."""
 _NEWER = ("eagle", "draft-trees", "hierarchical-cache", "other-tracking", "prefill-server")
-_JOBS = "tests/mamba/slots_jobs.py"
+_DRAWS = "tests/proof/mamba/exhaustion.py"
 _SLOTS = f"{_MEMORY}.allocator.mamba:MambaSlotAllocator"
 
 
@@ -101,11 +101,11 @@ PATCH = Patch(
     proven_with={
         **dict.fromkeys((*STATES, *_ELSEWHERE), "verify"),
         **TEXT,
-        "eagle": f"{_JOBS}: with_drafts",
-        "other-tracking": f"{_JOBS}: with_late_buffers",
-        "draft-trees": f"{_JOBS}: with_drafts",
-        "hierarchical-cache": f"{_JOBS}: with_a_host",
-        "prefill-server": f"{_JOBS}: with_transfers",
+        "eagle": f"{_DRAWS}: drafting",
+        "other-tracking": f"{_DRAWS}: late",
+        "draft-trees": f"{_DRAWS}: drafting",
+        "hierarchical-cache": f"{_DRAWS}: hosted",
+        "prefill-server": f"{_DRAWS}: sending",
     },
     summary="a request waits if no slot for its state is free",
     worth=Worth(

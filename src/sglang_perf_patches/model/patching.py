@@ -78,15 +78,15 @@ class Patching(Protocol):
 def replaces(patching: Patching, *references: str) -> Callable[[Any], None]:
     """A decorator: the function replaces the definition at each reference.
 
-    What it replaces is the default of its keyword-only parameter ``inner``. A function that is
-    called in every layer or step is made by `Patching.override`: a closure is called faster.
+    What it replaces is the default of its keyword-only parameter ``inner``. For a function that is
+    called in every layer use `Patching.override` instead: a closure is called faster.
     """
 
     def declare(function: Any) -> None:
         def make(inner: Any) -> FunctionType:
             of_function = function.__code__, function.__globals__, function.__name__
             made = FunctionType(*of_function, function.__defaults__, function.__closure__)
-            made.__kwdefaults__ = {"inner": inner}
+            made.__kwdefaults__ = {**(function.__kwdefaults__ or {}), "inner": inner}
             return made
 
         for reference in references:

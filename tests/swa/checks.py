@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,14 +17,10 @@ from sglang_perf_patches.sets.swa.growth import (
     kept_margin,
 )
 from sglang_perf_patches.verify.stock import NoneByDefault
-from tests.proof.swa import episodes
 from tests.proof.swa.cases import alone_without_limit
 from tests.proof.swa.pool_invariants import Witness
 from tests.proof.swa.rig import DecodeWorker
 from tests.proof.swa.shape import Shape
-
-RULES = 25
-"""Of a random episode."""
 
 
 def refuses_what_never_fits(page_size: int = 64) -> None:
@@ -470,38 +464,3 @@ def none_fails_for_the_host(
     Witness(worker).check_drained()
     assert (worker.counts.finished, worker.counts.aborted) == (64, 0), worker.counts
     assert in_tensors, "more is to be retracted than the host's pool holds"
-
-
-def play(count: int, layouts: Sequence[str] = ("one",)) -> int:
-    """Play so many random episodes, always the same ones; how often everything was checked.
-
-    Args:
-        count: how many.
-        layouts: of the servers that are published (see `Shape.layout`).
-    """
-    checked = 0
-    for seed in range(count):
-        try:
-            checked += _episode(Random(seed), layouts)
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
-    return checked
-
-
-def _episode(random: Random, layouts: Sequence[str]) -> int:
-    shape = episodes.shape(
-        page=random.choice(episodes.PAGES),
-        window=random.choice(episodes.WINDOWS),
-        requests=random.randint(2, 6),
-        growth=random.choice(episodes.GROWTHS),
-        full=random.randint(500, 1500),
-        reserved=random.choice(episodes.RESERVES),
-        transfer=random.randint(0, 2),
-        over=random.choice(episodes.OVER_ALLOCATIONS),
-        layout=random.choice(layouts),
-        backup=random.choice(episodes.BACKUPS),
-    )
-    played = episodes.Episode(shape, [random.randint(1, 200) for _ in range(random.randint(2, 5))])
-    for _ in range(RULES):
-        episodes.any_rule(played, random)
-    return played.end()

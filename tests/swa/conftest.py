@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import released
 
 _HERE = Path(__file__).parent
+sys.path.insert(0, str(_HERE))
+
 Jobs = Callable[..., list[dict[str, Any]]]
 
 

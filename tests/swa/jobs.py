@@ -1,6 +1,6 @@
 """What `on_release` plays of the swa patches, beside the functions of `_MODULES`.
 
-``select`` puts a selection on, for the jobs after it.
+``play`` plays so many random ``episodes``; ``select`` puts a selection on, for the jobs after it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import metadata_checks  # noqa: E402
 import pool_checks  # noqa: E402
 import sglang.srt.disaggregation.decode  # noqa: F401, E402 - the patches go live on what is there
 import together_checks  # noqa: E402
+from machine import play  # noqa: E402, F401 - a job
 
 import sglang_perf_patches  # noqa: E402
 from prove import drawn  # noqa: E402

@@ -6,13 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from groups import EXACT, GROUPS
 
 import tiers
-from matrix import applying, before, newest_of_each_group
-
-GROUPS = newest_of_each_group("swa")
-EXACT = "swa,-swa.window-metadata"
-"""What a decode server plays here, without attention."""
+from matrix import applying, before
 
 PAGED = {"window": 4096, "page_size": 64, "swa_tokens": 262_144, "full_tokens": 4_194_304}
 UNPAGED = {"window": 128, "page_size": 1, "swa_tokens": 65_536, "full_tokens": 1_048_576}
@@ -24,7 +21,7 @@ PRESSED = {"window": 16, "page_size": 1, "swa_tokens": 160}
 
 PROMPTS = (8192, 32_768, 131_072)
 
-EPISODES = {"count": 30}
+EPISODES = {"episodes": 30, "shrink": False}
 TRANSFERS = ((1, 300, False), (1, 540, True), (64, 512, False), (64, 1024, True))
 """Page size, sliding-window pool, and whether an idle server of that pool is served."""
 RANKS = "swa.page-size-1"
@@ -176,14 +173,14 @@ def plan_in_depth(release: str, episodes: int, whole: bool) -> Plan:
         add(f"bound {page}", "the_bound_holds", page_size=page)
     for page in (1, 4):
         add(f"retracted {page}", "goes_on_after_a_retraction", page_size=page)
-    add("play exact", "play", count=episodes)
+    add("play exact", "play", episodes=episodes)
     add("states exact", "states")
     add("ranks: select", "select", text=RANKS)
     layouts = ("attention",) if old else LAYOUTS  # up to 0.5.11 stock serves the others
-    add("play ranks", "play", count=(episodes + 1) // 2, layouts=layouts)
+    add("play ranks", "play", episodes=(episodes + 1) // 2, layouts=layouts)
     add("states ranks", "states")
     add("pipeline: select", "select", text=EXACT)
-    add("play pipeline", "play", count=1, layouts=("stages",))
+    add("play pipeline", "play", episodes=1, layouts=("stages",))
     add("states pipeline", "states")
     newer = {"weights": "0.5.18", "attn-dp-size": "0.5.22"}
     spelled = (layout for layout, first in newer.items() if not before(release, first))

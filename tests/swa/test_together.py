@@ -7,11 +7,11 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+from groups import GROUPS
 
 import tiers
-from matrix import applying, newest_of_each_group
+from matrix import applying
 
-GROUPS = newest_of_each_group("swa")
 TOGETHER = {
     "swa.tail-prealloc",
     "swa.page-size-1",

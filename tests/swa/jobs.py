@@ -1,4 +1,4 @@
-"""What `on_release` plays of the swa patches, beside the functions of `_MODULES`.
+"""What `on_release` runs of the swa patches, next to the functions of `_MODULES`.
 
 ``play`` plays so many random ``episodes``; ``select`` puts a selection on, for the jobs after it.
 """

@@ -1,4 +1,4 @@
-"""What the counter of waits finds in statements; `on_release` plays ``counted``."""
+"""What the counter of waits finds in statements; `on_release` runs ``counted``."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_each_fault_has_an_example_on_a_release_that_has_it() -> None:
 
 
 def asked(release: str, folder: Path, servers: Sequence[tuple[str, str]]) -> list[Any]:
-    """What `resolve` says of servers of a release, given as model and arguments, and their GPU."""
+    """What `resolve` prints about servers of a release: model and arguments, and their GPU."""
     answers: dict[int, Any] = {}
     for is_mlx in (False, True):
         given = {}
@@ -167,7 +167,7 @@ def asked(release: str, folder: Path, servers: Sequence[tuple[str, str]]) -> lis
 
 
 def answered(release: str, given: Sequence[object], **variables: str) -> list[Any]:
-    """What `resolve` says of servers that are all on GPUs, or all on a Mac."""
+    """What `resolve` prints about servers that are all on GPUs, or all on a Mac."""
     out = released.run(
         *(released.tree(release), str(SCRIPT), QUICKLY, release),
         given=json.dumps(given),

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from throwaway import Throwaway
+from throwaway import BEGINNING, Throwaway
 
-HEAD = """
-import sys
-from throwaway_patches import *
-import sglang_perf_patches as ours
-
+STOCK = """
 def stock():
     import sglang.srt.a as a, sglang.srt.b as b
     found = {}
@@ -32,9 +28,7 @@ def same(one, two):
 
 
 def test_modules_imported_later(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
+    throwaway.play("""
 use(STEP, BOTH)
 assert [s.state for s in ours.activate("all").patches] == ["pending", "pending"]
 assert "sglang" not in sys.modules
@@ -48,137 +42,119 @@ assert ours.activate().of("two.both").state == "live"
 assert a.Worker().step(1) == 202
 assert b.Caller().call(1) == 203
 assert a.Child().extra() == "extra"
-"""
-    )
+""")
 
 
 def test_modules_imported_already(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
+    throwaway.play("""
 import sglang.srt.a as a, sglang.srt.b as b
 use(STEP, HELPER, BOTH)
-report = ours.activate("all")
-assert {s.state for s in report.patches} == {"live"}, report
+assert all_live()
 assert a.Child().step(1) == 202
 assert b.use(3) == a.helper(3, scale=2) == 1006   # bound by `from ... import` before
-"""
-    )
+""")
 
 
 def test_deactivate_gives_stock_back_identically(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
+    throwaway.play(f"""{STOCK}
+def kinds(patching):
+    patching.override(f"{{A}}:Worker.fixed", lambda inner: staticmethod(lambda x: inner(x) + 1))
+    patching.override(f"{{A}}:Worker.factor", lambda inner: inner + 1)
+installs.kinds = kinds
+names = ("fixed", "factor")
+kinds = declare("two.kinds", install="kinds", targets=tuple(f"{{A}}:Worker.{{n}}" for n in names))
 before = stock()
-use(STEP, TEN, HELPER, BOTH)
-ours.activate("all")
-assert not same({k: v for k, v in stock().items() if k in before}, before)
+use(STEP, TEN, HELPER, BOTH, kinds)
+assert all_live()
+import sglang.srt.a as a
+assert (a.Child.fixed(1), a.Child.factor) == (2, 2)
+assert not same({{k: v for k, v in stock().items() if k in before}}, before)
 ours.deactivate()
 assert same(stock(), before)
 ours.activate("one.ten")
 assert ours.activate().selection == "one.ten"
-import sglang.srt.a as a
 assert a.Worker().step(1) == 20
 ours.deactivate()
 ours.deactivate()
 assert same(stock(), before)
-"""
-    )
+""")
 
 
 def test_modules_imported_after_deactivate_are_stock(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
+    throwaway.play("""
 use(STEP, HELPER)
 ours.activate("all")
 ours.deactivate()
 import sglang.srt.a as a
 assert a.Worker().step(1) == 2 and a.helper(1) == 1
-"""
-    )
+""")
 
 
 def test_patches_compose_in_declared_order_and_come_off_singly(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
+    throwaway.play("""
 import sglang.srt.a as a
 for patches in ((STEP, TEN), (TEN, STEP)):
     use(*patches)
     ours.activate("all")
     expected = (1 + 1 + 100) * 10 if patches[0] is STEP else (1 + 1) * 10 + 100
     assert a.Worker().step(1) == expected
-    from sglang_perf_patches.live import engine
     engine._current[0].take_off("one.step")
     assert a.Worker().step(1) == 20
     ours.deactivate()
     assert a.Worker().step(1) == 2
-"""
-    )
+""")
 
 
 def test_only_what_is_chosen(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
+    throwaway.play("""
 import sglang.srt.a as a
 use(STEP, TEN, POLICY)
 report = ours.activate("all,-one.ten")
 assert [s.state for s in report.patches] == ["live", "off", "off"]
 assert a.Worker().step(1) == 102
-"""
-    )
+""")
 
 
 def test_a_second_call_that_asks_for_something_else(throwaway: Throwaway) -> None:
-    done = throwaway.run(
-        HEAD
-        + """
+    done = throwaway.play("""
 import sglang.srt.a as a
+from pytest import raises
 use(STEP, HELPER)
 ours.activate("one")
 for text in ("no such thing", "one.stpe", "all,,two", "two.helper,-one,none"):
-    try:
+    with raises(ValueError, match="the first call has decided already, for 'one'"):
         ours.activate(text)
-    except ValueError as error:
-        assert "the first call has decided already, for 'one'" in str(error), error
-    else:
-        raise AssertionError(text)
 assert ours.activate().selection == "one"           # what the environment says is not asked for
 assert ours.activate("one.step").of("two.helper").state == "off"
 assert ours.activate("two").of("two.helper").state == "off"
 assert a.helper(1) == 1 and a.Worker().step(1) == 102
-"""
-    )
+""")
     line = "'two' changes nothing: the first call decided, for 'one'"
     assert done.stderr.count("\n") == 1
     assert line in done.stderr
 
 
 def test_python_calls_print_as_a_few_lines(throwaway: Throwaway) -> None:
-    done = throwaway.run(
-        HEAD
-        + """
+    done = throwaway.run("""
+import sys
+from pytest import raises
+from throwaway_patches import *
+import sglang_perf_patches as ours
 use(STEP, TEN, HELPER, POLICY)
 assert ours.report() is None and "sglang_perf_patches.live.engine" not in sys.modules
-try:
+with raises(ours.SelectionError, match="frob"):
     ours.activate(["one.step", "frob"])
-except ours.SelectionError as error:
-    assert "frob" in str(error)
 assert ours.report() is None
 print(ours.activate(["one.step", "two.helper"]))
 import sglang.srt.a as a
 a.Worker().step(1)
 print(ours.report())
 print(*ours.verdicts(), sep="\\n")
-try:
+with raises(AttributeError, match="frob"):
     ours.frob
-except AttributeError as error:
-    assert "frob" in str(error)
-"""
-    )
+with raises(KeyError, match="'one.stpe'.*one.step"):
+    ours.report().of("one.stpe")
+""")
     assert done.stdout.splitlines() == [
         "sglang 1.0, SGLANG_PERF_PATCHES=one.step,two.helper: 0 live",
         "  one.step: pending: sglang.srt.a is not imported yet",
@@ -192,25 +168,8 @@ except AttributeError as error:
     ]
 
 
-def test_a_report_of_no_such_patch(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
-use(STEP)
-try:
-    ours.activate("all").of("one.stpe")
-except KeyError as error:
-    assert "'one.stpe'" in str(error) and "one.step" in str(error), error
-else:
-    raise AssertionError
-"""
-    )
-
-
 def test_a_second_copy_of_the_plugin_finds_the_first(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
+    throwaway.play("""
 import sglang.srt.a as a
 use(STEP)
 ours.activate("all")
@@ -223,15 +182,11 @@ assert copy is not ours
 state = copy.activate("all").of("one.step")
 assert state.state == "conflict", state
 assert a.Worker().step(1) == 102
-"""
-    )
+""")
 
 
 def test_a_forked_child_is_patched_once_and_has_a_record(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
-import json, os, warnings
+    throwaway.play("""
 warnings.simplefilter("ignore")
 import sglang.srt.a as a
 use(STEP)
@@ -247,17 +202,14 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 assert a.Worker().step(1) == 102
 assert [d["pid"] for d in record.read_all()] == [os.getpid()]
-"""
-    )
+""")
 
 
 @pytest.mark.parametrize("install", ["breaks", "forgets"])
 def test_a_failure_rolls_back_and_does_not_reach_the_import(
     throwaway: Throwaway, install: str
 ) -> None:
-    done = throwaway.run(
-        HEAD
-        + f"""
+    done = throwaway.play(f"""
 targets = (f"{{A}}:Worker.step", f"{{B}}:Caller.call")
 use(STEP, declare("two.bad", install="{install}", targets=targets))
 ours.activate("all")
@@ -267,22 +219,18 @@ assert state.state == "failed", state
 assert a.Worker().step(1) == 102 and b.Caller().call(1) == 102   # one.step alone
 ours.deactivate()
 assert a.Worker().step(1) == 2
-"""
-    )
+""")
     assert done.stderr.count("two.bad is failed") == 1
 
 
 def test_gated_at_install(throwaway: Throwaway) -> None:
-    done = throwaway.run(
-        HEAD
-        + """
+    done = throwaway.play("""
 import sglang.srt.a as a
 use(declare("one.gated", install="gates", targets=(f"{A}:Worker.step",)))
 state = ours.activate("all").of("one.gated")
 assert (state.state, state.reason) == ("gated", "not in this situation")
 assert a.Worker().step(1) == 2
-"""
-    )
+""")
     assert "one.gated" not in done.stderr
 
 
@@ -292,9 +240,7 @@ def test_live_while_a_dependency_is_still_being_executed(throwaway: Throwaway) -
         "sglang/srt/c.py",
         "import sglang.srt.a\n\nclass Late:\n    def late(self):\n        return 1\n",
     )
-    throwaway.run(
-        HEAD
-        + """
+    throwaway.play("""
 step = declare(
     "one.step", install="step", targets=(f"{A}:Worker.step",),
     depends=("sglang.srt.c:Late", "sglang.srt.c:Late.late"),
@@ -305,33 +251,26 @@ import sglang.srt.c
 state = ours.activate().of("one.step")
 assert (state.state, state.reason) == ("live", ""), state
 assert sys.modules["sglang.srt.a"].Worker().step(1) == 102
-"""
-    )
+""")
 
 
 def test_code_we_do_not_know_is_left_alone_and_said_once(throwaway: Throwaway) -> None:
-    script = (
-        HEAD
-        + """
-from pathlib import Path
-use(STEP, HELPER)
-path = Path(sys.path[1] if sys.path[0] == "" else sys.path[0], "sglang/srt/a.py")
-path.write_text(path.read_text().replace("return x + 1", "x = x\\n        return x + 1"))
+    path = throwaway.site / "sglang" / "srt" / "a.py"
+    known = Throwaway.write(throwaway.site.parent / "known").site
+    path.write_text(path.read_text().replace("return x + 1", "x = x\n        return x + 1"))
+    done = throwaway.play(f"""
+use(STEP, HELPER, tree=source.Tree(source.find({str(known)!r})))
 import sglang.srt.a as a
 report = ours.activate("all")
 assert report.of("one.step").state == "refused" and "Worker.step" in report.of("one.step").reason
 assert report.of("two.helper").state == "live"
 assert a.Worker().step(1) == 2
-"""
-    )
-    done = throwaway.run(script)
+""")
     assert done.stderr.count("one.step is refused") == 1
 
 
 def test_strict_ends_with_one_line(throwaway: Throwaway) -> None:
-    script = (
-        HEAD
-        + """
+    script = """
 import sglang.srt.a, sglang.srt.b
 use(STEP, declare("two.bad", install="breaks", targets=(f"{A}:Worker.step", f"{B}:Caller.call")))
 from sglang_perf_patches import plugin
@@ -341,11 +280,9 @@ except Exception:
     print("swallowed, as sglang's loader would")
 print("served")
 """
-    )
     for selection, ends in (("two", True), ("two.bad", True), ("all", False), ("one", False)):
-        done = throwaway.process(
-            script, SGLANG_PERF_PATCHES=selection, SGLANG_PERF_PATCHES_STRICT="1"
-        )
+        strictly = {"SGLANG_PERF_PATCHES": selection, "SGLANG_PERF_PATCHES_STRICT": "1"}
+        done = throwaway.process(BEGINNING + script, **strictly)
         assert (done.returncode, "served" in done.stdout) == ((1, False) if ends else (0, True))
         assert "swallowed" not in done.stdout
         if ends:
@@ -354,17 +291,14 @@ print("served")
 
 
 def test_a_bad_selection_leaves_stock_and_says_so(throwaway: Throwaway) -> None:
-    script = (
-        HEAD
-        + """
+    script = """
 import sglang.srt.a as a
 use(STEP, HELPER)
 from sglang_perf_patches import plugin
 plugin.load()
 assert a.Worker().step(1) == 2
 """
-    )
-    done = throwaway.run(script, SGLANG_PERF_PATCHES="one,tow")
+    done = throwaway.play(script, SGLANG_PERF_PATCHES="one,tow")
     assert done.stderr.count("\n") == 1
     assert "unknown set or patch 'tow': did you mean two" in done.stderr
 
@@ -385,52 +319,22 @@ assert not [finder for finder in sys.meta_path if "wrapt" in type(finder).__modu
     )
 
 
-def test_static_methods_and_values(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
-import throwaway_installs
-def kinds(patching):
-    patching.override(f"{A}:Worker.fixed", lambda inner: staticmethod(lambda x: inner(x) + 1))
-    patching.override(f"{A}:Worker.factor", lambda inner: inner + 1)
-throwaway_installs.kinds = kinds
-import sglang.srt.a as a
-before = stock()
-names = ("fixed", "factor")
-use(declare("one.kinds", install="kinds", targets=tuple(f"{A}:Worker.{n}" for n in names)))
-assert ours.activate("all").of("one.kinds").state == "live"
-assert (a.Child.fixed(1), a.Child.factor) == (2, 2)
-ours.deactivate()
-assert same(stock(), before)
-"""
-    )
-
-
 def test_a_replaced_method_of_a_class_that_a_patch_relies_on(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
+    throwaway.play("""
 import sglang.srt.a as a, sglang.srt.b as b
 call = declare("two.call", install="call", targets=(f"{B}:Caller.call",), depends=(f"{A}:Worker",))
-import throwaway_installs
-throwaway_installs.call = lambda patching: patching.override(
-    f"{B}:Caller.call", lambda inner: lambda self, x: inner(self, x) + 1
-)
 use(STEP, call)
-assert {s.state for s in ours.activate("all").patches} == {"live"}   # ours is no conflict
+assert all_live()   # ours is no conflict
 ours.deactivate()
 a.Worker.step = lambda self, x: x
 state = ours.activate("two").of("two.call")
 assert state.state == "conflict" and "Worker.step is replaced" in state.reason, state
 assert b.Caller().call(1) == 1
-"""
-    )
+""")
 
 
 def test_what_needs_a_patch_that_fails_goes_with_it(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
+    throwaway.play("""
 import sglang.srt.a as a, sglang.srt.b as b
 bad = declare("one.bad", install="breaks", targets=(f"{A}:Worker.step", f"{B}:Caller.call"))
 needing = declare("two.helper", install="helper", targets=(f"{A}:helper",), requires=("one.bad",))
@@ -441,23 +345,16 @@ for patches in ((bad, needing), (needing, bad)):
     assert "needs one.bad" in report.of("two.helper").reason
     assert a.helper(1) == 1 and a.Worker().step(1) == 2
     ours.deactivate()
-"""
-    )
+""")
 
 
 def test_what_a_cache_kept_of_a_patched_call_goes_with_the_patch(throwaway: Throwaway) -> None:
     cached = "import functools\n@functools.cache\ndef size(x):\n    return x\n"
     throwaway.put("sglang/srt/c.py", cached)
-    throwaway.run(
-        HEAD
-        + """
-import throwaway_installs, sglang.srt.c as c
-throwaway_installs.size = lambda patching: patching.override(
-    "sglang.srt.c:size", lambda inner: lambda x: inner(x) + 10
-)
-use(declare("one.size", install="size", targets=("sglang.srt.c:size",)))
-assert ours.activate("all").of("one.size").state == "live" and c.size(1) == 11
+    throwaway.play("""
+import sglang.srt.c as c
+use(own("sglang.srt.c:size", 10))
+assert all_live() and c.size(1) == 11
 ours.deactivate()
 assert c.size(1) == 1
-"""
-    )
+""")

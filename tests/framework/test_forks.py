@@ -105,9 +105,7 @@ assert ours.activate().of("one.step").state == "live" and a.Worker().step(1) == 
 def test_a_child_judges_by_itself_if_the_thread_that_did_is_not_there(
     throwaway: Throwaway,
 ) -> None:
-    throwaway.run(
-        HEAD
-        + """
+    throwaway.play("""
 use(STEP)
 import sglang.srt.a as a
 judging, go_on = threading.Event(), threading.Event()
@@ -128,5 +126,4 @@ forked(does)
 go_on.set()
 thread.join(200)
 assert a.Worker().step(1) == 102
-"""
-    )
+""")

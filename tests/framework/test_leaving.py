@@ -12,37 +12,21 @@ from throwaway import Throwaway
 
 from sglang_perf_patches import sets
 
-HEAD = """
-import logging, sys, time
-from throwaway_patches import *
-import throwaway_installs
-import sglang_perf_patches as ours
-from sglang_perf_patches.live import engine
+HOLDS = """
 import sglang.srt.a as a, sglang.srt.b as b
-
 held = []
 def holding(patching):
-    step(patching)
+    installs.step(patching)
     patching.drain(lambda: not held, "the last copy is made")
-def step(patching):
-    patching.override(f"{A}:Worker.step", lambda inner: lambda self, x: inner(self, x) + 100)
-throwaway_installs.holding = holding
+installs.holding = holding
 holds = declare("one.holds", install="holding", targets=(f"{A}:Worker.step",))
-
-def wait_for(what):
-    deadline = time.monotonic() + 120
-    while not what():
-        assert time.monotonic() < deadline, engine.report()
-        time.sleep(0.05)
 """
 
 
 def test_deactivate_waits_for_the_work_and_says_so(throwaway: Throwaway) -> None:
-    done = throwaway.run(
-        HEAD
-        + """
+    done = throwaway.play(f"""{HOLDS}
 use(holds, HELPER)
-assert {s.state for s in ours.activate("all").patches} == {"live"}
+assert all_live()
 held.append("a copy")
 ours.deactivate()
 assert a.Worker().step(1) == 102 and a.helper(1) == 1       # the other one holds nothing
@@ -52,25 +36,22 @@ assert (state.state, state.reason) == (
 ), state
 assert ours.activate("all").of("one.holds").state == "live"  # of the one that is being left
 held.clear()
-wait_for(lambda: engine.report() is None)
+wait_until(lambda: engine.report() is None)
 assert a.Worker().step(1) == 2
-assert {s.state for s in ours.activate("all").patches} == {"live"}
+assert all_live()
 assert a.Worker().step(1) == 102 and a.helper(1) == 1001
-"""
-    )
+""")
     line = "sglang-perf-patches: deactivate() waits: one.holds until the last copy is made"
     assert line in done.stderr
 
 
 def test_a_conflict_too(throwaway: Throwaway) -> None:
-    done = throwaway.run(
-        HEAD
-        + """
+    done = throwaway.play(f"""{HOLDS}
 def both(patching):
     holding(patching)
-    patching.override(f"{B}:Caller.call", lambda inner: lambda self, x: inner(self, x) + 1)
-throwaway_installs.holding_both = both
-targets = (f"{A}:Worker.step", f"{B}:Caller.call")
+    installs.call(patching)
+installs.holding_both = both
+targets = (A + ":Worker.step", B + ":Caller.call")
 use(declare("one.holds", install="holding_both", targets=targets))
 ours.activate("all")
 held.append("a copy")
@@ -81,20 +62,17 @@ assert state.state == "live" and "conflict: sglang.srt.b:Caller.call is replaced
 assert "waits until the last copy is made" in state.reason, state
 assert a.Worker().step(1) == 102
 held.clear()
-wait_for(lambda: engine.report().of("one.holds").state == "conflict")
+wait_for("one.holds", "conflict")
 assert a.Worker().step(1) == 2 and b.Caller().call(1) == -1
 wait_for_threads()
-"""
-    )
+""")
     assert done.stderr.count("one.holds is conflict") == 1
 
 
 @pytest.mark.parametrize("order", ["holds, TEN", "TEN, holds"])
 def test_what_would_be_made_again_above_it_waits_too(throwaway: Throwaway, order: str) -> None:
     """To take off a patch makes what stands above it again; that may hold work."""
-    throwaway.run(
-        HEAD
-        + f"""
+    throwaway.play(f"""{HOLDS}
 use({order})
 ours.activate("all")
 held.append("a copy")
@@ -104,17 +82,13 @@ held.clear()
 engine.look_again()
 assert engine.report().of("one.ten").state == "off"
 assert a.Worker().step(1) == 102
-"""
-    )
+""")
 
 
 def test_what_a_patch_that_holds_work_needs_stays_with_it(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
-targets = (f"{A}:Worker.step",)
-use(HELPER, declare("one.holds", install="holding", targets=targets, requires=("two.helper",)))
-assert {s.state for s in ours.activate("all").patches} == {"live"}
+    throwaway.play(f"""{HOLDS}
+use(HELPER, dataclasses.replace(holds, requires=("two.helper",)))
+assert all_live()
 held.append("a copy")
 engine._current[0].take_off("two.helper")
 state = engine.report().of("two.helper")
@@ -124,27 +98,23 @@ held.clear()
 engine.look_again()
 assert [s.state for s in engine.report().patches] == ["off", "failed"], engine.report()
 assert a.helper(1) == 1 and a.Worker().step(1) == 2
-"""
-    )
+""")
 
 
 def test_a_drain_that_fails_keeps_the_patch_on(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
+    throwaway.play(f"""{HOLDS}
 def fails(patching):
-    step(patching)
+    installs.step(patching)
     patching.drain(lambda: held[0], "the last copy is made")
-throwaway_installs.fails = fails
-use(declare("one.fails", install="fails", targets=(f"{A}:Worker.step",)))
+installs.holding = fails
+use(holds)
 ours.activate("all")
 ours.deactivate()
-assert a.Worker().step(1) == 102 and engine.report().of("one.fails").state == "live"
+assert a.Worker().step(1) == 102 and engine.report().of("one.holds").state == "live"
 held.append(True)
 ours.deactivate()
 assert a.Worker().step(1) == 2 and engine.report() is None
-"""
-    )
+""")
 
 
 INSTALLS = sorted(

@@ -19,9 +19,7 @@ import sglang.srt.a as a, sglang.srt.b as b
 
 
 def test_a_function_of_a_module(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
+    throwaway.play("""
 def looks():
     f = a.helper
     return (
@@ -56,14 +54,11 @@ for _ in range(2):
     assert not [file for file, _ in places if "sglang_perf_patches" in file], places
     ours.deactivate()
     assert looks() == stock and set(vars(a)) == names and a.helper(1) == 1
-"""
-    )
+""")
 
 
 def test_methods(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
+    throwaway.play("""
 def kinds(patching):
     def step(inner):
         def ours(*args, **named):
@@ -94,8 +89,7 @@ for f in (a.Worker.step, a.Worker.fixed):
 assert pickle.loads(pickle.dumps(a.Worker().step))(1) == 3
 ours.deactivate()
 assert looks() == stock
-"""
-    )
+""")
 
 
 UNUSUAL = '''
@@ -134,9 +128,7 @@ def test_what_no_patch_changes_is_refused_before_anything_changes(
 ) -> None:
     path = throwaway.site / "sglang" / "srt" / "a.py"
     path.write_text(path.read_text() + UNUSUAL)
-    throwaway.run(
-        HEAD
-        + f"""
+    throwaway.play(f"""
 placed = []
 def changes(patching):
     def make(inner):
@@ -158,8 +150,7 @@ assert "{REFUSED[kind]}" in report.of("one.bad").reason
 assert report.of("two.helper").state == "live" and a.Worker().step(1) == 2
 assert "step" not in placed and "helper" in placed, placed
 assert "{kind.rpartition(".")[2]}" not in placed
-"""
-    )
+""")
 
 
 # -- torch.compile ---------------------------------------------------------------------------------
@@ -181,7 +172,7 @@ compiled = {
 }
 for live in (False, True, False, True):
     if live:
-        assert {s.state for s in ours.activate("all").patches} == {"live"}
+        assert all_live()
     for name, call in calls.items():
         expected = {"function": 2004, "method": 2040}[name] if live else 4
         assert call(x).tolist() == [expected] * 3, (name, live, call(x))

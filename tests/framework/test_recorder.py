@@ -83,9 +83,7 @@ assert len(said) <= 1, lines
 
 
 def test_looking_again_that_fails_is_said_and_tried_again(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
+    throwaway.play("""
 import sglang.srt.a as a
 ours.activate()
 look = recorder._recorders[0].look_again
@@ -97,14 +95,11 @@ time.sleep(0.3)
 assert len(lines) == 1 and "MemoryError: no room" in lines[0], lines
 recorder._recorders[0].look_again = look
 undone()
-"""
-    )
+""")
 
 
 def test_a_folder_that_is_no_longer_accessible_is_one_line(throwaway: Throwaway) -> None:
-    throwaway.run(
-        HEAD
-        + """
+    throwaway.play("""
 import sglang.srt.a as a
 ours.activate()
 def refuses(*_):
@@ -115,17 +110,15 @@ time.sleep(0.3)
 assert len(lines) == 1 and "the record is not kept" in lines[0], lines
 records.is_there = stat
 undone()
-"""
-    )
+""")
 
 
 @pytest.mark.parametrize("strict", ["", "1"])
 def test_a_thread_that_cannot_start_leaves_the_patches_live(
     throwaway: Throwaway, strict: str
 ) -> None:
-    throwaway.run(
-        HEAD
-        + """
+    throwaway.play(
+        """
 start = threading.Thread.start
 def refuses(self):
     raise RuntimeError("can't start new thread")

@@ -129,9 +129,7 @@ def server(request: pytest.FixtureRequest, throwaway: Throwaway) -> Throwaway:
 
 
 def test_gated_when_the_server_publishes(server: Throwaway) -> None:
-    server.run(
-        HEAD
-        + """
+    server.play("""
 import sglang.srt.a as a, sglang.srt.server_args as arguments
 use(proven(STEP, "pages"), proven(TEN, "pages", "lora"), HELPER)
 ours.activate("all")
@@ -148,14 +146,11 @@ arguments.publish(arguments.ServerArgs())
 assert state()[0] == "gated", "for good: what it has done so far is stock's"
 ours.deactivate()
 assert a.Worker().step(1) == 2
-"""
-    )
+""")
 
 
 def test_gated_before_it_acts_if_the_server_has_published(server: Throwaway) -> None:
-    server.run(
-        HEAD
-        + """
+    server.play("""
 import sglang.srt.server_args as arguments
 arguments.publish(arguments.ServerArgs(enable_lora=True))
 use(proven(STEP))
@@ -167,14 +162,11 @@ ours.activate("all")
 import sglang.srt.a as a
 assert state() == ("gated", "LoRA is on (--enable-lora): this patch was not tested with that")
 assert a.Worker().step(1) == 2
-"""
-    )
+""")
 
 
 def test_gated_though_its_modules_are_not_imported_yet(server: Throwaway) -> None:
-    server.run(
-        HEAD
-        + """
+    server.play("""
 use(proven(STEP))
 ours.activate("all")
 import sglang.srt.server_args as arguments
@@ -182,14 +174,11 @@ arguments.publish(arguments.ServerArgs(enable_lora=True))
 assert engine.report().of("one.step").state == "gated"
 import sglang.srt.a as a
 assert a.Worker().step(1) == 2
-"""
-    )
+""")
 
 
 def test_nothing_published_gates_nothing_but_the_platform(server: Throwaway) -> None:
-    server.run(
-        HEAD
-        + """
+    server.play("""
 use(proven(STEP))
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args
@@ -200,14 +189,11 @@ assert state() == (
     "gated", "this server runs on AMD GPUs (HIP): this patch was not tested with that"
 )
 assert a.Worker().step(1) == 2
-"""
-    )
+""")
 
 
 def test_what_is_resolved_later_is_seen_at_the_next_look(server: Throwaway) -> None:
-    server.run(
-        HEAD
-        + """
+    server.play("""
 use(proven(STEP))
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args as arguments
@@ -222,15 +208,12 @@ if "sglang.srt.runtime_context" in sys.modules:
 reason = "the KV cache is quantised (--kv-cache-dtype): this patch was not tested with that"
 assert state() == ("gated", reason), state()
 assert a.Worker().step(1) == 2
-"""
-    )
+""")
 
 
 def test_only_a_decode_server_keeps_what_it_retracts_in_tensors(server: Throwaway) -> None:
     """Any server of 0.5.23 has the argument resolved to that."""
-    server.run(
-        HEAD
-        + """
+    server.play("""
 use(proven(STEP, "decode-server"))
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args as arguments
@@ -241,15 +224,12 @@ for mode in (None, "null"):
 arguments.publish(arguments.ServerArgs(disaggregation_mode="decode", **kept))
 assert state()[0] == "gated" and "kept in tensors" in state()[1], state()
 assert a.Worker().step(1) == 2
-"""
-    )
+""")
 
 
 @pytest.mark.parametrize("server", ["new"], indirect=True)
 def test_what_the_release_computes_counts(server: Throwaway) -> None:
-    server.run(
-        HEAD
-        + """
+    server.play("""
 use(proven(STEP))
 ours.activate("all")
 import sglang.srt.a, sglang.srt.server_args as arguments, sglang.srt.runtime_context as context
@@ -258,15 +238,12 @@ assert state() == ("live", "")
 context.Parallel.held = True
 arguments.publish(arguments.ServerArgs(enable_dp_attention=False))
 assert state() == ("gated", "data-parallel attention is on: this patch was not tested with that")
-"""
-    )
+""")
 
 
 @pytest.mark.parametrize("server", ["new"], indirect=True)
 def test_what_cannot_be_read_gates(server: Throwaway) -> None:
-    server.run(
-        HEAD
-        + """
+    server.play("""
 use(proven(STEP))
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args as arguments, sglang.srt.runtime_context as context
@@ -280,15 +257,12 @@ assert state() == (
     "this patch was not tested with that",
 ), state()
 assert a.Worker().step(1) == 2
-"""
-    )
+""")
 
 
 @pytest.mark.parametrize("server", ["new"], indirect=True)
 def test_a_server_that_cannot_be_read_at_all_gates(server: Throwaway) -> None:
-    server.run(
-        HEAD
-        + """
+    server.play("""
 use(proven(STEP), HELPER)
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args as arguments, sglang.srt.runtime_context as context
@@ -301,16 +275,13 @@ assert word == "gated", (word, reason)
 assert "can't be read (RuntimeError: not ready): this patch was not tested with" in reason, reason
 assert a.Worker().step(1) == 2
 assert state("two.helper") == ("live", ""), "what asks for no set-up stays"
-"""
-    )
+""")
 
 
 @pytest.mark.parametrize("server", ["new"], indirect=True)
 def test_what_another_thread_is_at_work_on_gates_nothing(server: Throwaway) -> None:
     """It looks while what publishes is being imported, and while arguments are being published."""
-    server.run(
-        HEAD
-        + """
+    server.play("""
 from threading import Thread
 seen = []
 def half_way():
@@ -326,14 +297,11 @@ assert state() == ("live", ""), state()
 arguments.publish(arguments.ServerArgs(enable_lora=True))
 assert seen == [("live", "")] * 3, seen
 assert state() == ("gated", "LoRA is on (--enable-lora): this patch was not tested with that")
-"""
-    )
+""")
 
 
 def test_an_argument_that_nobody_classed_gates_where_it_is_given(server: Throwaway) -> None:
-    server.run(
-        HEAD
-        + """
+    server.play("""
 use(proven(STEP))
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args as arguments
@@ -343,14 +311,11 @@ arguments.publish(arguments.ServerArgs(brand_new=7))
 reason = "the server has brand_new, which is unknown: this patch was not tested with that"
 assert state() == ("gated", reason), state()
 assert a.Worker().step(1) == 2
-"""
-    )
+""")
 
 
 def test_a_patch_that_needs_a_gated_one_is_gated_too(server: Throwaway) -> None:
-    server.run(
-        HEAD
-        + """
+    server.play("""
 import sglang.srt.a as a, sglang.srt.b as b, sglang.srt.server_args as arguments
 both = dataclasses.replace(BOTH, requires=("one.step",))
 use(proven(STEP), proven(both, "lora"))
@@ -363,15 +328,12 @@ assert (a.Worker().step(1), b.Caller().call(1)) == (2, 2)
 ours.deactivate()
 ours.activate("all")
 assert state("two.both")[0] == "gated" and "one.step" in state("two.both")[1]
-"""
-    )
+""")
 
 
 def test_what_a_server_has_no_use_for_is_neither_live_nor_gated(server: Throwaway) -> None:
     """Not gated either, though it was not proven with what is on."""
-    server.run(
-        HEAD
-        + """
+    server.play("""
 import sglang.srt.a as a, sglang.srt.server_args as arguments
 use(only(proven(STEP), "speculation"), only(TEN, "speculation"), HELPER)
 ours.activate("all")
@@ -388,14 +350,11 @@ arguments.publish(arguments.ServerArgs())
 assert state("one.ten") == ("live", ""), "a draft's own arguments take nothing away again"
 ours.deactivate()
 assert a.Worker().step(1) == 2
-"""
-    )
+""")
 
 
 def test_not_needed_though_its_modules_are_never_imported(server: Throwaway) -> None:
-    server.run(
-        HEAD
-        + """
+    server.play("""
 import os
 use(only(STEP, "mlx"))
 ours.activate("all")
@@ -406,14 +365,11 @@ assert state() == ("not needed", "MLX is off (SGLANG_USE_MLX)"), state()
 os.environ["SGLANG_USE_MLX"] = "1"
 import sglang.srt.a as a
 assert state() == ("live", "") and a.Worker().step(1) == 102
-"""
-    )
+""")
 
 
 def test_a_patch_that_needs_one_that_is_not_needed_is_not_either(server: Throwaway) -> None:
-    server.run(
-        HEAD
-        + """
+    server.play("""
 import sglang.srt.a as a, sglang.srt.b as b, sglang.srt.server_args as arguments
 both = dataclasses.replace(BOTH, requires=("one.step",))
 use(only(STEP, "decode-server"), both)
@@ -424,8 +380,7 @@ assert state("two.both") == ("not needed", "it needs one.step: the server is not
 assert (a.Worker().step(1), b.Caller().call(1)) == (2, 2)
 arguments.publish(arguments.ServerArgs(disaggregation_mode="decode"))
 assert state() == state("two.both") == ("live", "")
-"""
-    )
+""")
 
 
 USES = {
@@ -547,23 +502,18 @@ print("served", state()[0])
 
 
 def test_under_strict_what_is_not_needed_is_no_loss(server: Throwaway) -> None:
-    done = server.run(
-        HEAD
-        + """
+    done = server.play("""
 import sglang.srt.a, sglang.srt.server_args as arguments
 use(only(proven(STEP), "speculation"))
 ours.activate("one.step", strict=True)
 arguments.publish(arguments.ServerArgs(enable_lora=True))
 assert state()[0] == "not needed"
-"""
-    )
+""")
     assert not done.stderr
 
 
 def test_off_again_what_publishes_is_stocks_own(server: Throwaway) -> None:
-    server.run(
-        HEAD
-        + """
+    server.play("""
 import sglang.srt.a, sglang.srt.server_args as arguments
 context = sys.modules.get("sglang.srt.runtime_context")
 def held():
@@ -579,8 +529,7 @@ assert held() is before
 use(STEP)
 ours.activate("all")
 assert held() is before, "nobody asks"
-"""
-    )
+""")
 
 
 EACH = """

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,6 +129,7 @@ BOTH = declare(
     depends=(f"{A}:Worker",),
 )
 POLICY = declare("two.policy", kind="policy", install="step", targets=(f"{A}:Worker.step",))
+CALL = declare("two.call", install="call", targets=(f"{B}:Caller.call",))
 '''
 
 INSTALLS = '''
@@ -166,6 +168,10 @@ def helper(patching):
 def both(patching):
     step(patching)
     patching.add(f"{A}:Worker.extra", lambda self: "extra")
+    call(patching)
+
+
+def call(patching):
     patching.override(f"{B}:Caller.call", lambda inner: lambda self, x: inner(self, x) + 1)
 
 
@@ -188,6 +194,36 @@ def gates(patching):
     raise Gated("not in this situation")
 '''
 
+BEGINNING = """
+import dataclasses, faulthandler, importlib, logging, os, sys, threading, time, warnings
+faulthandler.dump_traceback_later(500, exit=True)
+from throwaway_patches import *
+import throwaway_installs as installs
+import sglang_perf_patches as ours
+from sglang_perf_patches.live import engine
+
+def own(reference, amount=1, **more):
+    # A patch that adds to what one function returns.
+    installs.own = lambda patching: patching.override(
+        reference, lambda inner: lambda *args: inner(*args) + amount
+    )
+    return declare("one.own", install="own", targets=(reference,), **more)
+
+def all_live(selection="all"):
+    return {state.state for state in ours.activate(selection).patches} == {"live"}
+
+def wait_until(condition):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, engine.report()
+        time.sleep(0.05)
+
+def wait_for(patch, state):
+    # Reads what is reported: `activate` would look again by itself.
+    wait_until(lambda: engine.report().of(patch).state == state)
+    return engine.report().of(patch)
+"""
+"""What `Throwaway.play` puts in front of a script."""
 
 ENVIRON = """
 import os
@@ -276,32 +312,30 @@ class Throwaway:
         self, *words: str, python: str | Path = sys.executable, **variables: str | None
     ) -> subprocess.CompletedProcess[str]:
         """Run the command ``sglang-perf-patches`` with these words."""
-        return subprocess.run(
-            [python, "-m", "sglang_perf_patches", *words],
-            env=self.environment(**variables),
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        return self._ended([python, "-m", "sglang_perf_patches", *words], variables)
 
     def process(
         self, script: str, *command: str, **variables: str | None
     ) -> subprocess.CompletedProcess[str]:
         """Run a script in a fresh Python, or behind `command` and its words."""
-        start = [*command] if command else [sys.executable]
-        return subprocess.run(
-            [*start, "-c", textwrap.dedent(script)],
-            env=self.environment(**variables),
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        start = command or (sys.executable,)
+        return self._ended([*start, "-c", textwrap.dedent(script)], variables)
+
+    def _ended(
+        self, words: Sequence[str | Path], variables: Mapping[str, str | None]
+    ) -> subprocess.CompletedProcess[str]:
+        environment = self.environment(**variables)
+        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
 
     def run(self, script: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
         """Run a script in a fresh Python, which must end well; the script has the asserts."""
         done = self.process(script, **variables)
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         return done
+
+    def play(self, script: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
+        """Run a script that begins with `BEGINNING`, which must end well."""
+        return self.run(BEGINNING + script, **variables)
 
     def records(self) -> list[dict[str, object]]:
         """The records in the runtime folder."""

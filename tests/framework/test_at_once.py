@@ -8,15 +8,10 @@ from throwaway import Throwaway
 import tiers
 
 SCRIPT = """
-import faulthandler, sys, threading, time
-faulthandler.dump_traceback_later(500, exit=True)
-from throwaway_patches import *
-import throwaway_installs
-import sglang_perf_patches as ours
-from sglang_perf_patches.live import dispatch_table, engine
+from sglang_perf_patches.live import dispatch_table
 import sglang.srt.a as a, sglang.srt.b as b
 
-cycles, least = int(sys.argv[1]), int(sys.argv[2])
+cycles, least = int(os.environ["CYCLES"]), int(os.environ["CALLS"])
 sys.setswitchinterval(1e-5)
 
 # Two patches that share Caller.call. What a call returns shows each place of each, twice.
@@ -30,7 +25,7 @@ def two(patching):
     def call(inner):
         return lambda self, x: inner(self, x) + sum(a.helper(0) for _ in range(2)) + 10**7
     patching.override(f"{B}:Caller.call", call)
-throwaway_installs.one, throwaway_installs.two = one, two
+installs.one, installs.two = one, two
 use(
     declare("one.parts", install="one", targets=(f"{A}:Worker.step", f"{B}:Caller.call")),
     declare("two.parts", install="two", targets=(f"{A}:helper", f"{B}:Caller.call")),
@@ -68,7 +63,7 @@ def timed(is_safe, act):
 dispatch_table._in_one_slice = timed
 done = 0
 while done < cycles or sum(calls) < least:
-    while {s.state for s in engine.activate("all").patches} != {"live"}:
+    while not all_live():
         pass
     wait_for_calls()
     if done % 3:
@@ -97,56 +92,43 @@ def test_no_thread_sees_half_of_a_patch(throwaway: Throwaway, pytestconfig: pyte
     call, in ms, is printed and not bounded: a busy machine makes any call long.
     """
     cycles, calls = (300, 4_000_000) if tiers.is_whole(pytestconfig) else (40, 100_000)
-    path = throwaway.put("script.py", SCRIPT)
-    done = throwaway.run(
-        f"import runpy, sys; sys.argv = ['', '{cycles}', '{calls}']\n"
-        f"runpy.run_path({str(path)!r}, run_name='__main__')"
-    )
+    done = throwaway.play(SCRIPT, CYCLES=str(cycles), CALLS=str(calls))
     number_of_cycles, counted, longest_slice, _ = done.stdout.split()
     assert int(number_of_cycles) >= cycles
     assert int(counted) >= calls
     assert 0 < float(longest_slice) < 20
 
 
-WAITS = """
-import faulthandler, threading, time
-faulthandler.dump_traceback_later(500, exit=True)
-from throwaway_patches import *
-import throwaway_installs
-import sglang_perf_patches as ours
-from sglang_perf_patches.live import engine
+PARTS = """
 import sglang.srt.a as a, sglang.srt.b as b
-
-inside, go_on = threading.Event(), threading.Event()
+between = lambda: None
 def parts(patching):
     def step(inner):
         def step(self, x):
-            inside.set()
-            go_on.wait(200)
+            between()
             return inner(self, x) + a.helper(0)
         return step
     patching.override(f"{A}:Worker.step", step)
-    patching.override(f"{A}:helper", lambda inner: lambda x, **more: inner(x, **more) + 1000)
-throwaway_installs.parts = parts
+    installs.helper(patching)
+installs.parts = parts
 parts = declare("one.parts", install="parts", targets=(f"{A}:Worker.step", f"{A}:helper"))
-call = declare("two.call", install="call", targets=(f"{B}:Caller.call",))
-throwaway_installs.call = lambda patching: patching.override(
-    f"{B}:Caller.call", lambda inner: lambda self, x: 5
-)
-use(parts, call)
-assert {s.state for s in ours.activate("all").patches} == {"live"}
-results = []
-thread = threading.Thread(target=lambda: results.append(a.Worker().step(1)))
-thread.start()
-assert inside.wait(200)
 """
+"""A patch whose method calls the function that it also changes, after `between`."""
 
 
 def test_a_call_that_has_begun_ends_with_what_it_began_with(throwaway: Throwaway) -> None:
     """The patch stays on as a whole; one that depends on nothing of it comes off at once."""
-    done = throwaway.run(
-        WAITS
-        + """
+    done = throwaway.play(f"""{PARTS}
+inside, go_on = threading.Event(), threading.Event()
+def between():
+    inside.set()
+    go_on.wait(200)
+use(parts, CALL)
+assert all_live()
+results = []
+thread = threading.Thread(target=lambda: results.append(a.Worker().step(1)))
+thread.start()
+assert inside.wait(200)
 ours.deactivate()
 state = engine.report().of("one.parts")
 assert state.state == "live" and "until no thread is inside it" in state.reason, state
@@ -155,67 +137,42 @@ assert a.helper(0) == 1000                  # on, whole
 go_on.set()
 thread.join(200)
 assert results == [2 + 1000], results
-deadline = time.monotonic() + 120
-while engine.report() is not None:          # the tick does it
-    assert time.monotonic() < deadline, engine.report()
-    time.sleep(0.05)
+wait_until(lambda: engine.report() is None)     # the tick does it
 assert a.helper(0) == 0 and a.Worker().step(1) == 2
-"""
-    )
+""")
     assert "deactivate() waits: one.parts until no thread is inside it" in done.stderr
 
 
 def test_taken_off_from_inside_of_its_own_call(throwaway: Throwaway) -> None:
-    throwaway.run(
-        """
-        from throwaway_patches import *
-        import throwaway_installs
-        import sglang_perf_patches as ours
-        from sglang_perf_patches.live import engine
-        import sglang.srt.a as a, sglang.srt.b as b
-        def parts(patching):
-            def step(inner):
-                def step(self, x):
-                    ours.deactivate()
-                    return inner(self, x) + a.helper(0)
-                return step
-            patching.override(f"{A}:Worker.step", step)
-            patching.override(f"{A}:helper", lambda inner: lambda x, **m: inner(x, **m) + 1000)
-        throwaway_installs.parts = parts
-        use(declare("one.parts", install="parts", targets=(f"{A}:Worker.step", f"{A}:helper")))
-        ours.activate("all")
-        assert a.Worker().step(1) == 1002
-        ours.deactivate()
-        assert engine.report() is None and a.Worker().step(1) == 2 and a.helper(0) == 0
-        """
-    )
+    throwaway.play(f"""{PARTS}
+use(parts)
+assert all_live()
+between = ours.deactivate
+assert a.Worker().step(1) == 1002
+ours.deactivate()
+assert engine.report() is None and a.Worker().step(1) == 2 and a.helper(0) == 0
+""")
 
 
 def test_without_a_gil_a_patch_that_is_on_stays_on(throwaway: Throwaway) -> None:
     """There a look at other threads tells nothing. Alone, a process has no other threads."""
-    throwaway.run(
-        """
-        import sys, threading
-        sys._is_gil_enabled = lambda: False
-        from throwaway_patches import *
-        import sglang_perf_patches as ours
-        from sglang_perf_patches.live import engine
-        from sglang_perf_patches.telemetry import recorder
-        recorder.keep = lambda *_: None       # whose thread would be another one
-        import sglang.srt.a as a
-        use(STEP)
-        assert ours.activate("all").of("one.step").state == "live"
-        over = threading.Event()
-        thread = threading.Thread(target=over.wait, daemon=True)
-        thread.start()
-        for _ in range(3):
-            ours.deactivate()
-            assert a.Worker().step(1) == 102
-        state = engine.report().of("one.step")
-        assert state.state == "live" and "no other thread runs" in state.reason, state
-        over.set()
-        thread.join()
-        ours.deactivate()
-        assert engine.report() is None and a.Worker().step(1) == 2
-        """
-    )
+    throwaway.play("""
+sys._is_gil_enabled = lambda: False
+from sglang_perf_patches.telemetry import recorder
+recorder.keep = lambda *_: None       # whose thread would be another one
+import sglang.srt.a as a
+use(STEP)
+assert all_live()
+over = threading.Event()
+thread = threading.Thread(target=over.wait, daemon=True)
+thread.start()
+for _ in range(3):
+    ours.deactivate()
+    assert a.Worker().step(1) == 102
+state = engine.report().of("one.step")
+assert state.state == "live" and "no other thread runs" in state.reason, state
+over.set()
+thread.join()
+ours.deactivate()
+assert engine.report() is None and a.Worker().step(1) == 2
+""")

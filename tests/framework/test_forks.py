@@ -5,13 +5,9 @@ from __future__ import annotations
 import pytest
 from throwaway import Throwaway
 
-HEAD = """
-import faulthandler, os, signal, threading, warnings
+FORKED = """
+import signal
 warnings.simplefilter("ignore")
-faulthandler.dump_traceback_later(500, exit=True)
-from throwaway_patches import *
-import sglang_perf_patches as ours
-from sglang_perf_patches.live import engine
 
 def forked(does):
     child = os.fork()
@@ -28,16 +24,15 @@ def forked(does):
 """
 
 PREPARING = """
-import meeting, throwaway_installs
-use(declare("one.step", install="step", targets=(f"{A}:Worker.step",)))
-step = throwaway_installs.step
+import meeting
+use(STEP)
 import sglang_perf_patches.model.patch as patch
 def load(variant):
     import slow_install
-    return step
+    return installs.step
 def install(patching):
     import slow_install
-    step(patching)
+    installs.step(patching)
 def make(patching):
     def slow(inner):
         import slow_install
@@ -65,11 +60,9 @@ def slow(throwaway: Throwaway) -> Throwaway:
 
 
 def test_a_fork_waits_for_an_import_of_our_code(slow: Throwaway) -> None:
-    slow.run(
-        HEAD
-        + "WHAT = 'the module of the body'\nengine._FORK_WHILE_PREPARING_S = 30\n"
-        + PREPARING
-        + """
+    slow.play(f"""{FORKED}
+WHAT, engine._FORK_WHILE_PREPARING_S = "the module of the body", 30
+{PREPARING}
 def does():
     assert ours.activate().of("one.step").state == "live", ours.activate()
     assert a.Worker().step(1) == 102
@@ -77,18 +70,15 @@ threading.Timer(0.2, meeting.go_on.set).start()
 forked(does)
 thread.join(200)
 assert a.Worker().step(1) == 102
-"""
-    )
+""")
 
 
 @pytest.mark.parametrize("what", ["the module of the body", "the body", "what the body makes"])
 def test_a_child_that_can_t_have_our_code_runs_stock_s(slow: Throwaway, what: str) -> None:
     """It would wait for ever for an import of a thread that it does not have."""
-    slow.run(
-        HEAD
-        + f"WHAT = {what!r}\nengine._FORK_WHILE_PREPARING_S = engine._FORK_S = 0.2\n"
-        + PREPARING
-        + """
+    slow.play(f"""{FORKED}
+WHAT, engine._FORK_WHILE_PREPARING_S, engine._FORK_S = {what!r}, 0.2, 0.2
+{PREPARING}
 def does():
     import sglang.srt.b
     state = ours.activate().of("one.step")
@@ -98,14 +88,11 @@ forked(does)
 meeting.go_on.set()
 thread.join(200)
 assert ours.activate().of("one.step").state == "live" and a.Worker().step(1) == 102
-"""
-    )
+""")
 
 
-def test_a_child_judges_by_itself_if_the_thread_that_did_is_not_there(
-    throwaway: Throwaway,
-) -> None:
-    throwaway.play("""
+def test_a_child_judges_by_itself_if_the_thread_that_did_is_not_there(throwaway: Throwaway) -> None:
+    throwaway.play(f"""{FORKED}
 use(STEP)
 import sglang.srt.a as a
 judging, go_on = threading.Event(), threading.Event()

@@ -8,19 +8,14 @@ from throwaway import Throwaway
 
 INJECTED = Path(__file__).parents[1] / "benchmarks" / "rig" / "injected"
 START = f"""
-import sys, threading
 sys.path.append({str(INJECTED)!r})
 from pausing import paused
-from throwaway_patches import *
-import throwaway_installs as installs
-import sglang_perf_patches as ours
-from sglang_perf_patches.live import engine
 import sglang.srt.a as a, sglang.srt.b as b
 """
 
 
 def test_stock_and_ours_by_turns(throwaway: Throwaway) -> None:
-    throwaway.run(
+    throwaway.play(
         START
         + """
 def holds(patching):
@@ -50,7 +45,7 @@ for _ in range(3):
 def test_a_call_of_another_thread_is_waited_for_and_what_is_lost_stays_off(
     throwaway: Throwaway,
 ) -> None:
-    throwaway.run(
+    throwaway.play(
         START
         + """
 inside, go = threading.Event(), threading.Event()

@@ -11,16 +11,8 @@ from throwaway import Throwaway
 from sglang_perf_patches.live import dispatch_table
 
 SCRIPT = """
-import faulthandler, sys, threading
-faulthandler.dump_traceback_later(500, exit=True)
-from throwaway_patches import *
-import sglang_perf_patches as ours
 import meeting
-
-use(
-    declare("one.step", install="step", targets=(f"{A}:Worker.step",)),
-    declare("two.other", install="other", targets=("sglang.srt.c:f",)),
-)
+use(STEP, declare("two.other", install="other", targets=("sglang.srt.c:f",)))
 import sglang_perf_patches.model.patch as patch
 load = patch.Variant.load
 def slow(variant):
@@ -41,7 +33,7 @@ import sglang.srt.a as a       # goes live, for which code is imported that impo
 thread.join(200)
 assert not thread.is_alive()
 import sglang.srt.c as c
-assert {s.state for s in ours.activate().patches} == {"live"}, ours.activate()
+assert all_live(), ours.activate()
 assert a.Worker().step(1) == 102 and c.f() == 2
 print("served")
 """
@@ -84,43 +76,34 @@ def test_install_code_that_waits_for_another_thread_s_import(
     throwaway.put("meeting.py", MEETING)
     throwaway.put("sglang/srt/c.py", C)
     throwaway.put("slow_install.py", INSTALLS[way])
-    done = throwaway.run(SCRIPT)
+    done = throwaway.play(SCRIPT)
     assert done.stdout == "served\n"
 
 
 def test_many_threads_import_and_activate_at_once(throwaway: Throwaway) -> None:
-    throwaway.run(
-        """
-        import sys, threading
-        sys.setswitchinterval(1e-6)
-        from throwaway_patches import *
-        import sglang_perf_patches as ours
-        use(STEP, TEN, BOTH, HELPER)
-        start = threading.Barrier(12)
-        def activate():
-            start.wait()
-            ours.activate("all")
-        def bring(name):
-            start.wait()
-            __import__(name)
-        calls = [(activate, ())] * 8 + [(bring, (f"sglang.srt.{n}",)) for n in "abab"]
-        threads = [threading.Thread(target=call, args=args) for call, args in calls]
-        [t.start() for t in threads]; [t.join() for t in threads]
-        import sglang.srt.a as a, sglang.srt.b as b
-        assert {s.state for s in ours.activate().patches} == {"live"}, ours.activate()
-        assert a.Worker().step(1) == (2 + 100) * 10 + 100 and b.use(3) == 1006
-        ours.deactivate()
-        assert a.Worker().step(1) == 2 and b.use(3) == 6
-        """
-    )
+    throwaway.play("""
+sys.setswitchinterval(1e-6)
+use(STEP, TEN, BOTH, HELPER)
+start = threading.Barrier(12)
+def activate():
+    start.wait()
+    ours.activate("all")
+def bring(name):
+    start.wait()
+    __import__(name)
+calls = [(activate, ())] * 8 + [(bring, (f"sglang.srt.{n}",)) for n in "abab"]
+threads = [threading.Thread(target=call, args=args) for call, args in calls]
+[t.start() for t in threads]; [t.join() for t in threads]
+import sglang.srt.a as a, sglang.srt.b as b
+assert all_live(), ours.activate()
+assert a.Worker().step(1) == (2 + 100) * 10 + 100 and b.use(3) == 1006
+ours.deactivate()
+assert a.Worker().step(1) == 2 and b.use(3) == 6
+""")
 
 
 LATE = """
-import faulthandler, threading
-faulthandler.dump_traceback_later(500, exit=True)
-from throwaway_patches import *
-import sglang_perf_patches as ours
-from sglang_perf_patches.live import activation, engine
+from sglang_perf_patches.live import activation
 from sglang_perf_patches.live.entry import Entry
 
 bad = declare("two.bad", install="breaks", targets=(f"{A}:Worker.step", f"{B}:Caller.call"))
@@ -143,33 +126,24 @@ assert looked.wait(200)
 
 def test_a_thread_that_looked_too_early_does_not_keep_a_failure_back(throwaway: Throwaway) -> None:
     """A server whose last import has returned runs all of a patch or none, and says which."""
-    done = throwaway.run(
-        LATE
-        + """
+    done = throwaway.play(f"""{LATE}
 activation._OTHER_THREAD_S = 200
 import sglang.srt.b
-(state,) = engine.report().patches
-assert state.state == "failed", state
+assert engine.report().of("two.bad").state == "failed", engine.report()
 ticks.join(200)
-"""
-    )
+""")
     assert done.stderr.count("two.bad is failed") == 1
 
 
 def test_a_thread_that_waits_for_the_import_does_not_stop_it(throwaway: Throwaway) -> None:
     """The attempt that can't end before the import has returned looks again, and decides."""
-    done = throwaway.run(
-        LATE.replace("imported.wait(0.5)", "imported.wait(200)")
-        + """
+    done = throwaway.play(f"""{LATE.replace("imported.wait(0.5)", "imported.wait(200)")}
 import sglang.srt.b
-(state,) = engine.report().patches
-assert state.state == "pending", state
+assert engine.report().of("two.bad").state == "pending", engine.report()
 imported.set()
 ticks.join(200)
-(state,) = engine.report().patches
-assert state.state == "failed", state
-"""
-    )
+assert engine.report().of("two.bad").state == "failed", engine.report()
+""")
     assert done.stderr.count("two.bad is failed") == 1
 
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import pytest
-from throwaway import Throwaway
+from throwaway import BEGINNING, Throwaway
 
 import released
 
-HEAD = """
-import inspect, pickle, sys, traceback
-from throwaway_patches import *
-import throwaway_installs
-import sglang_perf_patches as ours
+LOOKS = """
+import inspect, pickle, traceback
 import sglang.srt.a as a, sglang.srt.b as b
 """
 
 
 def test_a_function_of_a_module(throwaway: Throwaway) -> None:
-    throwaway.play("""
+    throwaway.play(
+        LOOKS
+        + """
 def looks():
     f = a.helper
     return (
@@ -54,11 +51,14 @@ for _ in range(2):
     assert not [file for file, _ in places if "sglang_perf_patches" in file], places
     ours.deactivate()
     assert looks() == stock and set(vars(a)) == names and a.helper(1) == 1
-""")
+"""
+    )
 
 
 def test_methods(throwaway: Throwaway) -> None:
-    throwaway.play("""
+    throwaway.play(
+        LOOKS
+        + """
 def kinds(patching):
     def step(inner):
         def ours(*args, **named):
@@ -68,7 +68,7 @@ def kinds(patching):
     patching.override(
         f"{A}:Worker.fixed", lambda inner: staticmethod(lambda *args: inner(*args) + 1)
     )
-throwaway_installs.kinds = kinds
+installs.kinds = kinds
 targets = tuple(f"{A}:Worker.{name}" for name in ("step", "fixed"))
 use(declare("one.kinds", install="kinds", targets=targets))
 
@@ -89,7 +89,8 @@ for f in (a.Worker.step, a.Worker.fixed):
 assert pickle.loads(pickle.dumps(a.Worker().step))(1) == 3
 ours.deactivate()
 assert looks() == stock
-""")
+"""
+    )
 
 
 UNUSUAL = '''
@@ -128,7 +129,7 @@ def test_what_no_patch_changes_is_refused_before_anything_changes(
 ) -> None:
     path = throwaway.site / "sglang" / "srt" / "a.py"
     path.write_text(path.read_text() + UNUSUAL)
-    throwaway.play(f"""
+    throwaway.play(f"""{LOOKS}
 placed = []
 def changes(patching):
     def make(inner):
@@ -136,7 +137,7 @@ def changes(patching):
         return lambda self, x: inner(self, x) + 100
     patching.override(f"{{A}}:Worker.step", make)
     patching.override(f"{{A}}:{kind}", lambda inner: inner)
-throwaway_installs.changes = changes
+installs.changes = changes
 import sglang_perf_patches.live.swap as swap
 place = swap.Slot.place
 def noted(slot):
@@ -157,8 +158,6 @@ assert "{kind.rpartition(".")[2]}" not in placed
 
 COMPILE = """
 import torch
-from throwaway_patches import *
-import sglang_perf_patches as ours
 import sglang.srt.a as a, sglang.srt.b as b
 
 use(STEP, TEN, HELPER)
@@ -186,22 +185,12 @@ for live in (False, True, False, True):
 """
 
 
-def test_torch_compiles_what_is_patched_as_it_compiles_stock(throwaway: Throwaway) -> None:
-    place = released.tree("0.5.23")
-    search = (throwaway.site, *place.search[1:])
-    released.run(released.Place(place.python, search), "-c", textwrap.dedent(COMPILE))
-
-
 COMPILING = """
-import threading
 import torch
-from throwaway_patches import *
-import sglang_perf_patches as ours
-from sglang_perf_patches.live import engine
 import sglang.srt.a as a, sglang.srt.b as b
 
 use(HELPER)
-assert ours.activate("all").of("two.helper").state == "live"
+assert all_live()
 compiling, go_on, results, failed = threading.Event(), threading.Event(), [], []
 
 def backend(graph, inputs):
@@ -234,10 +223,11 @@ assert compiled(x).item() == 0 and a.helper(1) == 1
 """
 
 
-def test_a_patch_stays_on_while_a_caller_is_compiled(
-    throwaway: Throwaway,
+@pytest.mark.parametrize("script", [COMPILE, COMPILING], ids=["compiled", "during that"])
+def test_torch_compiles_what_is_patched_as_it_compiles_stock(
+    throwaway: Throwaway, script: str
 ) -> None:
-    """What was inlined has no frame to be seen, and its compiler compares what it has read."""
+    """And a patch stays on while a caller is compiled: what was inlined has no frame to be seen."""
     place = released.tree("0.5.23")
     search = (throwaway.site, *place.search[1:])
-    released.run(released.Place(place.python, search), "-c", textwrap.dedent(COMPILING))
+    released.run(released.Place(place.python, search), "-c", BEGINNING + script)

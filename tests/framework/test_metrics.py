@@ -9,7 +9,7 @@ import pytest
 from throwaway import Throwaway
 
 SERVER = """
-import multiprocessing, os, re, sys, time
+import multiprocessing, os, re, time
 from throwaway_patches import *
 import sglang_perf_patches as ours
 

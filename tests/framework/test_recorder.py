@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from throwaway import Throwaway
+from throwaway import REPOSITORY, Throwaway
 
 import tiers
 
-HEAD = """
-import importlib, json, logging, os, sys, threading, time
-from pathlib import Path
-from throwaway_patches import *
-import sglang_perf_patches as ours
-from sglang_perf_patches.live import engine
+RECORDED = """
+import json
 from sglang_perf_patches.telemetry import recorder, records
 recorder._TICK_S = 0.1
 use(STEP)
@@ -31,15 +26,9 @@ def record():
     path = recorder._recorders[0].path
     return json.loads(path.read_text()) if path.exists() else None
 
-def wait_for(condition):
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, (lines, threading.enumerate())
-        time.sleep(0.05)
-
 def undone():
     a.Worker.step = lambda self, x: x
-    wait_for(lambda: (record() or {"patches": [{}]})["patches"][0].get("state") == "conflict")
+    wait_until(lambda: (record() or {"patches": [{}]})["patches"][0].get("state") == "conflict")
 """
 
 BROKEN = {
@@ -68,47 +57,41 @@ BROKEN = {
 def test_a_broken_task_stops_neither_the_others_nor_the_next_tick(
     throwaway: Throwaway, broken: str
 ) -> None:
-    throwaway.run(
-        HEAD
-        + "import warnings; warnings.simplefilter('ignore')\n"
-        + "import sglang.srt.a as a\nours.activate()\n"
-        + BROKEN[broken]
-        + """
+    throwaway.play(f"""{RECORDED}
+warnings.simplefilter("ignore")
+import sglang.srt.a as a
+ours.activate()
+{BROKEN[broken]}
 time.sleep(0.3)
 undone()
 said = [line for line in lines if "the record is not kept" in line]
 assert len(said) <= 1, lines
-"""
-    )
-
-
-def test_looking_again_that_fails_is_said_and_tried_again(throwaway: Throwaway) -> None:
-    throwaway.play("""
-import sglang.srt.a as a
-ours.activate()
-look = recorder._recorders[0].look_again
-def fails():
-    raise MemoryError("no room")
-recorder._recorders[0].look_again = fails
-wait_for(lambda: lines)
-time.sleep(0.3)
-assert len(lines) == 1 and "MemoryError: no room" in lines[0], lines
-recorder._recorders[0].look_again = look
-undone()
 """)
 
 
-def test_a_folder_that_is_no_longer_accessible_is_one_line(throwaway: Throwaway) -> None:
-    throwaway.play("""
+FAILING = {
+    "the look": ("recorder._recorders[0]", "look_again", "MemoryError('no room')"),
+    "the folder": ("records", "is_there", "PermissionError(13, 'Permission denied')"),
+}
+
+
+@pytest.mark.parametrize("what", FAILING)
+def test_what_fails_on_each_tick_is_said_once_and_tried_again(
+    throwaway: Throwaway, what: str
+) -> None:
+    owner, name, error = FAILING[what]
+    said = "MemoryError: no room" if what == "the look" else "the record is not kept"
+    throwaway.play(f"""{RECORDED}
 import sglang.srt.a as a
 ours.activate()
-def refuses(*_):
-    raise PermissionError(13, "Permission denied")
-stat, records.is_there = records.is_there, refuses
-wait_for(lambda: lines)
+def fails(*_):
+    raise {error}
+works = {owner}.{name}
+{owner}.{name} = fails
+wait_until(lambda: lines)
 time.sleep(0.3)
-assert len(lines) == 1 and "the record is not kept" in lines[0], lines
-records.is_there = stat
+assert len(lines) == 1 and {said!r} in lines[0], lines
+{owner}.{name} = works
 undone()
 """)
 
@@ -117,8 +100,7 @@ undone()
 def test_a_thread_that_cannot_start_leaves_the_patches_live(
     throwaway: Throwaway, strict: str
 ) -> None:
-    throwaway.play(
-        """
+    script = """
 start = threading.Thread.start
 def refuses(self):
     raise RuntimeError("can't start new thread")
@@ -134,12 +116,11 @@ plugin.load()
 threading.Thread.start = start
 time.sleep(0.2)
 ours.activate()
-wait_for(record)
+wait_until(record)
 assert record()["patches"][0]["state"] == "live"
-""",
-        SGLANG_PERF_PATCHES="one.step",
-        SGLANG_PERF_PATCHES_STRICT=strict,
-    )
+"""
+    variables = {"SGLANG_PERF_PATCHES": "one.step", "SGLANG_PERF_PATCHES_STRICT": strict}
+    throwaway.play(RECORDED + script, **variables)
 
 
 ISOLATED = """
@@ -195,12 +176,9 @@ def test_a_fork_has_no_thread_of_ours_beside_it(throwaway: Throwaway) -> None:
     """Python warns of such a fork from 3.12 on, where one is here."""
     pyenv = (Path.home() / ".pyenv" / "versions").glob("3.1[2-9].*/bin/python")
     pythons = [sys.executable, *map(str, pyenv)]
-    source = str(Path(__file__).parents[2] / "src")
+    source = str(REPOSITORY / "src")
     for python in pythons:
-        environment = {**throwaway.environment(), "PYTHONPATH": source}
-        done = subprocess.run(
-            [python, "-c", FORKS], env=environment, capture_output=True, text=True, timeout=600
-        )
+        done = throwaway.ended(python, "-c", FORKS, PYTHONPATH=source)
         assert (done.returncode, done.stderr) == (0, ""), (python, done.stderr)
 
 
@@ -210,24 +188,15 @@ def test_a_handler_in_the_middle_of_the_standard_library_does_not_hang(
     """It may come while its thread holds a lock of an event. The default tier tries 1 of 12."""
     script = str(Path(__file__).with_name("handlers.py"))
     apart = "1" if tiers.is_whole(pytestconfig) else "12"
-    done = subprocess.run(
-        [sys.executable, script, apart],
-        env=throwaway.environment(),
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    done = throwaway.ended(sys.executable, script, apart)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 100 / int(apart)
 
 
 def test_a_process_in_which_all_is_gated_says_so_once(throwaway: Throwaway) -> None:
     """An Engine without an HTTP server; what goes live later has its line as well."""
-    throwaway.run(
-        HEAD
-        + """
-import dataclasses
-use(dataclasses.replace(STEP, proven_with={}), HELPER)
+    throwaway.play(f"""{RECORDED}
+use(dataclasses.replace(STEP, proven_with={{}}), HELPER)
 said = []
 class Said(logging.Handler):
     def emit(self, record):
@@ -241,14 +210,13 @@ class gated:
     unlike_default = staticmethod(dict)
 import sglang
 ours.activate()
-wait_for(lambda: len(said) > 1)
+wait_until(lambda: len(said) > 1)
 time.sleep(1)
 [cause, line] = said
 assert cause.endswith("gated by LoRA: one.step"), cause
 assert "live 0, pending 1, refused 0, gated 1; live on sglang " in line, line
 assert line.endswith("none; gated by LoRA: one.step"), line
 import sglang.srt.a
-wait_for(lambda: len(said) == 3)
+wait_until(lambda: len(said) == 3)
 assert ": two.helper; gated by" in said[2], said
-"""
-    )
+""")

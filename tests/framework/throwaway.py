@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -312,18 +311,19 @@ class Throwaway:
         self, *words: str, python: str | Path = sys.executable, **variables: str | None
     ) -> subprocess.CompletedProcess[str]:
         """Run the command ``sglang-perf-patches`` with these words."""
-        return self._ended([python, "-m", "sglang_perf_patches", *words], variables)
+        return self.ended(python, "-m", "sglang_perf_patches", *words, **variables)
 
     def process(
         self, script: str, *command: str, **variables: str | None
     ) -> subprocess.CompletedProcess[str]:
         """Run a script in a fresh Python, or behind `command` and its words."""
         start = command or (sys.executable,)
-        return self._ended([*start, "-c", textwrap.dedent(script)], variables)
+        return self.ended(*start, "-c", textwrap.dedent(script), **variables)
 
-    def _ended(
-        self, words: Sequence[str | Path], variables: Mapping[str, str | None]
+    def ended(
+        self, *words: str | Path, **variables: str | None
     ) -> subprocess.CompletedProcess[str]:
+        """Run a command line to its end."""
         environment = self.environment(**variables)
         return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
 

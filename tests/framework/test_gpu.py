@@ -6,7 +6,7 @@ The driver's management library is a stand-in, and so is torch.
 from __future__ import annotations
 
 import pytest
-from test_setups import HEAD, OLD, UTILS
+from test_setups import serve
 from throwaway import Throwaway
 
 DRIVER = """
@@ -55,10 +55,8 @@ sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
 
 @pytest.fixture
 def server(throwaway: Throwaway) -> Throwaway:
-    """A throwaway package that publishes as old releases do."""
-    throwaway.put("sglang/srt/utils.py", UTILS)
-    throwaway.put("sglang/srt/server_args.py", OLD)
-    return throwaway
+    throwaway.put("driver.py", DRIVER)
+    return serve(throwaway, "old")
 
 
 @pytest.mark.parametrize(
@@ -75,41 +73,36 @@ def server(throwaway: Throwaway) -> Throwaway:
 def test_a_gpu_that_no_check_ran_on_gates(
     server: Throwaway, gpus: list[tuple[int, int]], device: str, said: tuple[str, str]
 ) -> None:
-    server.run(
-        DRIVER
-        + HEAD
-        + f"""
+    server.play(f"""
+from driver import *
+from served import *
 Driver.gpus = {gpus}
 use(proven(STEP), proven(TEN, "other-gpu"), HELPER)
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args as arguments
 assert state() == ("live", "")
-arguments.publish(arguments.ServerArgs(device={device!r}))
+publish(device={device!r})
 word, why = state()
 assert (word, why.partition(": this patch was not tested")[0]) == {said!r}, (word, why)
 assert state("one.ten") == ("live", "")
 assert a.Worker().step(1) == (1020 if word == "live" else 20)
 assert cuda.started == 0, "torch is asked only where CUDA runs already"
-"""
-    )
+""")
 
 
 def test_where_cuda_runs_torch_tells_which_gpu_it_is(server: Throwaway) -> None:
-    server.run(
-        DRIVER
-        + """
+    server.play("""
+from driver import *
 from sglang_perf_patches.live import gpu
 assert gpu.capability() == "9.0" and cuda.started == 0
 cuda.is_started = True
 assert gpu.capability() == "8.9" and cuda.started == 1
-"""
-    )
+""")
 
 
 def test_the_driver_is_asked_once_and_let_go_before_anybody_forks(server: Throwaway) -> None:
-    server.run(
-        DRIVER
-        + """
+    server.play("""
+from driver import *
 from sglang_perf_patches.live import gpu
 assert gpu.capability() == "9.0"
 assert Driver.calls[0] == "nvmlInit_v2" and Driver.calls[-1] == "nvmlShutdown"
@@ -119,5 +112,4 @@ if not child:
     os._exit(0 if gpu.capability() == "9.0" and Driver.calls == before else 1)
 assert os.waitpid(child, 0)[1] == 0
 assert gpu.capability() == "9.0" and Driver.calls == before
-"""
-    )
+""")

@@ -6,7 +6,7 @@ The throwaway package publishes its server's arguments in each of the ways of th
 from __future__ import annotations
 
 import pytest
-from throwaway import PUBLISHING, Throwaway
+from throwaway import BEGINNING, PUBLISHING, Throwaway
 
 from sglang_perf_patches.model import setups, uses
 
@@ -83,12 +83,13 @@ def namespace_of(kind):
 """
 UTILS = "\n".join(f"def {name}():\n    return False\n" for name in FIELDS if name.startswith("is_"))
 
-HEAD = """
+SERVED = """
 import dataclasses
-import sys
-from throwaway_patches import *
 import sglang_perf_patches as ours
-from sglang_perf_patches.live import engine
+
+def publish(**given):
+    import sglang.srt.server_args as arguments
+    arguments.publish(arguments.ServerArgs(**given))
 
 def proven(patch, *features):
     return dataclasses.replace(patch, proven_with=dict.fromkeys(features, "a check"))
@@ -112,14 +113,13 @@ def state(patch="one.step"):
 """
 
 
-@pytest.fixture(params=["old", "new"])
-def server(request: pytest.FixtureRequest, throwaway: Throwaway) -> Throwaway:
-    """A throwaway package that publishes as old releases do, or as new ones do."""
+def serve(throwaway: Throwaway, release: str) -> Throwaway:
+    """Make the throwaway package publish as ``old`` releases do, or as ``new`` ones do."""
+    throwaway.put("served.py", SERVED)
     throwaway.put("sglang/srt/utils.py", UTILS)
-    if request.param == "old":
+    if release == "old":
         throwaway.put("sglang/srt/server_args.py", OLD)
     else:
-        throwaway.put("sglang/srt/server_args.py", NEW)
         throwaway.put("sglang/srt/runtime_context.py", CONTEXT)
         throwaway.put("sglang/srt/arg_groups/__init__.py", "")
         throwaway.put("sglang/srt/arg_groups/arg_utils.py", GROUPS)
@@ -128,21 +128,27 @@ def server(request: pytest.FixtureRequest, throwaway: Throwaway) -> Throwaway:
     return throwaway
 
 
+@pytest.fixture(params=["old", "new"])
+def server(request: pytest.FixtureRequest, throwaway: Throwaway) -> Throwaway:
+    return serve(throwaway, request.param)
+
+
 def test_gated_when_the_server_publishes(server: Throwaway) -> None:
     server.play("""
+from served import *
 import sglang.srt.a as a, sglang.srt.server_args as arguments
 use(proven(STEP, "pages"), proven(TEN, "pages", "lora"), HELPER)
 ours.activate("all")
 assert state() == ("live", "")
-arguments.publish(arguments.ServerArgs(page_size=64))
+publish(page_size=64)
 assert state() == ("live", "") and a.Worker().step(1) == 1020
-arguments.publish(arguments.ServerArgs(page_size=64, enable_lora=True))
+publish(page_size=64, enable_lora=True)
 # At once: the reply below asks for no look.
 assert engine.report().of("one.step").state == "gated"
 assert a.Worker().step(1) == 20
 assert state() == ("gated", "LoRA is on (--enable-lora): this patch was not tested with that")
 assert state("one.ten") == state("two.helper") == ("live", "")
-arguments.publish(arguments.ServerArgs())
+publish()
 assert state()[0] == "gated", "for good: what it has done so far is stock's"
 ours.deactivate()
 assert a.Worker().step(1) == 2
@@ -151,13 +157,13 @@ assert a.Worker().step(1) == 2
 
 def test_gated_before_it_acts_if_the_server_has_published(server: Throwaway) -> None:
     server.play("""
+from served import *
 import sglang.srt.server_args as arguments
-arguments.publish(arguments.ServerArgs(enable_lora=True))
+publish(enable_lora=True)
 use(proven(STEP))
-import throwaway_installs
 def step(patching):
     raise AssertionError("it was installed")
-throwaway_installs.step = step
+installs.step = step
 ours.activate("all")
 import sglang.srt.a as a
 assert state() == ("gated", "LoRA is on (--enable-lora): this patch was not tested with that")
@@ -167,10 +173,11 @@ assert a.Worker().step(1) == 2
 
 def test_gated_though_its_modules_are_not_imported_yet(server: Throwaway) -> None:
     server.play("""
+from served import *
 use(proven(STEP))
 ours.activate("all")
 import sglang.srt.server_args as arguments
-arguments.publish(arguments.ServerArgs(enable_lora=True))
+publish(enable_lora=True)
 assert engine.report().of("one.step").state == "gated"
 import sglang.srt.a as a
 assert a.Worker().step(1) == 2
@@ -179,6 +186,7 @@ assert a.Worker().step(1) == 2
 
 def test_nothing_published_gates_nothing_but_the_platform(server: Throwaway) -> None:
     server.play("""
+from served import *
 use(proven(STEP))
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args
@@ -194,6 +202,7 @@ assert a.Worker().step(1) == 2
 
 def test_what_is_resolved_later_is_seen_at_the_next_look(server: Throwaway) -> None:
     server.play("""
+from served import *
 use(proven(STEP))
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args as arguments
@@ -214,48 +223,44 @@ assert a.Worker().step(1) == 2
 def test_only_a_decode_server_keeps_what_it_retracts_in_tensors(server: Throwaway) -> None:
     """Any server of 0.5.23 has the argument resolved to that."""
     server.play("""
+from served import *
 use(proven(STEP, "decode-server"))
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args as arguments
 kept = {"disaggregation_decode_retraction_backup": "cpu_tensor"}
 for mode in (None, "null"):
-    arguments.publish(arguments.ServerArgs(disaggregation_mode=mode, **kept))
+    publish(disaggregation_mode=mode, **kept)
     assert state() == ("live", "") and a.Worker().step(1) == 102
-arguments.publish(arguments.ServerArgs(disaggregation_mode="decode", **kept))
+publish(disaggregation_mode="decode", **kept)
 assert state()[0] == "gated" and "kept in tensors" in state()[1], state()
 assert a.Worker().step(1) == 2
 """)
 
 
+COMPUTED = {
+    "lambda self: True": "data-parallel attention is on",
+    "broken": "whether data-parallel attention is on can't be read (RuntimeError: not written)",
+}
+
+
 @pytest.mark.parametrize("server", ["new"], indirect=True)
-def test_what_the_release_computes_counts(server: Throwaway) -> None:
-    server.play("""
+@pytest.mark.parametrize("how", COMPUTED)
+def test_what_the_release_computes_counts_or_what_cannot_be_read(
+    server: Throwaway, how: str
+) -> None:
+    server.play(f"""
+from served import *
 use(proven(STEP))
 ours.activate("all")
-import sglang.srt.a, sglang.srt.server_args as arguments, sglang.srt.runtime_context as context
-arguments.publish(arguments.ServerArgs(enable_dp_attention=False))
+import sglang.srt.a as a, sglang.srt.runtime_context as context
+publish(enable_dp_attention=False)
 assert state() == ("live", "")
-context.Parallel.held = True
-arguments.publish(arguments.ServerArgs(enable_dp_attention=False))
-assert state() == ("gated", "data-parallel attention is on: this patch was not tested with that")
-""")
-
-
-@pytest.mark.parametrize("server", ["new"], indirect=True)
-def test_what_cannot_be_read_gates(server: Throwaway) -> None:
-    server.play("""
-use(proven(STEP))
-ours.activate("all")
-import sglang.srt.a as a, sglang.srt.server_args as arguments, sglang.srt.runtime_context as context
 def broken(self):
     raise RuntimeError("not written\\nyet")
-context.Parallel.attn_dp_enabled = property(broken)
-arguments.publish(arguments.ServerArgs())
-assert state() == (
-    "gated",
-    "whether data-parallel attention is on can't be read (RuntimeError: not written): "
-    "this patch was not tested with that",
-), state()
+context.Parallel.attn_dp_enabled = property({how})
+publish(enable_dp_attention=False)
+reason = "{COMPUTED[how]}: this patch was not tested with that"
+assert state() == ("gated", reason), state()
 assert a.Worker().step(1) == 2
 """)
 
@@ -263,6 +268,7 @@ assert a.Worker().step(1) == 2
 @pytest.mark.parametrize("server", ["new"], indirect=True)
 def test_a_server_that_cannot_be_read_at_all_gates(server: Throwaway) -> None:
     server.play("""
+from served import *
 use(proven(STEP), HELPER)
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args as arguments, sglang.srt.runtime_context as context
@@ -282,6 +288,7 @@ assert state("two.helper") == ("live", ""), "what asks for no set-up stays"
 def test_what_another_thread_is_at_work_on_gates_nothing(server: Throwaway) -> None:
     """It looks while what publishes is being imported, and while arguments are being published."""
     server.play("""
+from served import *
 from threading import Thread
 seen = []
 def half_way():
@@ -291,10 +298,10 @@ def half_way():
 use(proven(STEP, "pages"))
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args as arguments
-arguments.publish(arguments.ServerArgs(page_size=64))
+publish(page_size=64)
 assert seen == [("live", "")] * 2, seen
 assert state() == ("live", ""), state()
-arguments.publish(arguments.ServerArgs(enable_lora=True))
+publish(enable_lora=True)
 assert seen == [("live", "")] * 3, seen
 assert state() == ("gated", "LoRA is on (--enable-lora): this patch was not tested with that")
 """)
@@ -302,12 +309,13 @@ assert state() == ("gated", "LoRA is on (--enable-lora): this patch was not test
 
 def test_an_argument_that_nobody_classed_gates_where_it_is_given(server: Throwaway) -> None:
     server.play("""
+from served import *
 use(proven(STEP))
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args as arguments
-arguments.publish(arguments.ServerArgs(port=1))
+publish(port=1)
 assert state() == ("live", "")
-arguments.publish(arguments.ServerArgs(brand_new=7))
+publish(brand_new=7)
 reason = "the server has brand_new, which is unknown: this patch was not tested with that"
 assert state() == ("gated", reason), state()
 assert a.Worker().step(1) == 2
@@ -316,12 +324,13 @@ assert a.Worker().step(1) == 2
 
 def test_a_patch_that_needs_a_gated_one_is_gated_too(server: Throwaway) -> None:
     server.play("""
+from served import *
 import sglang.srt.a as a, sglang.srt.b as b, sglang.srt.server_args as arguments
 both = dataclasses.replace(BOTH, requires=("one.step",))
 use(proven(STEP), proven(both, "lora"))
 ours.activate("all")
 assert a.Worker().step(1) == 202
-arguments.publish(arguments.ServerArgs(enable_lora=True))
+publish(enable_lora=True)
 assert state()[0] == state("two.both")[0] == "gated", (state(), state("two.both"))
 assert "one.step" in state("two.both")[1]
 assert (a.Worker().step(1), b.Caller().call(1)) == (2, 2)
@@ -334,19 +343,20 @@ assert state("two.both")[0] == "gated" and "one.step" in state("two.both")[1]
 def test_what_a_server_has_no_use_for_is_neither_live_nor_gated(server: Throwaway) -> None:
     """Not gated either, though it was not proven with what is on."""
     server.play("""
+from served import *
 import sglang.srt.a as a, sglang.srt.server_args as arguments
 use(only(proven(STEP), "speculation"), only(TEN, "speculation"), HELPER)
 ours.activate("all")
 assert state() == ("live", "") and a.Worker().step(1) == 1020
-arguments.publish(arguments.ServerArgs(enable_lora=True))
+publish(enable_lora=True)
 assert engine.report().of("one.step").state == "not needed"
 assert state() == state("one.ten") == ("not needed", "speculation is off")
 assert state("two.helper") == ("live", "") and a.Worker().step(1) == 2
-arguments.publish(arguments.ServerArgs(speculative_algorithm="EAGLE"))
+publish(speculative_algorithm="EAGLE")
 assert engine.report().of("one.ten").state == "live", "at once, without a look"
 assert state()[0] == "gated" and "EAGLE" in state()[1], "with a use it is like any other"
 assert state("one.ten") == ("live", "") and a.Worker().step(1) == 20
-arguments.publish(arguments.ServerArgs())
+publish()
 assert state("one.ten") == ("live", ""), "a draft's own arguments take nothing away again"
 ours.deactivate()
 assert a.Worker().step(1) == 2
@@ -355,12 +365,13 @@ assert a.Worker().step(1) == 2
 
 def test_not_needed_though_its_modules_are_never_imported(server: Throwaway) -> None:
     server.play("""
+from served import *
 import os
 use(only(STEP, "mlx"))
 ours.activate("all")
 assert state()[0] == "pending"
 import sglang.srt.server_args as arguments
-arguments.publish(arguments.ServerArgs())
+publish()
 assert state() == ("not needed", "MLX is off (SGLANG_USE_MLX)"), state()
 os.environ["SGLANG_USE_MLX"] = "1"
 import sglang.srt.a as a
@@ -370,15 +381,16 @@ assert state() == ("live", "") and a.Worker().step(1) == 102
 
 def test_a_patch_that_needs_one_that_is_not_needed_is_not_either(server: Throwaway) -> None:
     server.play("""
+from served import *
 import sglang.srt.a as a, sglang.srt.b as b, sglang.srt.server_args as arguments
 both = dataclasses.replace(BOTH, requires=("one.step",))
 use(only(STEP, "decode-server"), both)
 ours.activate("all")
 assert state("two.both") == ("live", "")
-arguments.publish(arguments.ServerArgs(disaggregation_mode="prefill"))
+publish(disaggregation_mode="prefill")
 assert state("two.both") == ("not needed", "it needs one.step: the server is not a decode server")
 assert (a.Worker().step(1), b.Caller().call(1)) == (2, 2)
-arguments.publish(arguments.ServerArgs(disaggregation_mode="decode"))
+publish(disaggregation_mode="decode")
 assert state() == state("two.both") == ("live", "")
 """)
 
@@ -407,13 +419,10 @@ USES = {
 
 def test_each_use_is_read(server: Throwaway) -> None:
     assert set(USES) == {use.name for use in uses.USES}
-    server.run(
-        HEAD
-        + f"USES = {USES!r}"
-        + """
-import os
+    script = """
+from served import *
 import sglang.srt.a as a, sglang.srt.server_args as arguments
-def publish(given):
+def publish_one(given):
     made = arguments.ServerArgs(**({} if isinstance(given, str) else given))
     if isinstance(given, str):
         setattr(made, "_model_config", eval(given))
@@ -421,41 +430,39 @@ def publish(given):
 for name, (without, having) in USES.items():
     use(only(STEP, name))
     os.environ["SGLANG_USE_MLX"] = str(name == "torch").lower()
-    publish(without)
+    publish_one(without)
     ours.activate("all")
     assert state()[0] == "not needed" and a.Worker().step(1) == 2, (name, state())
     os.environ["SGLANG_USE_MLX"] = str(name == "mlx").lower()
-    publish(having)
+    publish_one(having)
     assert state() == ("live", "") and a.Worker().step(1) == 102, (name, state())
     ours.deactivate()
     if name in {"mla", "states", "delta-nets", "other-states", "windows"}:
         ours.activate("all")
-        publish({})
+        publish()
         assert state() == ("live", ""), "nobody says what the model is"
         ours.deactivate()
 """
-    )
+    server.play(f"USES = {USES!r}{script}")
 
 
 STRICTLY = {
     "when the server publishes": """
 ours.activate(CHOSEN, strict=True)
 import sglang.srt.a
-arguments.publish(arguments.ServerArgs(enable_lora=True))
+publish(enable_lora=True)
 """,
     "before it acts": """
-arguments.publish(arguments.ServerArgs(enable_lora=True))
+publish(enable_lora=True)
 ours.activate(CHOSEN, strict=True)
 import sglang.srt.a
 """,
     "by its install function": """
-step = declare("one.step", install="gates", targets=(f"{A}:Worker.step",))
-use(step, HELPER)
+use(declare("one.step", install="gates", targets=(f"{A}:Worker.step",)), HELPER)
 ours.activate(CHOSEN, strict=True)
 import sglang.srt.a
 """,
     "in a call": """
-import throwaway_installs
 def step(patching):
     def make(inner):
         def step(self, x):
@@ -463,7 +470,7 @@ def step(patching):
             return inner(self, x)
         return step
     patching.override(f"{A}:Worker.step", make)
-throwaway_installs.step = step
+installs.step = step
 ours.activate(CHOSEN, strict=True)
 import sglang.srt.a as a
 assert a.Worker().step(1) == 2
@@ -477,19 +484,14 @@ ours.activate()
 def test_under_strict_a_gate_of_what_was_named_ends_with_one_line(
     server: Throwaway, how: str
 ) -> None:
-    script = (
-        HEAD
-        + """
-import os
-import sglang.srt.server_args as arguments
+    script = f"""{BEGINNING}
+from served import *
+import sglang.srt.server_args
 CHOSEN = os.environ["CHOSEN"]
 use(proven(STEP), HELPER)
-"""
-        + STRICTLY[how]
-        + """
+{STRICTLY[how]}
 print("served", state()[0])
 """
-    )
     for chosen in ("one.step", "one"):
         done = server.process(script, CHOSEN=chosen)
         assert (done.returncode, done.stdout) == (1, ""), (chosen, done.stderr)
@@ -503,10 +505,11 @@ print("served", state()[0])
 
 def test_under_strict_what_is_not_needed_is_no_loss(server: Throwaway) -> None:
     done = server.play("""
+from served import *
 import sglang.srt.a, sglang.srt.server_args as arguments
 use(only(proven(STEP), "speculation"))
 ours.activate("one.step", strict=True)
-arguments.publish(arguments.ServerArgs(enable_lora=True))
+publish(enable_lora=True)
 assert state()[0] == "not needed"
 """)
     assert not done.stderr
@@ -514,6 +517,7 @@ assert state()[0] == "not needed"
 
 def test_off_again_what_publishes_is_stocks_own(server: Throwaway) -> None:
     server.play("""
+from served import *
 import sglang.srt.a, sglang.srt.server_args as arguments
 context = sys.modules.get("sglang.srt.runtime_context")
 def held():
@@ -532,8 +536,10 @@ assert held() is before, "nobody asks"
 """)
 
 
-EACH = """
-import sglang.srt.a as a, sglang.srt.server_args as arguments, sglang.srt.utils as utils
+def test_each_argument_of_each_feature_gates(server: Throwaway) -> None:
+    server.play("""
+from served import *
+import sglang.srt.a as a, sglang.srt.utils as utils
 from sglang_perf_patches.model.setups import FEATURES
 played = 0
 for feature in FEATURES.all:
@@ -546,12 +552,12 @@ for feature in FEATURES.all:
         others = [other.name for other in FEATURES.all if other is not feature]
         for features, word in ((others, "gated"), ([*others, feature.name], "live")):
             use(proven(STEP, *features))
-            arguments.publish(arguments.ServerArgs())
+            publish()
             ours.activate("all")
             assert state() == ("live", ""), (name, state())
             if name.startswith("is_"):
                 setattr(utils, name, lambda: True)
-            arguments.publish(arguments.ServerArgs(**where, **{name: value}))
+            publish(**where, **{name: value})
             found = state()
             assert found[0] == word, (feature.name, name, value, found)
             if word == "gated":
@@ -562,8 +568,4 @@ for feature in FEATURES.all:
             ours.deactivate()
             played += 1
 assert played > 200, played
-"""
-
-
-def test_each_argument_of_each_feature_gates(server: Throwaway) -> None:
-    server.run(HEAD + EACH)
+""")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sglang_perf_patches.model.patch import Patch
-from sglang_perf_patches.model.selection import Selection, SelectionError, parse
-from sglang_perf_patches.model.switch import is_off
+from sglang_perf_patches.model.selection import SelectionError, parse
 
 
 def sample() -> dict[str, Patch]:
@@ -36,6 +33,7 @@ def chosen(text: str) -> tuple[str, ...]:
         ("", ()),
         ("  ", ()),
         ("mlx", ("mlx.mask",)),
+        ("swa", ("swa.tail", "swa.page")),
         (" mlx , swa.tail ", ("mlx.mask", "swa.tail")),
         ("swa.page", ("swa.tail", "swa.page")),
         ("all,-swa", ("mlx.mask",)),
@@ -51,11 +49,6 @@ def chosen(text: str) -> tuple[str, ...]:
 )
 def test_chosen(text: str, expected: tuple[str, ...]) -> None:
     assert chosen(text) == expected
-
-
-def test_policy_patches_need_their_own_name() -> None:
-    assert "swa.evict" not in chosen("swa")
-    assert "swa.evict" not in chosen("all")
 
 
 @pytest.mark.parametrize(
@@ -76,10 +69,8 @@ def test_policy_patches_need_their_own_name() -> None:
     ],
 )
 def test_errors_name_what_is_wrong(text: str, said: str) -> None:
-    with pytest.raises(SelectionError) as caught:
+    with pytest.raises(SelectionError, match=rf"^.*{said}.*$"):
         parse(text, sample())
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_by_name_and_in_full() -> None:
@@ -89,36 +80,5 @@ def test_by_name_and_in_full() -> None:
     assert parse("all", sample()).by_name == frozenset()
     assert parse("swa", sample()).by_name == {"swa.tail", "swa.page"}
     assert parse("swa", sample()).in_full == frozenset()
-
-
-words = st.sampled_from(
-    [
-        "all",
-        "none",
-        "mlx",
-        "swa",
-        "mlx.mask",
-        "swa.tail",
-        "swa.page",
-        "swa.evict",
-        "",
-        "x",
-        "-",
-        "--",
-    ]
-)
-items = st.builds("".join, st.tuples(st.sampled_from(["", "-", " ", " -"]), words))
-
-
-@given(st.one_of(st.text(), st.lists(items).map(",".join)))
-def test_any_text_is_a_selection_or_one_clear_error(text: str) -> None:
-    try:
-        selection = parse(text, sample())
-    except SelectionError:
-        return
-    assert isinstance(selection, Selection)
-    assert selection.in_full <= selection.by_name <= set(selection.ids)
-    for id in selection.ids:
-        assert set(sample()[id].requires) <= set(selection.ids)
-    if is_off(text):
-        assert not selection.ids
+    assert parse("swa,-swa.page", sample()).by_name == {"swa.tail"}
+    assert parse("swa.evict,mlx,-swa.evict", sample()).in_full == frozenset()

@@ -5,9 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import py_compile
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,44 +201,29 @@ def in_file(path: Path) -> Iterator[CodeType]:
 # -- in a process ----------------------------------------------------------------------------------
 
 UNKNOWN = """
-import sys
-from throwaway_patches import *
-import sglang_perf_patches as ours
 import sglang.srt.a as a
 use(STEP, HELPER)
 {change}
 states = {{state.id: state for state in ours.activate("all").patches}}
-for patch, name in (("one.step", "Worker.step"), ("two.helper", "helper")):
-    state = states[patch]
-    if patch == {patch!r}:
-        assert state.state == "conflict" and name in state.reason, state
-        assert "not what its source said" in state.reason, state
-    else:
-        assert state.state == "live", state
+state = states.pop({patch!r})
+assert state.state == "conflict" and {name!r} in state.reason, state
+assert "not what its source said" in state.reason, state
+assert [state.state for state in states.values()] == ["live"], states
 """
 
 
 @pytest.mark.parametrize(
-    ("change", "patch"),
+    ("name", "constants", "patch"),
     [
-        (
-            "code = a.Worker.step.__code__\n"
-            "constants = tuple(2 if c == 1 else c for c in code.co_consts)\n"
-            "a.Worker.step.__code__ = code.replace(co_consts=constants)",
-            "one.step",
-        ),
-        (
-            "code = a.helper.__code__\n"
-            "a.helper.__code__ = code.replace(co_consts=(*code.co_consts, 'more'))",
-            "two.helper",
-        ),
+        ("Worker.step", "tuple(2 if each == 1 else each for each in code.co_consts)", "one.step"),
+        ("helper", "(*code.co_consts, 'more')", "two.helper"),
     ],
-    ids=["method", "function"],
 )
 def test_a_function_with_other_constants_is_a_conflict(
-    throwaway: Throwaway, change: str, patch: str
+    throwaway: Throwaway, name: str, constants: str, patch: str
 ) -> None:
-    throwaway.run(UNKNOWN.format(change=change, patch=patch))
+    change = f"code = a.{name}.__code__\na.{name}.__code__ = code.replace(co_consts={constants})"
+    throwaway.play(UNKNOWN.format(change=change, patch=patch, name=name))
 
 
 def test_a_pyc_of_another_text_is_a_conflict(throwaway: Throwaway) -> None:
@@ -253,10 +235,9 @@ def test_a_pyc_of_another_text_is_a_conflict(throwaway: Throwaway) -> None:
         str(path), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH, doraise=True
     )
     path.write_text(stock)
-    throwaway.run(
-        UNKNOWN.format(change="assert a.Worker().step(1) == 3", patch="one.step")
-        + "\nassert a.Worker().step(1) == 3 and a.helper(1) == 1001\n"
-    )
+    change = "assert a.Worker().step(1) == 3"
+    script = UNKNOWN.format(change=change, patch="one.step", name="Worker.step")
+    throwaway.play(f"{script}{change} and a.helper(1) == 1001\n")
 
 
 def test_what_was_compared_is_kept_for_later_processes(throwaway: Throwaway) -> None:
@@ -266,30 +247,25 @@ def test_what_was_compared_is_kept_for_later_processes(throwaway: Throwaway) -> 
         os.utime(path, (old, old))
     time.sleep(2.1)  # a file that was just made may be made again within one tick of its clock
     script = """
-        import sys
-        from throwaway_patches import *
-        use(STEP, HELPER, tree=source.installed())
-        from sglang_perf_patches.live import compiled, engine
-        calls = []
-        by_compiling = compiled.is_compiled_from
-        compiled.is_compiled_from = lambda *words: calls.append(words) or by_compiling(*words)
-        import sglang.srt.a as a
-        if "other" in sys.argv:
-            a.helper.__code__ = a.helper.__code__.replace(co_consts=(None, "other"))
-        print(*(state.state for state in engine.activate("all").patches), len(calls))
-        engine.look_again()       # keeps what was compared
-    """
-    words = [sys.executable, "-c", textwrap.dedent(script)]
+use(STEP, HELPER, tree=source.installed())
+from sglang_perf_patches.live import compiled
+calls = []
+by_compiling = compiled.is_compiled_from
+compiled.is_compiled_from = lambda *words: calls.append(words) or by_compiling(*words)
+import sglang.srt.a as a
+{change}
+print(*(state.state for state in engine.activate("all").patches), len(calls))
+engine.look_again()       # keeps what was compared
+"""
 
-    def run(*more: str) -> str:
-        environment = throwaway.environment(XDG_CACHE_HOME=str(home))
-        done = subprocess.run([*words, *more], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+    def run(change: str = "") -> str:
+        done = throwaway.play(script.replace("{change}", change), XDG_CACHE_HOME=str(home))
         return done.stdout.strip()
 
     assert run() == "live live 2"
     assert run() == "live live 0"
-    assert run("other") == "live conflict 1"
+    other = "a.helper.__code__ = a.helper.__code__.replace(co_consts=(None, 'other'))"
+    assert run(other) == "live conflict 1"
     path = throwaway.site / "sglang" / "srt" / "a.py"
     path.write_text(path.read_text() + "\n# changed\n")
     assert run() == "live live 2"

@@ -15,22 +15,18 @@ from throwaway import REPOSITORY, Throwaway
 SETS = """
 import throwaway_patches as t
 from sglang_perf_patches.compat import source
-call = t.declare("two.call", install="call", targets=(f"{{t.B}}:Caller.call",))
-t.use(t.STEP, t.HELPER, t.BOTH, call, tree=source.Tree(source.find({known!r})))
+t.use(t.STEP, t.HELPER, t.BOTH, t.CALL, tree=source.Tree(source.find({known!r})))
 """
+LIST = "from sglang_perf_patches.cli import main; main(['list', '--json'])"
 
 STATES = """
 import json, sglang_perf_patches as ours
 ours.activate("all")
-import sglang.srt.a, sglang.srt.b
-assert sglang.srt.b.Caller().call(1) is not None
-print(json.dumps({s.id: [s.state, s.reason] for s in ours.activate().patches}))
-"""
-
-CALL = """
-
-def call(patching):
-    patching.override(f"{B}:Caller.call", lambda inner: lambda self, x: inner(self, x) + 1)
+import {imported}
+states = {s.id: [s.state, s.reason] for s in ours.activate().patches}
+changing = [states[id][0] for id in ("one.step", "two.both")].count("live")
+assert sglang.srt.a.Worker().step(1) == 2 + 100 * changing
+print(json.dumps(states))
 """
 
 NON_ASCII = "\n\nNAME = 'Köln'\n"
@@ -43,14 +39,10 @@ def both(throwaway: Throwaway) -> Callable[..., Both]:
     """``both()``: id → word and reason, by ``list`` and by a process."""
     known = Throwaway.write(throwaway.site.parent / "known")
     throwaway.put("sitecustomize.py", SETS.format(known=str(known.site)))
-    installs = (throwaway.site / "throwaway_installs.py").read_text()
-    throwaway.put("throwaway_installs.py", installs + CALL)
 
-    def run(**variables: str) -> Both:
-        listed = throwaway.run(
-            "from sglang_perf_patches.cli import main; main(['list', '--json'])", **variables
-        )
-        done = throwaway.run(STATES, **variables)
+    def run(*, imported: str = "sglang.srt.a, sglang.srt.b", **variables: str) -> Both:
+        listed = throwaway.run(LIST, **variables)
+        done = throwaway.run(STATES.replace("{imported}", imported), **variables)
         verdicts = {
             patch["id"]: [patch["verdict"], patch["reason"]]
             for patch in json.loads(listed.stdout)["patches"]
@@ -96,25 +88,9 @@ def test_one_file_that_can_not_be_read_leaves_the_other_patches(
     path = throwaway.site / "sglang" / "srt" / "b.py"
     before = path.read_text()
     path.write_bytes((before + NON_ASCII).encode("latin-1"))
-    listed = throwaway.run("from sglang_perf_patches.cli import main; main(['list', '--json'])")
-    verdicts = {f["id"]: f["verdict"] for f in json.loads(listed.stdout)["patches"]}
-    assert verdicts == {**ALL_APPLY, "two.both": "refused", "two.call": "refused"}
-    done = throwaway.run(
-        """
-        import json, sglang_perf_patches as ours
-        ours.activate("all")
-        import sglang.srt.a
-        assert sglang.srt.a.Worker().step(1) == 102
-        print(json.dumps({s.id: s.state for s in ours.activate().patches}))
-        """
-    )
-    states = json.loads(done.stdout)
-    assert states == {
-        "one.step": "live",
-        "two.helper": "live",
-        "two.both": "refused",
-        "two.call": "refused",
-    }
+    both_words = both(imported="sglang.srt.a")
+    assert words(both_words) == {**ALL_APPLY, "two.both": "refused", "two.call": "refused"}
+    agree(both_words)
 
 
 def compiled_only(throwaway: Throwaway) -> dict[str, str]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
-import io
 import os
 import re
 import shutil
@@ -181,19 +179,6 @@ STATEMENTS = (
 )
 
 
-def declared(module: str, names: tuple[str, ...]) -> tuple[Patch, ...]:
-    """One patch for each name, which is all it changes."""
-    texts = dict.fromkeys(("summary",), "")
-    return tuple(
-        Patch(
-            id=f"one.{name}",
-            variants=(Variant(releases=("1.0",), install="x:y", targets=(f"{module}:{name}",)),),
-            **texts,
-        )
-        for name in names
-    )
-
-
 def write(folder: Path, text: str | bytes) -> source.Tree:
     (folder / "srt").mkdir(parents=True, exist_ok=True)
     (folder / "__init__.py").touch()
@@ -204,15 +189,17 @@ def write(folder: Path, text: str | bytes) -> source.Tree:
 
 @functools.cache
 def throwaway_set() -> PatchSet:
+    """One patch for each name, which is all it changes."""
+    patches, known = [], {}
     with tempfile.TemporaryDirectory() as folder:
         tree = write(Path(folder), MODULE)
-        patches = declared("sglang.srt.m", NAMES)
-        known = {}
         for name in NAMES:
             definition = tree.definition(f"sglang.srt.m:{name}")
             assert definition
             known[definition.reference] = {definition.digest: ("1.0",)}
-    return PatchSet("one", "", patches, known)
+            variant = Variant(releases=("1.0",), install="x:y", targets=(definition.reference,))
+            patches.append(Patch(id=f"one.{name}", summary="", variants=(variant,)))
+    return PatchSet("one", "", tuple(patches), known)
 
 
 def applying(text: str | bytes) -> set[str]:
@@ -341,32 +328,32 @@ def test_what_is_nested_too_deep_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("what", ["a folder", "a link to itself", "nothing", "unreadable", "NUL"])
-def test_a_file_that_is_none(tmp_path: Path, what: str) -> None:
-    tree = write(tmp_path, MODULE)
+def test_a_file_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    tree = write(tmp_path, MODULE + ("\0" if what == "NUL" else ""))
     path = tmp_path / "srt" / "m.py"
-    if what == "NUL":
-        path.write_bytes(MODULE.encode() + b"\0")
-    else:
+    if what in ("a folder", "a link to itself", "nothing"):
         path.unlink()
     if what == "a folder":
         path.mkdir()
     elif what == "a link to itself":
         path.symlink_to(path)
     elif what == "unreadable":
-        with mock.patch.object(Path, "is_file", side_effect=PermissionError(13, "denied")):
-            verdicts = verdict.judge_each([throwaway_set()], tree)
-        assert {judged.word for judged in verdicts} == {"refused"}
-        return
-    verdicts = verdict.judge_each([throwaway_set()], tree)
-    assert {judged.word for judged in verdicts} <= {"refused", "absent"}
+        monkeypatch.setattr(Path, "is_file", mock.Mock(side_effect=PermissionError(13, "denied")))
+    words = {judged.word for judged in verdict.judge_each([throwaway_set()], tree)}
+    monkeypatch.undo()
+    assert words == {"refused"} if what == "unreadable" else words <= {"refused", "absent"}
 
 
 @pytest.mark.parametrize("path", ["x" * 5000, "a/" * 3000, "\0", "", ".", "/dev/null", "~"])
-def test_a_path_that_is_no_tree(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_is_no_tree(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    code, stderr = listed(path)
-    assert code == 2
-    assert stderr
+    assert main(["list", "--sglang-path", path]) == 2
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out
+    (line,) = err.splitlines()
+    assert line.startswith("sglang-perf-patches: ")
 
 
 # -- mangled releases ------------------------------------------------------------------------------
@@ -422,20 +409,3 @@ def test_a_mangled_release(copy: Path, data: st.DataObject) -> None:
                     assert meant(text, name) == meant(whole, name), reference
         if before[judged.patch.id].word == "refused":
             assert judged.word != "applies"
-
-
-def listed(tree: Path | str, **variables: str) -> tuple[int, str]:
-    """The exit code of `list`, and what it says on stderr: nothing, or one sentence."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG")}
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        mock.patch.dict(os.environ, kept | variables, clear=True),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        code = main(["list", "--sglang-path", str(tree)])
-    stderr = err.getvalue()
-    assert "Traceback" not in out.getvalue() + stderr
-    assert not stderr or (stderr.startswith("sglang-perf-patches: ") and stderr.endswith("\n"))
-    assert len(stderr.splitlines()) <= 1, stderr
-    return code, stderr

@@ -27,32 +27,33 @@ step, both, helper = report.patches
 print(report)
 """
 
-WRAP = """
+REGISTER = """
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 def load():
-    HookRegistry.register(
-        "sglang.srt.a.Worker.step", lambda original, self, x: original(self, x) + 7, HookType.AROUND
-    )
+    {change}
+    HookRegistry.register("sglang.srt.a.{name}", {theirs}, HookType.{kind})
 """
-
-REPLACE_METHOD = """
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-def theirs(self, x):
-    return -x
-def load():
-    HookRegistry.register("sglang.srt.a.Worker.step", theirs, HookType.REPLACE)
-"""
-
-REPLACE_CLASS = """
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-def load():
-    from sglang.srt.a import Worker
+REPLACE_METHOD = REGISTER.format(
+    change="theirs = lambda self, x: -x", name="Worker.step", theirs="theirs", kind="REPLACE"
+)
+REPLACE_CLASS = REGISTER.format(
+    change="""from sglang.srt.a import Worker
     class Theirs(Worker):
         def step(self, x):
-            return -super().step(x)
-    HookRegistry.register("sglang.srt.a.Worker", Theirs, HookType.REPLACE)
-"""
-
+            return -super().step(x)""",
+    name="Worker",
+    theirs="Theirs",
+    kind="REPLACE",
+)
+WRAP_METHOD, WRAP_FUNCTION = (
+    REGISTER.format(
+        change="theirs = lambda original, *a, **k: original(*a, **k) + 7",
+        name=name,
+        theirs="theirs",
+        kind="AROUND",
+    )
+    for name in ("Worker.step", "helper")
+)
 ASSIGN = """
 def theirs(self, x):
     return -x
@@ -60,7 +61,6 @@ def load():
     import sglang.srt.a
     sglang.srt.a.Worker.step = theirs
 """
-
 ASSIGN_WRAPPER = """
 import functools
 def load():
@@ -70,14 +70,6 @@ def load():
     def theirs(self, x):
         return stock(self, x) + 7
     sglang.srt.a.Worker.step = theirs
-"""
-
-WRAP_FUNCTION = """
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-def load():
-    HookRegistry.register(
-        "sglang.srt.a.helper", lambda original, *a, **k: original(*a, **k) + 7, HookType.AROUND
-    )
 """
 
 
@@ -109,92 +101,63 @@ def path(throwaway: Throwaway, plugin: str, order: str) -> str:
     return os.pathsep.join(map(str, [*places, throwaway.site, REPOSITORY / "src"]))
 
 
-def test_a_wrapper_works_and_is_reported(with_loader: Throwaway, order: str, launch: str) -> None:
-    with_loader.run(
-        launch
-        + """
+@pytest.mark.parametrize("plugin", [WRAP_METHOD, ASSIGN_WRAPPER], ids=["registered", "assigned"])
+def test_a_wrapper_works_and_is_reported(
+    with_loader: Throwaway, order: str, launch: str, plugin: str
+) -> None:
+    script = """
 assert {s.state for s in report.patches} == {"live"}
 assert a.Worker().step(1) == 1 + 1 + 100 + 100 + 7
 assert "wrapped by their" in step.reason and "their-plugin" in step.reason, step
 assert "their-plugin" in both.reason and not helper.reason
 ours.deactivate()
 assert a.Worker().step(1) == 2 + 7                  # theirs stays, ours is gone from inside
-""",
-        PYTHONPATH=path(with_loader, WRAP, order),
-    )
+"""
+    with_loader.run(launch + script, PYTHONPATH=path(with_loader, plugin, order))
 
 
-@pytest.mark.parametrize("plugin", [REPLACE_METHOD, REPLACE_CLASS], ids=["method", "class"])
+@pytest.mark.parametrize(
+    ("plugin", "whose", "result"),
+    [
+        (REPLACE_METHOD, "their-plugin", -1),
+        (REPLACE_CLASS, "their-plugin", -2),
+        (ASSIGN, "their.theirs of their-plugin", -1),
+    ],
+    ids=["method", "class", "assigned"],
+)
 def test_a_replacement_wins_and_is_named(
-    with_loader: Throwaway, order: str, launch: str, plugin: str
+    with_loader: Throwaway, order: str, launch: str, plugin: str, whose: str, result: int
 ) -> None:
-    done = with_loader.run(
-        launch
-        + """
+    script = f"""
 assert (step.state, both.state, helper.state) == ("conflict", "conflict", "live")
-assert "their" in step.reason and "their-plugin" in step.reason, step
-assert a.Worker().step(1) in (-1, -2)              # theirs over stock: nothing of ours inside
+assert {whose!r} in step.reason, step
+assert a.Worker().step(1) == {result}              # theirs over stock: nothing of ours inside
 assert not hasattr(a.Worker, "extra")
 assert b.Caller().call(1) in (-1, -2, 2)
 assert b.use(3) == 1006
 ours.deactivate()
-assert a.Worker().step(1) in (-1, -2) and b.use(3) == 6
-from throwaway_patches import wait_for_threads
+assert a.Worker().step(1) == {result} and b.use(3) == 6
 wait_for_threads()
-""",
-        PYTHONPATH=path(with_loader, plugin, order),
-    )
+"""
+    done = with_loader.run(launch + script, PYTHONPATH=path(with_loader, plugin, order))
     assert done.stdout.count("one.step is conflict") == 1
     assert done.stdout.count("two.both is conflict") == 1
 
 
-def test_plain_assignment_wins_and_is_named(
-    with_loader: Throwaway, order: str, launch: str
-) -> None:
-    with_loader.run(
-        launch
-        + """
-assert (step.state, both.state, helper.state) == ("conflict", "conflict", "live")
-assert "their.theirs of their-plugin" in step.reason, step
-assert a.Worker().step(1) == -1 and not hasattr(a.Worker, "extra")
-""",
-        PYTHONPATH=path(with_loader, ASSIGN, order),
-    )
-
-
-def test_an_assigned_wrapper_keeps_its_place(
-    with_loader: Throwaway, order: str, launch: str
-) -> None:
-    with_loader.run(
-        launch
-        + """
-assert {s.state for s in report.patches} == {"live"}
-assert "wrapped by their" in step.reason, step
-assert a.Worker().step(1) == 1 + 1 + 100 + 100 + 7
-ours.deactivate()
-assert a.Worker().step(1) == 2 + 7
-""",
-        PYTHONPATH=path(with_loader, ASSIGN_WRAPPER, order),
-    )
-
-
 def test_a_wrapped_module_function(with_loader: Throwaway, order: str, launch: str) -> None:
-    with_loader.run(
-        launch
-        + """
+    script = """
 assert helper.state == "live" and "their-plugin" in helper.reason
 assert a.helper(3, scale=2) == b.use(3) == 6 + 1000 + 7
 ours.deactivate()
 assert a.helper(3, scale=2) == b.use(3) == 6 + 7
-""",
-        PYTHONPATH=path(with_loader, WRAP_FUNCTION, order),
-    )
+"""
+    with_loader.run(launch + script, PYTHONPATH=path(with_loader, WRAP_FUNCTION, order))
 
 
 def test_under_run_and_the_entry_point_it_happens_once(with_loader: Throwaway, launch: str) -> None:
     from sglang_perf_patches import bootstrap
 
-    both_ways = path(with_loader, WRAP, "ours first")
+    both_ways = path(with_loader, WRAP_METHOD, "ours first")
     done = with_loader.run(
         launch + "\nassert a.Worker().step(1) == 209, a.Worker().step(1)\n",
         PYTHONPATH=os.pathsep.join([str(bootstrap.FOLDER), both_ways]),

@@ -25,8 +25,8 @@ from sglang_perf_patches.live.wrappers import chain
 from sglang_perf_patches.model.patching import MISSING
 from tests import proof
 
-Held = dict[str, tuple[Any, Any, Any]]
-"""A reference → what its owner holds, `_codes` of that, and the owner."""
+Held = dict[str, tuple[Any, Any]]
+"""A reference → what its owner holds, and `_codes` of that."""
 
 _FIRST = {
     "mamba": ("sglang.srt.managers.scheduler",),
@@ -69,7 +69,7 @@ def imported_later() -> dict[str, str]:
             assert _state(patch) == "live", engine.report().of(patch)
     for patch in missing:
         del _applying[patch]
-    for reference, (_, codes, _) in _held().items():
+    for reference, (_, codes) in _held().items():
         files = [code.co_filename for _, code in codes]
         assert not any("sglang_perf_patches" in file for file in files), reference
     return missing
@@ -97,86 +97,78 @@ def activated_twice(patch: str) -> None:
         assert not _changed(once)
 
 
-def wrapped_after(patch: str) -> None:
+def wrapped_after(patch: str, reference: str) -> None:
     """Another plugin wraps a target that is patched: both work, and both leave in any order."""
-    for reference in _functions(patch):
-        _, _, owner = _held()[reference]
-        name = reference.rpartition(":")[2].rpartition(".")[2]
-        stock = _held()[reference]
-        with _live(patch):
-            wrapper = _wrapper(wrappers.raw(owner, name))
-            setattr(owner, name, wrapper)
-            engine.look_again()
-            _require_wrapped(patch)
-        assert wrappers.raw(owner, name) is wrapper, "theirs stays"
-        _put_back(reference, stock)
-
-
-def wrapped_before(patch: str) -> None:
-    """Another plugin wraps a target before it is patched."""
-    for reference in _functions(patch):
-        stock = _held()[reference]
-        held, _, owner = stock
-        name = reference.rpartition(":")[2].rpartition(".")[2]
-        wrapper = _wrapper(held)
+    owner, name = wrappers.owner_of(reference)
+    with _live(patch):
+        wrapper = _wrapper(wrappers.raw(owner, name))
         setattr(owner, name, wrapper)
-        with _live(patch):
-            _require_wrapped(patch)
-        assert wrappers.raw(owner, name) is wrapper, "theirs stays"
-        _put_back(reference, stock)
+        engine.look_again()
+        _require_wrapped(patch)
+    assert wrappers.raw(owner, name) is wrapper, "theirs stays"
 
 
-def replaced(patch: str) -> None:
+def wrapped_before(patch: str, reference: str) -> None:
+    """Another plugin wraps a target before it is patched."""
+    owner, name = wrappers.owner_of(reference)
+    wrapper = _wrapper(wrappers.raw(owner, name))
+    setattr(owner, name, wrapper)
+    with _live(patch):
+        _require_wrapped(patch)
+    assert wrappers.raw(owner, name) is wrapper, "theirs stays"
+
+
+def replaced(patch: str, reference: str) -> None:
     """Another plugin replaces a target: theirs wins, and nothing of the patch is left."""
-    for reference in _functions(patch):
-        everything = _held()
-        stock = everything[reference]
-        _, _, owner = stock
-        name = reference.rpartition(":")[2].rpartition(".")[2]
+    everything = _held()
 
-        def theirs(*args: Any, **kwargs: Any) -> None:
-            raise AssertionError
+    def theirs(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError
 
-        with _live(patch):
-            setattr(owner, name, theirs)
-            engine.look_again()
-            assert _lost(patch).state == "conflict", engine.report().of(patch)
-            assert _changed(everything) <= {reference} | {
-                each for other in _needed(patch) for each in _own(other)
-            }
-        _put_back(reference, stock)
-        assert not _changed(everything)
+    with _live(patch):
+        setattr(*wrappers.owner_of(reference), theirs)
+        engine.look_again()
+        assert _lost(patch).state == "conflict", engine.report().of(patch)
+        assert _changed(everything) <= {reference} | {
+            each for other in _needed(patch) for each in _own(other)
+        }
+    _put_back(reference, everything[reference])
+    assert not _changed(everything)
 
 
-def undone(patch: str) -> None:
+def undone(patch: str, reference: str) -> None:
     """Stock's own is put back, as a reload does: the patch says so, and comes off as a whole."""
-    for reference in _functions(patch):
-        everything = _held()
-        with _live(patch):
-            _put_back(reference, everything[reference])
-            engine.look_again()
-            state = _lost(patch)
-            assert (state.state, "stock's own again" in state.reason) == ("conflict", True), state
-        assert not _changed(everything)
-        with _live(patch):
-            assert _state(patch) == "live", engine.report().of(patch)
+    everything = _held()
+    with _live(patch):
+        _put_back(reference, everything[reference])
+        engine.look_again()
+        state = _lost(patch)
+        assert (state.state, "stock's own again" in state.reason) == ("conflict", True), state
+    assert not _changed(everything)
+    with _live(patch):
+        assert _state(patch) == "live", engine.report().of(patch)
 
 
-CHECKS = (on_off_on, activated_twice, wrapped_after, wrapped_before, replaced, undone)
+OF_PATCH = (on_off_on, activated_twice)
+OF_TARGET = (wrapped_after, wrapped_before, replaced, undone)
+"""They are called with a target that is a plain function, if a patch has one."""
 
 
 def checks(patch: str) -> dict[str, str | None]:
     """Each check by its name: what it raised, None if the patch passes it."""
+    everything = _held()
+    targets = _applying[patch].variant.targets
+    plain = [name for name in targets if type(everything[name][0]) is FunctionType][:1]
     results: dict[str, str | None] = {}
-    for check in CHECKS:
-        everything = _held()
+    for check in (*OF_PATCH, *OF_TARGET):
+        results[check.__name__] = None
         try:
-            check(patch)
-            results[check.__name__] = None
+            for arguments in [()] if check in OF_PATCH else [(target,) for target in plain]:
+                check(patch, *arguments)
         except Exception as error:
             results[check.__name__] = f"{type(error).__name__}: {error}"
-            for reference in _changed(everything):
-                _put_back(reference, everything[reference])
+        for reference in _changed(everything):
+            _put_back(reference, everything[reference])
     return results
 
 
@@ -227,7 +219,7 @@ def _held() -> Held:
         for reference in _own(patch):
             owner, name = wrappers.owner_of(reference)
             held = wrappers.raw(owner, name)
-            objects[reference] = (held, _codes(held), owner)
+            objects[reference] = (held, _codes(held))
     return objects
 
 
@@ -240,14 +232,14 @@ def _changed(before: Held) -> set[str]:
     """The definitions that are other objects, or have other code, than before."""
     return {
         reference
-        for reference, (held, code, _) in _held().items()
+        for reference, (held, code) in _held().items()
         if held is not before[reference][0] or code != before[reference][1]
     }
 
 
-def _put_back(reference: str, stock: tuple[Any, Any, Any]) -> None:
-    held, codes, owner = stock
-    name = reference.rpartition(":")[2].rpartition(".")[2]
+def _put_back(reference: str, stock: tuple[Any, Any]) -> None:
+    held, codes = stock
+    owner, name = wrappers.owner_of(reference)
     if held is MISSING:
         if wrappers.raw(owner, name) is not MISSING:
             delattr(owner, name)
@@ -255,17 +247,6 @@ def _put_back(reference: str, stock: tuple[Any, Any, Any]) -> None:
     for function, code in codes:
         function.__code__ = code
     setattr(owner, name, held)
-
-
-def _functions(patch: str) -> list[str]:
-    """A target that is a plain function: the first, if there is one."""
-    held = _held()
-    functions = [name for name in _applying[patch].variant.targets if _is_plain(held[name][0])]
-    return functions[:1]
-
-
-def _is_plain(held: Any) -> bool:
-    return type(held) is FunctionType
 
 
 def _wrapper(inner: Any) -> Any:

@@ -10,8 +10,6 @@ release has not are left out; where it refuses the server there is one line, ``r
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import sys
@@ -24,7 +22,7 @@ from tests.proof import stubs
 
 stubs.lend()
 
-from read_setups import MODEL, fields  # noqa: E402
+from read_setups import MODEL, fields, publish  # noqa: E402
 
 from feature_examples import example  # noqa: E402
 from sglang_perf_patches.live import published  # noqa: E402
@@ -65,9 +63,7 @@ def main(names: str, patches: list[str]) -> None:
 
 def _publish(model: str, chosen: list[Feature]) -> str:
     """Have features on in this process; why not, if the release refuses them."""
-    from sglang.srt import server_args
-
-    known = fields(server_args.ServerArgs)
+    known = fields()
     chosen = [
         each
         for each in chosen
@@ -78,14 +74,8 @@ def _publish(model: str, chosen: list[Feature]) -> str:
     }
     apart = {name for each in chosen if each.name in STATES for name in example(each)}
     some = {name: value for name, value in asked.items() if name not in apart}
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            arguments = server_args.ServerArgs(
-                model_path=model, **{"device": "cpu", "attention_backend": "triton", **some}
-            )
-            server_args.set_global_server_args_for_scheduler(arguments)
-    except (Exception, SystemExit) as error:
-        return f"{type(error).__name__}: {error}"[:200]
+    if refused := publish(model, **{"attention_backend": "triton", **some}):
+        return refused
     off = {each.name for each in chosen if each.name not in STATES} - FEATURES.of(
         published.published()
     ).keys()

@@ -70,19 +70,12 @@ def main() -> None:
 
 
 def _read(model: str, given: Any, switches: Any) -> dict[str, Any]:
-    from sglang.srt import server_args
-
     _seen.clear()
-    known = fields(server_args.ServerArgs)
-    some = {name: value for name, value in given.items() if name in known}
+    some = {name: value for name, value in given.items() if name in fields()}
     if switches and not set(some) & set(switches):
         return {"absent": True}
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            arguments = server_args.ServerArgs(model_path=model, device="cpu", **some)
-            server_args.set_global_server_args_for_scheduler(arguments)
-    except (Exception, SystemExit) as error:
-        return {"refused": f"{type(error).__name__}: {error}"[:200]}
+    if refused := publish(model, **some):
+        return {"refused": refused}
     setup = FEATURES.setup(published.published())
     about = {"on": dict(setup.on), "lacking": sorted(setup.lacking), "having": sorted(setup.having)}
     return {**about, "seen": len(_seen)}
@@ -98,10 +91,25 @@ def _answers(folder: str) -> dict[str, bool]:
     return {name: published.of_model(kept, name) for name in names}
 
 
-def fields(kind: Any) -> set[str]:
-    return set(getattr(kind, "__dataclass_fields__", ())) | set(
-        getattr(kind, "__struct_fields__", ())
-    )
+def fields() -> set[str]:
+    """The arguments that a server of the release has."""
+    from sglang.srt.server_args import ServerArgs
+
+    kinds = ("__dataclass_fields__", "__struct_fields__")
+    return {name for kind in kinds for name in getattr(ServerArgs, kind, ())}
+
+
+def publish(model: str, **given: Any) -> str:
+    """Have the release publish a server in this process; why not, if it refuses that."""
+    from sglang.srt import server_args
+
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            arguments = server_args.ServerArgs(model_path=model, **{"device": "cpu", **given})
+            server_args.set_global_server_args_for_scheduler(arguments)
+    except (Exception, SystemExit) as error:
+        return f"{type(error).__name__}: {error}"[:200]
+    return ""
 
 
 if __name__ == "__main__":

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,16 +10,14 @@ import pytest
 import released
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import downloads, verbs
-from sglang_perf_patches.cli.ask import QUICKLY, answer, gpus
+from sglang_perf_patches.cli.ask import answer
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.model import selection
 from sglang_perf_patches.model.feature import Setup
 from sglang_perf_patches.model.patch import by_id
-from tests.releases.recipes.models import MODELS
-from tests.releases.recipes.outcomes import RELEASE
+from tests.releases.recipes.outcomes import RELEASE, resolved, write_models
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-RESOLVE = Path(__file__).with_name("resolve.py")
 
 SERVERS = {
     "kubernetes.yaml": ("qwen3.5-35b", ""),
@@ -61,23 +57,14 @@ def live_in_readme(example: str) -> set[str]:
 
 @pytest.mark.whole_matrix
 def test_what_examples_say_is_live_is_live(tmp_path: Path) -> None:
-    for name, config in MODELS.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    write_models(tmp_path)
     servers = [
-        (
-            asdict(gpus.KINDS["H100"]),
-            ["--model-path", str(tmp_path / model), *flags_of(example), *more.split()],
-        )
+        ("H100", ["--model-path", tmp_path / model, *flags_of(example), *more.split()])
         for example, (model, more) in SERVERS.items()
     ]
-    out = released.run(
-        *(released.tree(RELEASE), str(RESOLVE), QUICKLY, RELEASE),
-        given=json.dumps(servers),
-        HF_HUB_OFFLINE="1",
-    )
+    lines = resolved(released.tree(RELEASE), servers)
     verdicts = verbs.judged(source.at(downloads.tree(RELEASE)))
-    for example, line in zip(SERVERS, map(json.loads, out.splitlines()), strict=True):
+    for example, line in zip(SERVERS, lines, strict=True):
         on, lacking, having = line["setup"]
         named = re.search(r"SGLANG_PERF_PATCHES(?:=|: |, value: \")([\w.,-]+)", text_of(example))
         assert named

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,9 +80,7 @@ def ask(folder: Path) -> dict[str, Outcome]:
     Raises:
         AssertionError: the release refuses a command.
     """
-    for name, config in MODELS.items():
-        (folder / name).mkdir()
-        (folder / name / "config.json").write_text(json.dumps(config))
+    write_models(folder)
     verdicts = verbs.judged(verbs.tree_at(version=RELEASE))
     everything = Selection("all", tuple(PATCHES), frozenset(), frozenset())
     found = {}
@@ -100,6 +98,26 @@ def ask(folder: Path) -> dict[str, Outcome]:
             tuple(word for word, feature in WORDS.items() if feature in on),
         )
     return {recipe.name: found[recipe.name] for recipe in RECIPES}
+
+
+def write_models(folder: Path) -> None:
+    """Write the configuration of each model into a folder of its name."""
+    for name, config in MODELS.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+
+
+def resolved(
+    place: released.Place, servers: Sequence[tuple[str | None, Sequence[str | Path]]]
+) -> list[dict[str, Any]]:
+    """What the release makes of servers, each a GPU and arguments: see ``resolve.py``."""
+    given = [
+        (asdict(gpus.KINDS[gpu]) if gpu else None, [str(word) for word in words])
+        for gpu, words in servers
+    ]
+    words = (str(_RESOLVE), QUICKLY, RELEASE)
+    out = released.run(place, *words, given=json.dumps(given), HF_HUB_OFFLINE="1")
+    return [json.loads(line) for line in out.splitlines()]
 
 
 def acts(patch: str, recipe: Recipe, on: Mapping[str, str], arguments: Mapping[str, str]) -> bool:
@@ -182,8 +200,6 @@ def _resolved(folder: Path) -> Iterator[tuple[Recipe, dict[str, Any]]]:
             words = shlex.split(recipe.flags.replace(DRAFT, str(folder / "draft")))
             if not on_cuda:  # no Mac is here
                 words += ["--device", "cpu"]
-            gpu = asdict(gpus.KINDS[recipe.gpu]) if on_cuda else None
-            servers.append((gpu, ["--model-path", str(folder / recipe.model), *words]))
-        given = json.dumps(servers)
-        out = released.run(place, str(_RESOLVE), QUICKLY, RELEASE, given=given, HF_HUB_OFFLINE="1")
-        yield from zip(recipes, map(json.loads, out.splitlines()), strict=True)
+            gpu = recipe.gpu if on_cuda else None
+            servers.append((gpu, ["--model-path", folder / recipe.model, *words]))
+        yield from zip(recipes, resolved(place, servers), strict=True)

@@ -32,16 +32,8 @@ PARTS: dict[str, set[str]] = {
     "verify": {"model", "compat", "live", "telemetry", "sets", "worker", "the package"},
     "bench_server": {"model", "compat", "telemetry", "sets", "supervised"},
     "cli": {
-        "model",
-        "compat",
-        "live",
-        "telemetry",
-        "faults",
-        "sets",
-        "verify",
-        "bench_server",
-        "bootstrap",
-        "worker",
+        *("model", "compat", "live", "telemetry", "faults", "sets"),
+        *("verify", "bench_server", "bootstrap", "worker"),
     },
     "__main__": {"cli"},
 }

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
+from unittest.mock import Mock
+
 import pytest
+from places import Places, Run, of_all
 from throwaway import Throwaway
+
+from sglang_perf_patches.live import imports
+from sglang_perf_patches.live.dispatch_table import DispatchTable
 
 
 def test_activated_during_the_import_of_the_last_module(throwaway: Throwaway) -> None:
@@ -181,47 +189,25 @@ assert a.Worker().step(1) == 102
 """)
 
 
-def test_an_interruption_leaves_no_publication_under_way(throwaway: Throwaway) -> None:
+def test_an_interruption_leaves_no_publication_under_way() -> None:
     """At any line of ours; while the arguments are published, nothing is read."""
-    throwaway.run(
-        """
-        import sys
-        from sglang_perf_patches.live import imports
-        from sglang_perf_patches.live.dispatch_table import DispatchTable
+    watch, during = imports.Watched(DispatchTable(), lambda: None), []
+    publish = watch._around(lambda: during.append(watch.is_under_way()))
 
-        watch = imports.Watched(DispatchTable(), lambda: None)
-        during = []
-        publish = watch._around(lambda: during.append(watch.is_under_way()))
-        publish()
-        assert during == [True] and not watch.is_under_way()
+    def published(at: Run | None) -> Places:
+        places = Places((imports.__file__,), at, Mock(side_effect=KeyboardInterrupt))
+        sys.settrace(places.trace)
+        with suppress(KeyboardInterrupt):
+            publish()
+        sys.settrace(None)
+        return places
 
-        def interrupted(at):
-            count = 0
-            def trace(frame, event, _):
-                nonlocal count
-                if frame.f_code.co_filename != imports.__file__:
-                    return None
-                count += event == "line"
-                if event == "line" and count == at:
-                    sys.settrace(None)
-                    raise KeyboardInterrupt
-                return trace
-            sys.settrace(trace)
-            try:
-                publish()
-            except KeyboardInterrupt:
-                return True
-            finally:
-                sys.settrace(None)
-            return False
-
-        at = 1
-        while interrupted(at):
-            assert not watch.is_under_way(), at
-            at += 1
-        assert at > 3
-        """
-    )
+    runs = of_all(published(None).times, later=True)
+    assert during == [True]
+    assert len(runs) > 3
+    for at in runs:
+        assert published(at).struck
+        assert not watch.is_under_way(), at
 
 
 def test_a_dependency_is_verified_when_its_import_has_ended(throwaway: Throwaway) -> None:

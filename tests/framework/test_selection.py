@@ -9,14 +9,13 @@ from sglang_perf_patches.model.selection import SelectionError, parse
 
 
 def sample() -> dict[str, Patch]:
-    texts = dict.fromkeys(("summary",), "")
     return {
         patch.id: patch
         for patch in (
-            Patch(id="mlx.mask", **texts),
-            Patch(id="swa.tail", **texts),
-            Patch(id="swa.page", requires=("swa.tail",), **texts),
-            Patch(id="swa.evict", kind="policy", requires=("swa.page",), **texts),
+            Patch(id="mlx.mask", summary=""),
+            Patch(id="swa.tail", summary=""),
+            Patch(id="swa.page", requires=("swa.tail",), summary=""),
+            Patch(id="swa.evict", kind="policy", requires=("swa.page",), summary=""),
         )
     }
 

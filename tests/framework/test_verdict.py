@@ -13,7 +13,6 @@ from sglang_perf_patches.model.patch import Marker, Patch, PatchSet, Variant
 
 ONE = "def f():\n    return 1\n\n\ndef g():\n    return 1\n"
 TWO = "def f():\n    return 2\n\n\ndef g():\n    return 2\n"
-TEXTS = dict.fromkeys(("summary",), "")
 F, G, H = "sglang.srt.m:f", "sglang.srt.m:g", "sglang.srt.m:h"
 
 Known = dict[str, dict[str, tuple[str, ...]]]
@@ -31,7 +30,7 @@ def sample(**more: object) -> Patch:
     variant = Variant(
         releases=("0.5.9", "0.5.10"), install="x:y", targets=(F,), adds=(H,), depends=(G,)
     )
-    return Patch(**{"id": "a.b", "variants": (variant,), **TEXTS, **more})  # type: ignore[arg-type]
+    return Patch(**{"id": "a.b", "summary": "", "variants": (variant,), **more})  # type: ignore[arg-type]
 
 
 def known(folder: Path) -> Known:
@@ -169,7 +168,7 @@ def test_a_file_that_can_not_be_parsed_refuses_its_patches_and_no_other(tmp_path
     fine = Patch(
         id="a.fine",
         variants=(Variant(releases=("0.5.9",), install="x:y", targets=("sglang.srt.n:f",)),),
-        **TEXTS,
+        summary="",
     )
     broken = tree(tmp_path / "t", "def f(:\n")
     (broken.root / "srt" / "n.py").write_text(ONE)

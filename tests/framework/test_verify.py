@@ -11,6 +11,9 @@ from unittest.mock import Mock
 import pytest
 from throwaway import Throwaway
 
+from sglang_perf_patches import sets
+from sglang_perf_patches import verify as package
+from sglang_perf_patches.model.patch import by_id, room_of
 from sglang_perf_patches.verify import Check, child, runner
 from tests.proof import needs_no_scheduler
 
@@ -259,10 +262,6 @@ def test_without_a_gpu_only_a_named_patch_fails(prepared: Throwaway) -> None:
 
 
 def test_every_patch_is_proven_on_the_device_or_by_the_tests() -> None:
-    from sglang_perf_patches import sets
-    from sglang_perf_patches import verify as package
-    from sglang_perf_patches.model.patch import by_id, room_of
-
     of_device = {id for id in by_id(sets.load()) if package.cases(id)}
     assert {id for id in of_device if not id.startswith("mlx.")} == {
         "mamba.gdn-prefill-graph",

@@ -77,8 +77,7 @@ def declare(id, *, install, targets, releases=("1.0",), **more):
     variant = Variant(
         releases=releases, install=f"throwaway_installs:{install}", targets=targets, **of_variant
     )
-    texts = {name: name for name in ("summary",)}
-    return Patch(id=id, variants=(variant,), **texts, **more)
+    return Patch(id=id, summary="summary", variants=(variant,), **more)
 
 
 def look_nowhere_else():

@@ -21,15 +21,8 @@ NOT_THE_DEFAULT_MODEL_S = {
     *("items", "diffusion", "dflash", "decode-offload", "late-slots", "no-kv-cache", "megakernel"),
     *("unified-memory", "page-major", "window-replay", "tracked-states", "other-tracking"),
     *("deterministic", "decode-radix-cache", "adaptive-drafts", "frozen-kv-mtp", "forced-graphs"),
-    *(
-        "split-encoder",
-        "other-drafter",
-        "layered-drafts",
-        "sparse-kv",
-        "other-cache",
-        "ngram",
-        "context-parallel",
-    ),
+    *("split-encoder", "other-drafter", "layered-drafts", "sparse-kv", "other-cache", "ngram"),
+    "context-parallel",
 }
 """What some releases refuse on a CPU, or with the small dense model that is published here."""
 BRINGS = {

@@ -24,6 +24,26 @@ def test_every_figure_is_in_the_results_that_the_row_names() -> None:
     assert gains.unfounded(gains.read(ROOT), ROWS) == []
 
 
+def test_a_figure_that_the_results_lack_is_named() -> None:
+    first, *_ = gains.read(ROOT)
+    changed = [
+        gains.Gain(**{**vars(first), **change})
+        for change in ({"rows": ("gone", *first.rows)}, {"patched": "9 MB"}, {"patches": ("a.b",)})
+    ]
+    assert gains.unfounded(changed, ROWS) == [
+        f"{first.source} has no gone",
+        f"{first.setup}: 9 is in none of {', '.join(first.rows)}",
+        f"{first.setup}: a.b is not measured there",
+    ]
+
+
+def test_a_ratio_is_that_of_the_means() -> None:
+    first, *_ = gains.read(ROOT)
+    gain = gains.Gain(**{**vars(first), "stock": "1,000, 3,000 MB", "patched": "500, 1.0 MB"})
+    assert gain.ratio == pytest.approx(501 / 4000)
+    assert (gain.kind, gain.is_a_gain) == ("memory", True)
+
+
 def test_the_rows_name_patches_and_some_gain_nothing() -> None:
     rows = gains.read(ROOT)
     assert {id for gain in rows for id in gain.patches} <= set(by_id(sets.load()))

@@ -30,9 +30,10 @@ def test_spans_are_read_as_they_were_written(names: set[str]) -> None:
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    tested = doctest.testmod(releases)
-    assert tested.attempted >= 2
-    assert not tested.failed
+    for module, least in ((releases, 2), (fingerprints, 1)):
+        tested = doctest.testmod(module)
+        assert tested.attempted >= least
+        assert not tested.failed
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,11 @@ def test_the_examples_in_the_docstrings() -> None:
 def test_what_is_no_span_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         releases.from_spans(text)
+
+
+def test_an_unknown_release_is_not_written() -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        fingerprints.as_spans(["0.5.9", "0.5.8"])
 
 
 @pytest.mark.parametrize("name", sets.NAMES)

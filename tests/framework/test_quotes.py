@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 
 import pytest
@@ -12,11 +13,20 @@ from sglang_perf_patches.cli.verbs import helping
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import Patch, by_id
 from tests.maintain import ROOT, pages, quotes, tested
+from tests.maintain.pages import Section
+from tests.maintain.quotes import Row
 
 ROWS = quotes.rows(ROOT, sets.NAMES)
 PATCHES = by_id(sets.load())
 
 FILE = "src/sglang_perf_patches/sets/mla/a/README.md"
+LINK = "../../../../../tests/benchmarks/results/mla.md"
+SECTION = Section("tests/benchmarks/results/mla.md", "", "", "H200", {"mla.a": ("0.5.23",)})
+KNOWN = {
+    ("tests/benchmarks/results/mla.md", "r"): Row(
+        "| 0.5.23, 16 | 4.06 | 0.945 (0.911-0.960) |", SECTION
+    )
+}
 
 
 def text_of(patch: Patch) -> str:
@@ -96,3 +106,44 @@ def test_the_other_documents_have_no_figures_but_those_of_generated_tables(name:
 def test_the_figures_that_list_shows_have_none_of_their_own() -> None:
     for patch in by_id(sets.load()).values():
         assert quotes.unfounded(patch.summary, FILE, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("| [a](%s#r) | 1 | 0.945 (0.911 to 0.960) |", []),
+        ("| [a](%s#r) | 4.1 ms | 0.93 |", ["r has no 0.93"]),
+        ("| [a](%s#r) | 4.1 ms | 0.95 |", []),
+        ("It takes [4.06 ms](%s#r).", []),
+        ("It takes [4.07 ms](%s#r).", ["r has no 4.07"]),
+        ("It takes [4.06 ms](%s#s).", ["there is no row s in tests/benchmarks/results/mla.md"]),
+        ("It takes 4.06 ms.", ["4.06 ms has no row"]),
+        ("It takes\n0.945 of the time on 0.5.23.", ["0.945 has no row"]),
+        ("| a | 12 % |", ["12 % has no row"]),
+        ("A wait of `50 ms`, 16 requests, 0.5.12.post1, 2026-11-21.", []),
+    ],
+)
+def test_what_no_row_says_is_named(text: str, wrong: list[str]) -> None:
+    unfounded = quotes.unfounded(text.replace("%s", LINK), FILE, KNOWN, "mla.a")
+    assert [any(part in each for each in unfounded) for part in wrong] == [True] * len(wrong)
+    assert bool(unfounded) == bool(wrong)
+
+
+def test_a_row_of_another_patch_is_named() -> None:
+    unfounded = quotes.unfounded(f"[4.06]({LINK}#r)", FILE, KNOWN, "mla.b")
+    assert unfounded == [f"{FILE}: r was not measured of mla.b"]
+
+
+def test_an_id_may_stand_before_a_paragraph_or_a_table() -> None:
+    text = '<a id="p"></a>Took 3 s.\n\n<a id="t"></a>\n\n| a |\n| --- |\n| <a id="c"></a>5 |\n'
+    assert dict(quotes._rows_of(text)) == {
+        "p": '<a id="p"></a>Took 3 s.',
+        "t": '| a |\n| --- |\n| <a id="c"></a>5 |\n',
+        "c": '| <a id="c"></a>5 |',
+    }
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    done = doctest.testmod(quotes)
+    assert done.attempted
+    assert not done.failed

@@ -15,7 +15,6 @@ from ...model.patch import by_id
 from ...model.selection import Selection, SelectionError
 from ...verify import runner as verify
 from .. import render
-from ..progress import Progress
 from . import add_json, judged, names_of_patches, tree_at
 
 PARSER: dict[str, Any] = {
@@ -54,6 +53,14 @@ def run(args: argparse.Namespace) -> int:
         print(f"sglang {tree.version}\nat {tree.root}\n", flush=True)
     width = max(map(len, named.ids))
     outcomes = []
+    steps = [
+        f"[{number}/{len(plan.cases)}] {case.patch} on {verify.ON[case.device]} ..."
+        for number, case in enumerate(plan.cases, 1)
+    ]
+
+    def begin() -> None:
+        if steps:
+            print(steps.pop(0), file=sys.stderr, flush=True)
 
     def take(outcome: verify.Outcome) -> None:
         outcomes.append(outcome)
@@ -67,15 +74,10 @@ def run(args: argparse.Namespace) -> int:
 
     for outcome in plan.known:
         take(outcome)
-    with Progress(len(plan.cases)) as shown:
-        waiting = [f"{case.patch} on {verify.ON[case.device]}" for case in plan.cases]
-        if waiting:
-            shown.step(waiting.pop(0))
-        for outcome in verify.verify(plan.cases, limit_s=args.timeout):
-            shown.clear()
-            take(outcome)
-            if waiting:
-                shown.step(waiting.pop(0))
+    begin()
+    for outcome in verify.verify(plan.cases, limit_s=args.timeout):
+        take(outcome)
+        begin()
     if show and not is_short:
         print(f"\n{_closing(outcomes)}")
     elif not show:

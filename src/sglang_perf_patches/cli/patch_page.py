@@ -120,9 +120,9 @@ def read(patch_id: str) -> Page:
 
 def parse(text: str) -> Page:
     """Parse the Markdown of a page."""
-    head, *parts = _HEADING.split(_BLOCK.sub("", text))
+    head, *parts = _HEADING.split(plain(_BLOCK.sub("", text)))
     sections = dict(zip(parts[::2], parts[1::2], strict=True))
-    _, _, condition = head.partition(USE_IT_IF)
+    _, _, condition = head.partition(plain(USE_IT_IF))
     gain = sections.get(GAIN, "")
     above, _, below = gain.partition("\n|")
     return Page(
@@ -141,7 +141,7 @@ def parse(text: str) -> Page:
 def _prose(markdown: str) -> str:
     """The paragraphs on one line, without tables."""
     lines = (line.strip() for line in markdown.splitlines())
-    return plain(" ".join(line for line in lines if line and not line.startswith("|")))
+    return " ".join(line for line in lines if line and not line.startswith("|"))
 
 
 def _with_rows(markdown: str) -> str:

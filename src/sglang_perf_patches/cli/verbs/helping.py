@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         near = difflib.get_close_matches(args.topic.lower(), topics(), n=1)
         hint = f"did you mean {near[0]}?" if near else f"the topics are {', '.join(topics())}"
         raise TopicError(f"no help on {args.topic!r}: {hint}")
-    print(shown(_text(args.topic), min(render.PAGE, render.width() or render.PAGE)))
+    print(shown(_text(args.topic)))
     return 0
 
 

@@ -52,11 +52,6 @@ def filled(text: str, start: str = "", then: str | None = None) -> str:
     )
 
 
-def paragraph(title: str, text: str) -> str:
-    """A heading and a text below it, indented and wrapped."""
-    return f"{title}:\n{filled(text, '  ')}"
-
-
 def item(text: str) -> str:
     """An entry of a list below a paragraph, wrapped like it."""
     return filled(text, "  - ", "    ")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,10 +53,11 @@ def run(args: argparse.Namespace) -> int:
     is_here = args.sglang_path is None and args.sglang_version is None
     try:
         tree = tree_at(args.sglang_path, args.sglang_version)
-    except TreeError as error:
-        if not is_here or args.json:
-            raise
-        return _without_sglang(members, error)
+    except TreeError:
+        if is_here and not args.json:  # the reader may not have installed sglang yet
+            patches = by_id(sets.load())
+            print("\n\n\n".join(_alone(patches[name]) for name in members), flush=True)
+        raise
     everything = judged(tree)
     verdicts = [verdict for verdict in everything if verdict.patch.id in members]
     if args.json:
@@ -75,17 +75,10 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any_is_lost(selection, verdicts) else 0
 
 
-def _without_sglang(members: Sequence[str], error: TreeError) -> int:
-    """Print only the pages, for a reader who has not installed sglang yet; exit code 2."""
-    patches = by_id(sets.load())
-    pages = []
-    for patch_id in members:
-        patch = patches[patch_id]
-        parts = [render.filled(f"{patch_id} ({patch.kind}): {patch.summary}"), *_said(patch)]
-        pages.append("\n\n".join(parts))
-    print("\n\n\n".join(pages), flush=True)
-    print(f"sglang-perf-patches: {error}", file=sys.stderr)
-    return 2
+def _alone(patch: Patch) -> str:
+    """The explanation of a patch without a sglang."""
+    head = render.filled(f"{patch.id} ({patch.kind}): {patch.summary}")
+    return "\n\n".join([head, *_said(patch)])
 
 
 def _members(name: str) -> list[str]:
@@ -163,49 +156,43 @@ def _text(tree: source.Tree, selection: Selection, judged: Verdict, word: Mappin
     if patch.requires:
         here = (f"{name} ({word[name]} here)" for name in patch.requires)
         parts.append(f"Needs: {', '.join(here)}")
-    places = [
-        [f"  {role}", reference, _shortened(file, line, tree)]
-        for reference, role, file, line in _places(tree, judged)
-    ]
+    places = [*_places(tree, judged)]
     if places:
-        shown = [place for place in places if place[0] != f"  {_NEEDS}"]
-        more = len(places) - len(shown)
-        lines = [f"Definitions, in\n{tree.root.parent}:", *([render.table(shown)] * bool(shown))]
-        lines += [f"  {_NEEDS}    {more} unchanged: explain {patch.id} --json lists them"] * bool(
-            more
-        )
+        lines = [f"Definitions, in\n{tree.root.parent}:"]
+        shown = [
+            [f"  {role}", reference, _shortened(file, line, tree)]
+            for reference, role, file, line in places
+            if role != _NEEDS
+        ]
+        if shown:
+            lines.append(render.table(shown))
+        if more := len(places) - len(shown):
+            lines.append(f"  {_NEEDS}    {more} unchanged: explain {patch.id} --json lists them")
         parts.append("\n".join(lines))
     for reference, diff in _differences(tree, judged):
         parts.append(f"{reference}, from {judged.nearest} to this tree:\n{diff}")
     return "\n\n".join(parts)
 
 
-def _said(patch: Patch, here: str = "") -> list[str]:
+def _said(patch: Patch, here: str = "") -> Iterator[str]:
     """The part from the page and the declaration; `here` is a note on the present sglang."""
     written = patch_page.read(patch.id)
-    parts = []
-    for title, text in (
+    figures = [*_figures(written.figures), render.filled(written.conditions, "  ")]
+    for title, text, *more in (
         ("Use it if", written.condition),
-        ("Gain", written.gain),
+        ("Gain", written.gain, *figures),
         ("Cost", written.cost),
         ("Why", written.why),
         ("How", written.how),
         ("Obsolete when", written.goes),
         ("Here", here),
     ):
-        if text:
-            parts.append(render.paragraph(title, text))
-        if title == "Gain" and written.figures:
-            parts += [] if text else ["Gain:"]
-            parts[-1] += "\n" + "\n".join(_figures(written.figures))
-            if written.conditions:
-                parts[-1] += "\n" + render.filled(written.conditions, "  ")
-    links = patch.upstream_links()
-    if links:
-        parts.append("Upstream:\n" + "\n".join(f"  {link}" for link in links))
+        if lines := [line for line in (render.filled(text, "  "), *more) if line]:
+            yield "\n".join([f"{title}:", *lines])
+    if links := patch.upstream_links():
+        yield "Upstream:\n" + "\n".join(f"  {link}" for link in links)
     if patch.proven_with is not None:
-        parts.append("\n".join(_tested_with(patch.proven_with)))
-    return parts
+        yield "\n".join(_tested_with(patch.proven_with))
 
 
 def _tested_with(proven_with: Mapping[str, str]) -> Iterator[str]:
@@ -225,13 +212,12 @@ def _tested_with(proven_with: Mapping[str, str]) -> Iterator[str]:
 
 def _figures(table: Sequence[Sequence[str]]) -> Iterator[str]:
     """A line for each row of figures, with the column's heading before each figure."""
+    if not table:
+        return
     (_, *columns), *rows = table
     yield f"  {patch_page.caption(table)}"
-    for row in rows:
-        if not any(row[1:]):  # a sub-heading
-            yield f"  {row[0]}:"
-            continue
-        yield render.item(patch_page.sentence(columns, row))
+    for row in rows:  # one without a figure is a sub-heading
+        yield render.item(patch_page.sentence(columns, row)) if any(row[1:]) else f"  {row[0]}:"
 
 
 def _shortened(file: Path | None, line: int, tree: source.Tree) -> str:
@@ -243,22 +229,20 @@ def _shortened(file: Path | None, line: int, tree: source.Tree) -> str:
         return f"{file}:{line}"
 
 
-def _places(tree: source.Tree, judged: Verdict) -> list[tuple[str, str, Path | None, int]]:
+def _places(tree: source.Tree, judged: Verdict) -> Iterator[tuple[str, str, Path | None, int]]:
     """``(reference, role, file, first line)`` of the definitions of the variant that fits best."""
     variant = judged.variant or judged.closest
     if variant is None:
-        return []
-    roles = [(reference, "changes") for reference in variant.targets]
-    roles += [(reference, "adds") for reference in variant.adds]
-    roles += [(reference, _NEEDS) for reference in variant.depends]
-    places: list[tuple[str, str, Path | None, int]] = []
-    for reference, role in roles:
-        definition = tree.definition(reference)
-        if definition:
-            places.append((reference, role, definition.path, definition.lines[0][0]))
-        else:
-            places.append((reference, role, None, 0))
-    return places
+        return
+    for role, references in (
+        ("changes", variant.targets),
+        ("adds", variant.adds),
+        (_NEEDS, variant.depends),
+    ):
+        for reference in references:
+            there = tree.definition(reference)
+            file, line = (there.path, there.lines[0][0]) if there else (None, 0)
+            yield reference, role, file, line
 
 
 def _differences(tree: source.Tree, judged: Verdict) -> list[tuple[str, str]]:
@@ -275,8 +259,8 @@ def _differences(tree: source.Tree, judged: Verdict) -> list[tuple[str, str]]:
         lines = difflib.unified_diff(
             before.text.splitlines() if before else [],
             after.text.splitlines() if after else [],
-            f"{judged.nearest}",
-            f"{tree.root}",
+            judged.nearest,
+            str(tree.root),
             lineterm="",
         )
         differences.append((reference, "\n".join(lines)))

@@ -57,12 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     render.be_tolerant()
     words = _with_verb(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        try:
-            code = _run(words)
-        except OperatorError as error:
-            print(f"sglang-perf-patches: {error}", file=sys.stderr)
-            code = 2
+        code = _run(words)
         sys.stdout.flush()
+    except OperatorError as error:
+        render.warn(error)
+        return 2
     except BrokenPipeError:  # the reader closed the pipe
         _leave_stdout()
         return 0
@@ -71,10 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.filename is None:
             _leave_stdout()
         what = "can't write" if error.filename is None else error.filename
-        print(f"sglang-perf-patches: {what}: {error.strerror or error}", file=sys.stderr)
+        render.warn(f"{what}: {error.strerror or error}")
         return 2
     except KeyboardInterrupt:
-        print("sglang-perf-patches: interrupted", file=sys.stderr)
+        render.warn("interrupted")
         return 130
     return code
 

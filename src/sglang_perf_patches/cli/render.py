@@ -22,6 +22,11 @@ def be_tolerant() -> None:
             reconfigure(errors="replace")
 
 
+def warn(line: object) -> None:
+    """Print a line about trouble on stderr, with the command's name before it."""
+    print(f"sglang-perf-patches: {line}", file=sys.stderr)
+
+
 def width() -> int | None:
     """Columns of the terminal; None if stdout is not a terminal, so lines are not wrapped."""
     return shutil.get_terminal_size().columns if _is_terminal() else None

@@ -99,12 +99,9 @@ def main(words: Sequence[str]) -> int:
     try:
         with processes.interruptible():
             return _compare(args, options, words[at + 1 :], words)
-    except UsageError as error:
-        print(f"sglang-perf-patches: {error}", file=sys.stderr)
-        return 2
     except BenchError as error:
-        print(f"sglang-perf-patches: {error}", file=sys.stderr)
-        return 1
+        render.warn(error)
+        return 2 if isinstance(error, UsageError) else 1
     except processes.Interrupted as signal:
         print("\nsglang-perf-patches: interrupted; nothing is left running", file=sys.stderr)
         return 128 + signal.number
@@ -154,7 +151,7 @@ def _compare(
     if stopped is not None:
         if not taken:
             raise BenchError(str(stopped))
-        print(f"sglang-perf-patches: {stopped}", file=sys.stderr)
+        render.warn(stopped)
         stopped = replace(stopped, reason=stopped.reason.partition(" (log: ")[0])
     elif args.keep is None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -258,7 +255,7 @@ def _require_patches(compared: Sequence[Side], words: Sequence[str], prefix: Seq
         if why and side.needs_live:
             raise UsageError(f"{side.name}: {why}")
         if why:
-            print(f"sglang-perf-patches: {side.name}: {why}", file=sys.stderr)
+            render.warn(f"{side.name}: {why}")
 
 
 def _repeat(selection: Selection, words: Sequence[str]) -> str:

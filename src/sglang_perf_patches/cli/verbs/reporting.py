@@ -22,7 +22,6 @@ from ... import __version__
 from ...bench_server import machine, public, secrets
 from ...compat.source import TreeError
 from ...compat.verdict import Verdict
-from ...model.errors import OperatorError
 from ...model.state import State
 from ...telemetry import procfs, records
 from .. import render
@@ -53,10 +52,6 @@ _NEXT = (
 )
 
 
-class ReportError(OperatorError, OSError):
-    """The report can't be written to the given place."""
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the option for the file."""
     parser.add_argument(
@@ -75,10 +70,7 @@ def run(args: argparse.Namespace) -> int:
     if str(args.output) == "-":
         print(text, flush=True)
         return 0
-    try:
-        args.output.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ReportError(f"{args.output} can't be written: {error.strerror}") from error
+    args.output.write_text(text + "\n", encoding="utf-8")
     print(f"{args.output} holds, and nothing else:\n")
     print(render.table([*map(list, _contents(data))]))
     print(f"\n{render.filled(_NEXT)}")

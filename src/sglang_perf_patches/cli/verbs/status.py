@@ -76,10 +76,9 @@ def _once(args: argparse.Namespace) -> int:
         for data in records.read_all(bad.append)
         if not args.pids or data["server"] in args.pids
     ]
-    for line in bad[:_BAD_SHOWN]:
-        print(f"sglang-perf-patches: {line}", file=sys.stderr)
-    if len(bad) > _BAD_SHOWN:
-        print(f"sglang-perf-patches: and {len(bad) - _BAD_SHOWN} more", file=sys.stderr)
+    more = len(bad) - _BAD_SHOWN
+    for line in [*bad[:_BAD_SHOWN], *([f"and {more} more"] if more > 0 else [])]:
+        render.warn(line)
     if args.json:
         shown = [{k: v for k, v in data.items() if k not in _HIDDEN} for data in processes]
         running = [one.data for one in servers.of(processes)]
@@ -91,8 +90,7 @@ def _once(args: argparse.Namespace) -> int:
     missing = sorted({*args.pids} - {data["server"] for data in processes})
     for pid in missing:
         why = f"process {pid} started no server with these patches"
-        line = why if procfs.start_token(pid) else f"no process {pid}"
-        print(f"sglang-perf-patches: {line}", file=sys.stderr)
+        render.warn(why if procfs.start_token(pid) else f"no process {pid}")
     return 1 if missing or servers.lacks_something(processes) else 0
 
 

@@ -31,8 +31,6 @@ from ...bench_server.boot import Plan
 from ...bench_server.outcome import Outcome
 from ...bench_server.shown import WIDTH, to_text
 from ...bench_server.sides import Side
-from ...compat import source
-from ...model.selection import Selection
 from .. import entry_point, interpreter, render
 from . import add_json, selected, tree_at
 
@@ -121,14 +119,13 @@ def _compare(
         raise UsageError("SGLANG_PERF_PATCHES chooses no patch: there is nothing to compare")
     else:
         compared = sides.stock_and_patched(default.text)
-    choices = [
-        default if each.selection == default.text else selected(each.selection) for each in compared
-    ]
+    choices = [selected(each.selection) for each in compared]
     if args.html:
         page.require_writable(args.html)
     tree = tree_at()
     served = command.read(words, args.url)
-    prefix = _prefix(tree)
+    run = (sys.executable, "-m", "sglang_perf_patches", "run")
+    prefix = () if entry_point.is_loaded_by(tree) else run
     _require_patches(compared, served.command, prefix)
     command.require_free(served)
     module = load.module(tree)
@@ -156,12 +153,13 @@ def _compare(
     elif args.keep is None:
         shutil.rmtree(folder, ignore_errors=True)
     facts = machine.facts()
+    typed = secrets.shown(["sglang-perf-patches", "bench", "server", *all_words])
     results = [
         Outcome(
             sglang=tree.version,
             machine=facts,
             command=secrets.shown(words),
-            repeat=_repeat(default, all_words),
+            repeat=f"SGLANG_PERF_PATCHES={shlex.quote(default.text)} {typed}",
             selection=side.selection,
             load=secrets.shown(plan.options),
             turns=args.turns,
@@ -235,19 +233,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _prefix(tree: source.Tree) -> tuple[str, ...]:
-    """The words before the command: ``run``, for a release that loads no plugins."""
-    if entry_point.is_loaded_by(tree):
-        return ()
-    return (sys.executable, "-m", "sglang_perf_patches", "run")
-
-
 def _require_patches(compared: Sequence[Side], words: Sequence[str], prefix: Sequence[str]) -> None:
-    """Check before a boot that the command's server would get patches.
-
-    Raises:
-        UsageError: it would not, and a side needs them.
-    """
+    """Check before a boot that the command's server would get patches, if a side needs them."""
     if not command.is_of_sglang(words):
         return  # what another program starts, and how, is not known
     for side in compared:
@@ -258,19 +245,11 @@ def _require_patches(compared: Sequence[Side], words: Sequence[str], prefix: Seq
             render.warn(f"{side.name}: {why}")
 
 
-def _repeat(selection: Selection, words: Sequence[str]) -> str:
-    typed = secrets.shown(["sglang-perf-patches", "bench", "server", *words])
-    return f"SGLANG_PERF_PATCHES={shlex.quote(selection.text)} {typed}"
-
-
 def _folder(named: Path | None) -> Path:
     """The folder for logs: the operator's, or a new temporary one."""
     if named is None:
         return Path(tempfile.mkdtemp(prefix="bench-server-"))
-    try:
-        named.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{named}: {error.strerror}") from error
+    named.mkdir(parents=True, exist_ok=True)
     return named
 
 

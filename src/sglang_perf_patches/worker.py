@@ -44,13 +44,8 @@ def emit(data: dict[str, Any]) -> None:
 class Child:
     """A Python child process, as a context manager; iterate over it for what it emits.
 
-    It starts with every patch off. Leaving the context ends it and all that it started.
-
-    Args:
-        module: as for ``python -m``.
-        words: its arguments.
-        limit_s: seconds after which it is ended.
-        environment: its variables.
+    It runs `module` as ``python -m`` does, with every patch off. After `limit_s` seconds, or when
+    the context is left, it ends with all that it started.
     """
 
     def __init__(

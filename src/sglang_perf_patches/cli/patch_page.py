@@ -146,12 +146,11 @@ def _prose(markdown: str) -> str:
 
 def _with_rows(markdown: str) -> str:
     """The paragraphs, with each table row as a sentence."""
-    table = rows(markdown)
-    (_, *columns), *lines = table or (("",),)
-    sentences = [f"{sentence(columns, line)}." for line in lines]
-    return " ".join(
-        filter(None, [_prose(markdown), *([caption(table)] if lines else ()), *sentences])
-    )
+    parts = [_prose(markdown)]
+    if table := rows(markdown):
+        parts.append(caption(table))
+        parts += [f"{sentence(table[0][1:], row)}." for row in table[1:]]
+    return " ".join(filter(None, parts))
 
 
 def caption(table: Sequence[Sequence[str]]) -> str:
@@ -164,18 +163,15 @@ def caption(table: Sequence[Sequence[str]]) -> str:
 def sentence(columns: Sequence[str], row: Sequence[str]) -> str:
     """A row of a table in words: ``A step: stock 2 ms → patched 1 ms``, or a phrase a cell.
 
-    The heading of an only column is not repeated: `caption` has it.
-
-    Args:
-        columns: the headings of all columns but the first.
-        row: all cells.
+    `columns` are the headings but the first. That of an only column is not repeated: `caption` has
+    it.
     """
     what, *cells = row
     named = [(name, cell) for name, cell in zip(columns, cells, strict=False) if cell]
     if len(columns) == 1:
         told = cells[0]
     elif all(cell[0].isdigit() for _, cell in named):
-        told = " → ".join(" ".join(pair) for pair in named)
+        told = " → ".join(f"{name} {cell}" for name, cell in named)
     else:
-        told = "; ".join(": ".join(pair) for pair in named)
+        told = "; ".join(f"{name}: {cell}" for name, cell in named)
     return f"{what[:1].upper()}{what[1:]}: {told}"

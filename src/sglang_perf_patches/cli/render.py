@@ -70,10 +70,8 @@ def table(
 ) -> str:
     """Rows in columns as wide as their widest cell; the last column is wrapped to the terminal.
 
-    Args:
-        rows: the first one is the heading.
-        column: the index of the column that is coloured; -1 for none.
-        colours: text of a cell in that column → its colour.
+    The first row is the heading. Cells of `column`, unless that is -1, have the colour that
+    `colours` names for their text.
     """
     widths = [max(map(len, cells)) for cells in zip(*(row[:-1] for row in rows), strict=True)]
     indent = sum(widths) + 2 * len(widths)

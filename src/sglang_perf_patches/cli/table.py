@@ -28,13 +28,10 @@ Row = tuple[str, str, Sequence[str]]
 def of_patches(
     rows: Sequence[Row], judged: Iterable[Verdict], release: str, *, with_cost: bool = True
 ) -> str:
-    """The patches below a heading for each set.
+    """The patches of `rows` below a heading for each set; `judged` has the verdict on every patch.
 
-    Args:
-        rows: the patches to show.
-        judged: the verdict on every patch.
-        release: the sglang they are for; a gain that was measured on another one says so.
-        with_cost: whether to show the costs, and what each patch works with.
+    A gain that was not measured on `release` says so. `with_cost` shows costs, and what each patch
+    works with.
     """
     by_id = {one.patch.id: one.patch.proven_in(one.variant) for one in judged}
     shorts = {row[0]: patch_page.read(row[0]).on(release) for row in rows}

@@ -26,18 +26,9 @@ _LOOK_S = 0.1
 class Supervised:
     """A command that ends with all of its descendants, at the latest when this process does.
 
-    It starts at once, with an empty stdin, in a session and process group of its own.
-
-    Args:
-        command: its words.
-        environment: its variables.
-        stdout: as for `subprocess.Popen`, in text mode.
-        stderr: likewise.
-        polite_s: seconds that it gets to end after SIGTERM; 0 kills it at once.
-
-    Attributes:
-        pid: its PID.
-        stdout: its output, if it is a pipe.
+    It starts at once, with an empty stdin, in a session and process group of its own. `stdout` and
+    `stderr` are as for `subprocess.Popen`, in text mode. After SIGTERM it gets `polite_s` seconds
+    to end; 0 kills it at once. It has the attributes `pid` and, if that is a pipe, `stdout`.
 
     Raises:
         OSError: there is no such command, or it can't be run.
@@ -112,10 +103,9 @@ class Supervised:
         self._tell(b"k")
 
     def end(self) -> tuple[int, ...]:
-        """End all processes and wait for that. Idempotent, also if an exception interrupted it.
+        """End all processes and wait for that; return the PIDs of those that can't be killed.
 
-        Returns:
-            the PIDs of processes that can't be killed.
+        Idempotent, also if an exception interrupted it.
         """
         self._tell(b"e")
         while self._process.poll() is None:
@@ -135,11 +125,7 @@ class Supervised:
             os.write(self._life.fileno(), what)
 
     def _hear(self, seconds: float | None) -> bool:
-        """Wait for the supervisor's next lines and take them in; False if none came.
-
-        Args:
-            seconds: how long to wait; None for no limit.
-        """
+        """Take in the supervisor's next lines; False if none came in these seconds (None: ever)."""
         if self._reports.closed or not select.select([self._reports], [], [], seconds)[0]:
             return False
         heard = self._reports.read(4096)

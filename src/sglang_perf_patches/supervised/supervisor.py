@@ -30,13 +30,10 @@ _library = ctypes.CDLL(None)  # made before a fork, not in its child
 def main(words: Sequence[str]) -> None:
     """Start a command, report on it, and end it.
 
-    It writes a line when the command has started (``pid N``) or can't be started (``error TEXT``),
-    when the command has ended (``code N``, negative for a signal), and finally ``left`` with the
-    PIDs of processes that can't be killed.
-
-    Args:
-        words: the descriptor to write to, the seconds that the command gets after SIGTERM, and the
-            command.
+    The words are the descriptor to write to, the seconds that the command gets after SIGTERM, and
+    the command. This writes a line when the command has started (``pid N``) or can't be started
+    (``error TEXT``), when it has ended (``code N``, negative for a signal), and finally ``left``
+    with the PIDs of processes that can't be killed.
     """
     writer, polite_s, *command = words
     _Supervisor(int(writer)).run(command, float(polite_s))
@@ -45,12 +42,9 @@ def main(words: Sequence[str]) -> None:
 def family(
     pid: int, supervisor: int, known: Collection[tuple[int, str]] = ()
 ) -> list[procfs.Process]:
-    """The command and its descendants that have not ended.
+    """The command with this PID, below this supervisor, and its descendants that have not ended.
 
-    Args:
-        pid: the command's.
-        supervisor: its parent's PID.
-        known: PID and start of processes that are its descendants too.
+    `known` has the PID and start of processes that are its descendants too.
     """
     table = procfs.table()
     mine = {

@@ -17,7 +17,7 @@ from ...model import setups
 from ...model.errors import OperatorError
 from ...model.patch import Patch, by_id
 from ...model.releases import supported_until
-from ...model.selection import Selection, SelectionError
+from ...model.selection import Selection, members
 from ...model.switch import is_off
 from .. import patch_page, render
 from . import (
@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation; exit code 1 if the patch was chosen by name and is not available."""
-    members = _members(args.patch)
+    ids = _members(args.patch)
     selection = selected()
     is_here = args.sglang_path is None and args.sglang_version is None
     try:
@@ -56,15 +56,15 @@ def run(args: argparse.Namespace) -> int:
     except TreeError:
         if is_here and not args.json:  # the reader may not have installed sglang yet
             patches = by_id(sets.load())
-            print("\n\n\n".join(_alone(patches[name]) for name in members), flush=True)
+            print("\n\n\n".join(_alone(patches[name]) for name in ids), flush=True)
         raise
     everything = judged(tree)
-    verdicts = [verdict for verdict in everything if verdict.patch.id in members]
+    verdicts = [verdict for verdict in everything if verdict.patch.id in ids]
     if args.json:
         data = [_data(tree, selection, verdict) for verdict in verdicts]
-        is_set = args.patch not in members
+        is_set = args.patch not in ids
         print(json.dumps({"patches": data} if is_set else data[0], indent=2))
-    elif args.patch in members:
+    elif args.patch in ids:
         words = {verdict.patch.id: verdict.word for verdict in everything}
         print(_text(tree, selection, verdicts[0], words))
     else:
@@ -82,23 +82,10 @@ def _alone(patch: Patch) -> str:
 
 
 def _members(name: str) -> list[str]:
-    """The patch of that name, or the patches of that set.
-
-    Raises:
-        SelectionError: there is no such patch or set.
-    """
+    """The patch of that name, or the patches of that set; SelectionError if there is neither."""
     patches = by_id(sets.load())
-    if name in patches:
-        return [name]
-    members = [patch_id for patch_id, patch in patches.items() if patch.set == name]
-    if not members:
-        names = [*dict.fromkeys(patch.set for patch in patches.values()), *patches]
-        near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
-        raise SelectionError(
-            f"unknown patch {name!r}: "
-            + (f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}")
-        )
-    return members
+    meant = members(name, patches, policies=True)
+    return [patch_id for patch_id in patches if patch_id in meant]
 
 
 def _until(tree: source.Tree) -> str:

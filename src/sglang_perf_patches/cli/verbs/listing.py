@@ -99,12 +99,8 @@ def prospects(
 ) -> dict[str, tuple[str, str]]:
     """Patch → the state that it will have, in a word, and the reason.
 
-    ``ready`` means that it applies, and is live as soon as a server needs it.
-
-    Args:
-        selection: the selected patches.
-        verdicts: on the tree.
-        is_here: whether the tree is the installed one, so that this machine counts too.
+    ``ready`` means that it applies, and is live as soon as a server needs it. If the tree is the
+    installed one (`is_here`), this machine counts too.
     """
     return {one.patch.id: _prospect(one, selection, is_here=is_here) for one in verdicts}
 
@@ -117,14 +113,9 @@ def table(
     *,
     with_all: bool,
 ) -> str:
-    """The patches of `shown` by set, with their `prospects` on a release.
+    """The patches of `shown`, by set, with their `prospects`; `verdicts` are those on all patches.
 
-    Args:
-        shown: the verdicts on the patches to show.
-        verdicts: those on all patches.
-        by_patch: the prospects.
-        release: the sglang that was judged.
-        with_all: whether to show links, and what each patch does or why it is off.
+    `with_all` adds links, and what each patch does or why it is off.
     """
     rows = []
     for one in shown:

@@ -21,7 +21,6 @@ from typing import Any, get_args
 from ... import __version__
 from ...bench_server import machine, public, secrets
 from ...compat.source import TreeError
-from ...compat.verdict import Verdict
 from ...model.state import State
 from ...telemetry import procfs, records
 from .. import render
@@ -86,10 +85,8 @@ def _contents(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "machine", ", ".join([data["system"], f"cores {data['cores']}", *gpus])
     words = Counter(verdict["verdict"] for verdict in data["verdicts"])
     counts = ", ".join(f"{count} {word}" for word, count in words.items())
-    yield (
-        "verdicts",
-        f"{counts or 'none, without sglang'}, with SGLANG_PERF_PATCHES={data['selection']}",
-    )
+    chosen = f"with SGLANG_PERF_PATCHES={data['selection']}"
+    yield "verdicts", f"{counts or 'none, without sglang'}, {chosen}"
     live = {
         patch["id"]
         for each in data["processes"]
@@ -121,30 +118,22 @@ def _data() -> dict[str, Any]:
         tree = tree_at()
         data["sglang"] = public.version(tree.version)
         data["verdicts"] = [
-            {**_verdict(one), "selected": one.patch.id in selection.ids} for one in judged(tree)
+            {
+                "id": one.patch.id,
+                "verdict": one.word,
+                "release": one.release or one.nearest,  # of this code, or of code like it
+                "differs": list(one.unknown),
+                "selected": one.patch.id in selection.ids,
+            }
+            for one in judged(tree)
         ]
     except TreeError:
         pass
     return data
 
 
-def _verdict(one: Verdict) -> dict[str, Any]:
-    """A verdict, with the release that the code is from or nearest to, and what differs."""
-    return {
-        "id": one.patch.id,
-        "verdict": one.word,
-        "release": one.release or one.nearest,
-        "differs": list(one.unknown),
-    }
-
-
 def process(record: Mapping[str, Any], command: list[str]) -> dict[str, Any]:
-    """The part of a process's record and command that may be shown.
-
-    Args:
-        record: as `telemetry.records` gives it.
-        command: the words of its command.
-    """
+    """The part of a process's record (see `telemetry.records`) and command that may be shown."""
     return {
         "pid": record["pid"],
         "server": record["server"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -208,12 +209,7 @@ def _figures(table: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _shortened(file: Path | None, line: int, tree: source.Tree) -> str:
-    if file is None:
-        return "not there"
-    try:
-        return f"{file.relative_to(tree.root.parent)}:{line}"
-    except ValueError:  # a symlink that leaves the tree
-        return f"{file}:{line}"
+    return f"{os.path.relpath(file, tree.root.parent)}:{line}" if file else "not there"
 
 
 def _places(tree: source.Tree, judged: Verdict) -> Iterator[tuple[str, str, Path | None, int]]:
@@ -232,15 +228,15 @@ def _places(tree: source.Tree, judged: Verdict) -> Iterator[tuple[str, str, Path
             yield reference, role, file, line
 
 
-def _differences(tree: source.Tree, judged: Verdict) -> list[tuple[str, str]]:
+def _differences(tree: source.Tree, judged: Verdict) -> Iterator[tuple[str, str]]:
     """For a refusal: each unknown definition with its diff against the nearest known release."""
     if judged.nearest is None:
-        return []
+        return
     try:
         known = tree_at(version=judged.nearest)
     except (OperatorError, OSError, RuntimeError) as error:
-        return [(judged.unknown[0], f"  (no copy of {judged.nearest} to compare with: {error})")]
-    differences = []
+        yield judged.unknown[0], f"  (no copy of {judged.nearest} to compare with: {error})"
+        return
     for reference in judged.unknown:
         before, after = known.definition(reference), tree.definition(reference)
         lines = difflib.unified_diff(
@@ -250,5 +246,4 @@ def _differences(tree: source.Tree, judged: Verdict) -> list[tuple[str, str]]:
             str(tree.root),
             lineterm="",
         )
-        differences.append((reference, "\n".join(lines)))
-    return differences
+        yield reference, "\n".join(lines)

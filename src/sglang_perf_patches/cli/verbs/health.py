@@ -56,7 +56,9 @@ def run(*, as_json: bool) -> int:
         TreeError: there is no sglang.
     """
     selection, tree = selected(), tree_at()
-    checks = [_installed(tree), _loaded(tree), _chosen(tree, selection), *_servers()]
+    here = f"sglang-perf-patches {__version__} next to sglang {tree.version}"
+    installed = Check("installed", "ok", f"{here}, Python {platform.python_version()}")
+    checks = [installed, _loaded(tree), _chosen(tree, selection), *_servers()]
     switches = stock_switches.of(tree, with_gpu=machine.has_gpu(), with_mlx=machine.has_mlx())
     is_bad = any(check.word == "bad" for check in checks)
     if as_json:
@@ -82,11 +84,6 @@ def _text(checks: list[Check]) -> Iterator[str]:
     yield render.table(rows, column=1, colours=_COLOURS)
     if changes := [f"  {check.check}: {check.change}" for check in checks if check.change]:
         yield "\n".join(["What to change:", *changes])
-
-
-def _installed(tree: Tree) -> Check:
-    line = f"sglang-perf-patches {__version__} next to sglang {tree.version}"
-    return Check("installed", "ok", f"{line}, Python {platform.python_version()}")
 
 
 def _loaded(tree: Tree) -> Check:

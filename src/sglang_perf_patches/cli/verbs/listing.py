@@ -68,10 +68,21 @@ def run(args: argparse.Namespace) -> int:
             raise
         raise TreeError(f"{error}\n{_WITHOUT_SGLANG}") from error
     verdicts = judged(tree)
+    by_patch = prospects(selection, verdicts, is_here=is_here)
     if args.json:
-        print(json.dumps(_data(tree, selection, verdicts, is_here=is_here), indent=2))
+        data = {
+            "sglang": {"version": tree.version, "path": str(tree.root)},
+            "selection": selection.text,
+            "patches": [
+                {**verdict_data(selection, one, tree.version), "here": by_patch[one.patch.id][0]}
+                for one in verdicts
+            ],
+        }
+        print(json.dumps(data, indent=2))
     else:
-        print(_text(tree, selection, verdicts, show_all=args.all, is_here=is_here))
+        text = _text(tree, selection, verdicts, by_patch, show_all=args.all)
+        obstacle = entry_point.obstacle(tree) if is_here else ""
+        print("\n\n".join(filter(None, [text, obstacle])))
     return 1 if any_is_lost(selection, verdicts) else 0
 
 
@@ -143,11 +154,10 @@ def _text(
     tree: source.Tree,
     selection: Selection,
     verdicts: Sequence[Verdict],
+    by_patch: Mapping[str, tuple[str, str]],
     *,
     show_all: bool,
-    is_here: bool,
 ) -> str:
-    by_patch = prospects(selection, verdicts, is_here=is_here)
     shown = [
         one
         for one in verdicts
@@ -177,7 +187,7 @@ def _text(
         lines.append("Why these have nothing to do here: sglang-perf-patches list --all")
         parts.append("\n".join(lines))
     parts += [render.filled(line) for line in _CLOSING]
-    return "\n\n".join(filter(None, [*parts, entry_point.obstacle(tree) if is_here else ""]))
+    return "\n\n".join(parts)
 
 
 def counts(words: Iterable[str]) -> str:
@@ -189,18 +199,3 @@ def counts(words: Iterable[str]) -> str:
         for word in _COUNTED
         if number[word] or word in {READY, REFUSED}
     )
-
-
-def _data(
-    tree: source.Tree, selection: Selection, verdicts: Sequence[Verdict], *, is_here: bool
-) -> dict[str, Any]:
-    """The JSON object of ``list --json``."""
-    by_patch = prospects(selection, verdicts, is_here=is_here)
-    return {
-        "sglang": {"version": tree.version, "path": str(tree.root)},
-        "selection": selection.text,
-        "patches": [
-            {**verdict_data(selection, one, tree.version), "here": by_patch[one.patch.id][0]}
-            for one in verdicts
-        ],
-    }

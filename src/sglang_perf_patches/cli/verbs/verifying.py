@@ -115,17 +115,18 @@ def _text(outcome: verify.Outcome) -> str:
 def _closing(outcomes: Sequence[verify.Outcome]) -> str:
     """The summary line: ``5 equal, 8 proven, 9 built-in or absent, 0 of 13 could not run``."""
     words: dict[str, set[str]] = {}
-    not_here = set()
     for outcome in outcomes:
         words.setdefault(outcome.patch, set()).add(outcome.word)
-        if outcome.word == "skipped" and outcome.reason.startswith(("absent: ", "built-in: ")):
-            not_here.add(outcome.patch)
+    not_here = {
+        outcome.patch
+        for outcome in outcomes
+        if outcome.word == "skipped" and outcome.reason.startswith(("absent: ", "built-in: "))
+    }
     here = [set_of for patch_id, set_of in words.items() if patch_id not in not_here]
     equal = sum(each <= {"equal", "skipped"} and "equal" in each for each in here)
     parts = [f"{equal} equal"]
     for word in ("proven", "different", "failed"):
-        count = sum(word in each for each in here)
-        if count:
+        if count := sum(word in each for each in here):
             parts.append(f"{count} {word}")
     parts.append(f"{len(not_here)} built-in or absent")
     could_not = sum(each == {"skipped"} for each in here)

@@ -12,7 +12,7 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -44,7 +44,6 @@ _VERBS = {
     ),
 }
 """Verb → its module and its help text. Only the module of the verb in use is imported."""
-
 
 _ASKING = ("doctor", "list")
 """Verbs that take the command of a server after ``--``."""
@@ -84,7 +83,10 @@ def _run(words: list[str]) -> int:
     if words[:2] == ["bench", "server"]:  # the rest is the user's own command
         server: Any = import_module(f"{__name__}.verbs.benching_server")
         return int(server.main(words[2:]))
-    words, command = _without_command(words)
+    command = None
+    if words[0] in _ASKING and "--" in words:
+        at = words.index("--")
+        words, command = words[:at], words[at + 1 :]
     parser = _parser(words[:1])
     near = difflib.get_close_matches(words[0], _VERBS, n=1)
     if near and words[0] not in _VERBS and not words[0].startswith("-"):
@@ -92,17 +94,10 @@ def _run(words: list[str]) -> int:
     args, unknown = parser.parse_known_args(words)
     if unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    args.command = command if words[0] in _ASKING else getattr(args, "command", None)
+    if words[0] in _ASKING:
+        args.command = command
     code: int = args.function(args)
     return code
-
-
-def _without_command(words: list[str]) -> tuple[list[str], list[str] | None]:
-    """Split the words at ``--``: our own, and the server's command."""
-    if words[0] not in _ASKING or "--" not in words:
-        return words, None
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
 
 
 def _complete() -> None:
@@ -114,9 +109,8 @@ def _complete() -> None:
     argcomplete.autocomplete(_parser(_VERBS), always_complete_options="long")
 
 
-def _parser(loaded: Iterable[str]) -> argparse.ArgumentParser:
-    """The parser of all verbs, with the options of those whose modules are loaded."""
-    with_options = set(loaded)
+def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
+    """The parser of all verbs, with the options of those in `loaded`."""
     parser = argparse.ArgumentParser(
         prog="sglang-perf-patches",
         description="Performance fixes for an unmodified, released sglang.",
@@ -125,14 +119,13 @@ def _parser(loaded: Iterable[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sglang-perf-patches {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, (module, help_text) in _VERBS.items():
-        is_loaded = name in with_options
-        verb: Any = import_module(f"{__name__}.verbs.{module}") if is_loaded else None
-        kwargs = verb.PARSER if verb else {}
-        of_verb = verbs.add_parser(name, help=help_text, **kwargs)
-        of_verb.set_defaults(parser=of_verb)
-        if verb:
-            verb.add_options(of_verb)
-            of_verb.set_defaults(function=verb.run)
+        if name not in loaded:
+            verbs.add_parser(name, help=help_text)
+            continue
+        verb: Any = import_module(f"{__name__}.verbs.{module}")
+        of_verb = verbs.add_parser(name, help=help_text, **verb.PARSER)
+        verb.add_options(of_verb)
+        of_verb.set_defaults(parser=of_verb, function=verb.run)
     return parser
 
 

@@ -43,8 +43,6 @@ _SYSTEMS = ("Linux", "Darwin", "Windows")
 _KINDS = ("x86_64", "aarch64", "arm64", "AMD64", "ppc64le", "s390x", "riscv64")
 _GPU = re.compile(r"(\d{1,2}\.\d), (\d{1,7})", re.ASCII)
 
-_SAID_FIRST = ("sglang", "sglang-perf-patches", "python")
-
 _NEXT = (
     "Nothing was sent. Read it, then attach it to your issue, with the server's command, what you "
     "expected and what came, and the log line in which sglang-perf-patches says what is live."
@@ -79,8 +77,7 @@ def run(args: argparse.Namespace) -> int:
 def _contents(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """A line for each part of a report."""
     versions = {"sglang": data["sglang"] or "none", **data["versions"]}
-    others = [f"{name} {value}" for name, value in versions.items() if name not in _SAID_FIRST]
-    yield "versions", ", ".join([f"{name} {versions[name]}" for name in _SAID_FIRST] + others)
+    yield "versions", ", ".join(f"{name} {value}" for name, value in versions.items())
     gpus = [f"GPU {each['capability']} with {each['MiB']} MiB" for each in data["gpus"]]
     yield "machine", ", ".join([data["system"], f"cores {data['cores']}", *gpus])
     words = Counter(verdict["verdict"] for verdict in data["verdicts"])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain, islice
 from typing import Any
 
 from ... import sets
@@ -53,40 +54,33 @@ def run(args: argparse.Namespace) -> int:
         print(f"sglang {tree.version}\nat {tree.root}\n", flush=True)
     width = max(map(len, named.ids))
     outcomes = []
-    steps = [
-        f"[{number}/{len(plan.cases)}] {case.patch} on {verify.ON[case.device]} ..."
-        for number, case in enumerate(plan.cases, 1)
-    ]
-
-    def begin() -> None:
-        if steps:
-            print(steps.pop(0), file=sys.stderr, flush=True)
-
-    def take(outcome: verify.Outcome) -> None:
+    for outcome in chain(plan.known, _compared(plan, args.timeout)):
         outcomes.append(outcome)
         if show:
             room = 6 if outcome.word == "proven" else 10  # that one is read as a sentence
             start = f"{outcome.patch:<{width}}  {outcome.word:<{room}} "
-            print(render.filled(_text(outcome), start, "    "))
-            sys.stdout.flush()
+            print(render.filled(_text(outcome), start, "    "), flush=True)
             if args.traceback and outcome.traceback:
                 print(outcome.traceback, flush=True)
-
-    for outcome in plan.known:
-        take(outcome)
-    begin()
-    for outcome in verify.verify(plan.cases, limit_s=args.timeout):
-        take(outcome)
-        begin()
-    if show and not is_short:
-        print(f"\n{_closing(outcomes)}")
-    elif not show:
+    if args.json:
         data = {
             "sglang": {"version": tree.version, "path": str(tree.root)},
             "outcomes": [asdict(outcome) for outcome in outcomes],
         }
         print(json.dumps(data, indent=2))
+    elif not is_short:
+        print(f"\n{_closing(outcomes)}")
     return verify.exit_code(outcomes, named.in_full)
+
+
+def _compared(plan: verify.Plan, limit_s: float) -> Iterator[verify.Outcome]:
+    """Compare with stock, with a line on stderr as each step begins."""
+    outcomes = verify.verify(plan.cases, limit_s=limit_s)
+    for number, case in enumerate(plan.cases, 1):
+        step = f"[{number}/{len(plan.cases)}] {case.patch} on {verify.ON[case.device]} ..."
+        print(step, file=sys.stderr, flush=True)
+        yield from islice(outcomes, 1)
+    yield from outcomes
 
 
 def _named(names: Sequence[str]) -> Selection:

@@ -93,7 +93,7 @@ def test_the_prose_of_a_page_is_plain_text() -> None:
         cost="Little. At 1 request: Boot: stock 1 s → patched 2 s.",
         why="Stock waits.",
         how="The patch does not. Stock, by when: Later: waits.",
-        goes="Upstream has it.",
+        goes_when="Upstream has it.",
     )
 
 
@@ -151,11 +151,18 @@ def test_explain_shows_the_page(patch_id: str, capsys: pytest.CaptureFixture[str
     for name in ("why", "how", "gain", "condition", "cost"):
         assert data[name] == getattr(parsed, name)
         assert data[name]
-    assert data["goes_when"] == parsed.goes
+    assert data["goes_when"] == parsed.goes_when
     assert [tuple(row) for row in data["figures"]] == list(parsed.figures)
     assert main(["explain", patch_id, *tree]) == 0
     text = "".join(capsys.readouterr().out.split())  # wrapped anywhere
-    for part in (parsed.why, parsed.how, parsed.gain, parsed.condition, parsed.cost, parsed.goes):
+    for part in (
+        parsed.why,
+        parsed.how,
+        parsed.gain,
+        parsed.condition,
+        parsed.cost,
+        parsed.goes_when,
+    ):
         assert "".join(part.split()) in text
 
 

@@ -67,27 +67,27 @@ class Page(NamedTuple):
     """The handwritten part of a page, as plain text.
 
     Attributes:
-        condition: who gains, and who does not.
-        shorts: the same in a few words, for ``list``; a row for each release with a figure, the
-            newest first.
-        gain: how much.
-        figures: the measurements, as rows of cells; the first row is the heading.
-        conditions: what the page says below the figures.
-        cost: memory, start time, host time, and where the patch is slower.
         why: what stock does, and what that costs.
         how: what the patch does instead, and when it uses stock's code.
-        goes: what would make the patch unnecessary.
+        gain: how much.
+        conditions: what the page says below the figures.
+        figures: the measurements, as rows of cells; the first row is the heading.
+        condition: who gains, and who does not.
+        cost: memory, start time, host time, and where the patch is slower.
+        goes_when: what would make the patch unnecessary.
+        shorts: who gains in a few words, for ``list``; a row for each release with a figure, the
+            newest first.
     """
 
-    condition: str = ""
-    shorts: tuple[Short, ...] = ()
-    gain: str = ""
-    figures: tuple[tuple[str, ...], ...] = ()
-    conditions: str = ""
-    cost: str = ""
     why: str = ""
     how: str = ""
-    goes: str = ""
+    gain: str = ""
+    conditions: str = ""
+    figures: tuple[tuple[str, ...], ...] = ()
+    condition: str = ""
+    cost: str = ""
+    goes_when: str = ""
+    shorts: tuple[Short, ...] = ()
 
     def on(self, release: str) -> Short | None:
         """The row that was measured nearest to a release; the first for an unknown release."""
@@ -134,7 +134,7 @@ def parse(text: str) -> Page:
         cost=_with_rows(sections.get(COST, "")),
         why=_with_rows(sections.get(WHY, "")),
         how=_with_rows(sections.get(HOW, "")),
-        goes=_prose(sections.get(GOES, "")),
+        goes_when=_prose(sections.get(GOES, "")),
     )
 
 

@@ -7,7 +7,6 @@ import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ... import sets
@@ -31,7 +30,6 @@ from . import (
     selected,
     tree_at,
 )
-from .listing import verdict_data
 
 PARSER: dict[str, Any] = {}
 _FLAGS = 3
@@ -57,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     except TreeError:
         if is_here and not args.json:  # the reader may not have installed sglang yet
             patches = by_id(sets.load())
-            print("\n\n\n".join(_alone(patches[name]) for name in ids), flush=True)
+            print("\n\n\n".join("\n\n".join(_said(patches[name])) for name in ids), flush=True)
         raise
     everything = judged(tree)
     verdicts = [verdict for verdict in everything if verdict.patch.id in ids]
@@ -74,12 +72,6 @@ def run(args: argparse.Namespace) -> int:
         print(listing.table(verdicts, everything, prospects, tree.version, with_all=True))
         print("\nFor more about a patch: sglang-perf-patches explain PATCH")
     return 1 if any_is_lost(selection, verdicts) else 0
-
-
-def _alone(patch: Patch) -> str:
-    """The explanation of a patch without a sglang."""
-    head = render.filled(f"{patch.id} ({patch.kind}): {patch.summary}")
-    return "\n\n".join([head, *_said(patch)])
 
 
 def _members(name: str) -> list[str]:
@@ -108,62 +100,51 @@ def _choice(selection: Selection, patch: Patch) -> str:
 
 def _data(tree: source.Tree, selection: Selection, judged: Verdict) -> dict[str, Any]:
     patch = judged.patch
-    written = patch_page.read(patch.id)
+    written = patch_page.read(patch.id)._asdict()
+    del written["shorts"]
     return {
         "sglang": {"version": tree.version, "path": str(tree.root)},
-        **verdict_data(selection, judged, tree.version),
+        **listing.verdict_data(selection, judged, tree.version),
         "summary": patch.summary,
-        "why": written.why,
-        "how": written.how,
-        "gain": written.gain,
-        "conditions": written.conditions,
-        "figures": [list(row) for row in written.figures],
-        "condition": written.condition,
-        "cost": written.cost,
-        "goes_when": written.goes,
+        **written,
         "requires": list(patch.requires),
-        "definitions": [
-            {"reference": reference, "role": role, "file": str(file or ""), "line": line}
-            for reference, role, file, line in _places(tree, judged)
-        ],
-        "differences": [
-            {"reference": ref, "diff": diff} for ref, diff in _differences(tree, judged)
-        ],
+        "definitions": [*_places(tree, judged)],
+        "differences": [*_differences(tree, judged)],
     }
 
 
 def _text(tree: source.Tree, selection: Selection, judged: Verdict, word: Mapping[str, str]) -> str:
     """The explanation of a patch; `word` has the verdict on each patch."""
     patch = judged.patch
-    parts = [
-        render.filled(f"{patch.id} ({patch.kind}): {patch.summary}"),
-        render.filled(f"On sglang {tree.version}{_until(tree)}: {judged.word}: {judged.reason}.")
-        + f"\n{_choice(selection, patch)}",
-        *_said(patch.proven_in(judged.variant), judged.variant.note if judged.variant else ""),
-    ]
+    parts = [*_said(patch.proven_in(judged.variant), judged.variant.note if judged.variant else "")]
+    here = f"On sglang {tree.version}{_until(tree)}: {judged.word}: {judged.reason}."
+    parts.insert(1, f"{render.filled(here)}\n{_choice(selection, patch)}")
     if patch.requires:
-        here = (f"{name} ({word[name]} here)" for name in patch.requires)
-        parts.append(f"Needs: {', '.join(here)}")
+        needs = (f"{name} ({word[name]} here)" for name in patch.requires)
+        parts.append(f"Needs: {', '.join(needs)}")
     places = [*_places(tree, judged)]
     if places:
         lines = [f"Definitions, in\n{tree.root.parent}:"]
-        shown = [
-            [f"  {role}", reference, _shortened(file, line, tree)]
-            for reference, role, file, line in places
-            if role != _NEEDS
-        ]
+        shown = []
+        for place in places:
+            if place["role"] != _NEEDS:
+                file = place["file"] and os.path.relpath(place["file"], tree.root.parent)
+                where = f"{file}:{place['line']}" if file else "not there"
+                shown.append([f"  {place['role']}", place["reference"], where])
         if shown:
             lines.append(render.table(shown))
         if more := len(places) - len(shown):
             lines.append(f"  {_NEEDS}    {more} unchanged: explain {patch.id} --json lists them")
         parts.append("\n".join(lines))
-    for reference, diff in _differences(tree, judged):
-        parts.append(f"{reference}, from {judged.nearest} to this tree:\n{diff}")
+    for each in _differences(tree, judged):
+        title = f"{each['reference']}, from {judged.nearest} to this tree:"
+        parts.append(f"{title}\n{each['diff']}")
     return "\n\n".join(parts)
 
 
 def _said(patch: Patch, here: str = "") -> Iterator[str]:
     """The part from the page and the declaration; `here` is a note on the present sglang."""
+    yield render.filled(f"{patch.id} ({patch.kind}): {patch.summary}")
     written = patch_page.read(patch.id)
     figures = [*_figures(written.figures), render.filled(written.conditions, "  ")]
     for title, text, *more in (
@@ -172,7 +153,7 @@ def _said(patch: Patch, here: str = "") -> Iterator[str]:
         ("Cost", written.cost),
         ("Why", written.why),
         ("How", written.how),
-        ("Obsolete when", written.goes),
+        ("Obsolete when", written.goes_when),
         ("Here", here),
     ):
         if lines := [line for line in (render.filled(text, "  "), *more) if line]:
@@ -208,12 +189,8 @@ def _figures(table: Sequence[Sequence[str]]) -> Iterator[str]:
         yield render.item(patch_page.sentence(columns, row)) if any(row[1:]) else f"  {row[0]}:"
 
 
-def _shortened(file: Path | None, line: int, tree: source.Tree) -> str:
-    return f"{os.path.relpath(file, tree.root.parent)}:{line}" if file else "not there"
-
-
-def _places(tree: source.Tree, judged: Verdict) -> Iterator[tuple[str, str, Path | None, int]]:
-    """``(reference, role, file, first line)`` of the definitions of the variant that fits best."""
+def _places(tree: source.Tree, judged: Verdict) -> Iterator[dict[str, Any]]:
+    """The definitions of the variant that fits best, each with its file and its first line."""
     variant = judged.variant or judged.closest
     if variant is None:
         return
@@ -224,18 +201,19 @@ def _places(tree: source.Tree, judged: Verdict) -> Iterator[tuple[str, str, Path
     ):
         for reference in references:
             there = tree.definition(reference)
-            file, line = (there.path, there.lines[0][0]) if there else (None, 0)
-            yield reference, role, file, line
+            file, line = (str(there.path), there.lines[0][0]) if there else ("", 0)
+            yield {"reference": reference, "role": role, "file": file, "line": line}
 
 
-def _differences(tree: source.Tree, judged: Verdict) -> Iterator[tuple[str, str]]:
+def _differences(tree: source.Tree, judged: Verdict) -> Iterator[dict[str, str]]:
     """For a refusal: each unknown definition with its diff against the nearest known release."""
     if judged.nearest is None:
         return
     try:
         known = tree_at(version=judged.nearest)
     except (OperatorError, OSError, RuntimeError) as error:
-        yield judged.unknown[0], f"  (no copy of {judged.nearest} to compare with: {error})"
+        why = f"  (no copy of {judged.nearest} to compare with: {error})"
+        yield {"reference": judged.unknown[0], "diff": why}
         return
     for reference in judged.unknown:
         before, after = known.definition(reference), tree.definition(reference)
@@ -246,4 +224,4 @@ def _differences(tree: source.Tree, judged: Verdict) -> Iterator[tuple[str, str]
             str(tree.root),
             lineterm="",
         )
-        yield reference, "\n".join(lines)
+        yield {"reference": reference, "diff": "\n".join(lines)}

@@ -145,24 +145,17 @@ def test_no_page_and_no_text_are_an_empty_page(
 @pytest.mark.parametrize("patch_id", ["swa.page-size-1", "mamba.gdn-prefill-graph"])
 def test_explain_shows_the_page(patch_id: str, capsys: pytest.CaptureFixture[str]) -> None:
     parsed = patch_page.read(patch_id)
+    prose = ("why", "how", "gain", "condition", "cost", "goes_when")
     tree = ["--sglang-path", str(downloads.tree("0.5.23"))]
     assert main(["explain", patch_id, "--json", *tree]) == 0
     data = json.loads(capsys.readouterr().out)
-    for name in ("why", "how", "gain", "condition", "cost"):
-        assert data[name] == getattr(parsed, name)
-        assert data[name]
-    assert data["goes_when"] == parsed.goes_when
+    texts = [getattr(parsed, name) for name in prose]
+    assert [data[name] for name in prose] == texts
+    assert all(texts)
     assert [tuple(row) for row in data["figures"]] == list(parsed.figures)
     assert main(["explain", patch_id, *tree]) == 0
     text = "".join(capsys.readouterr().out.split())  # wrapped anywhere
-    for part in (
-        parsed.why,
-        parsed.how,
-        parsed.gain,
-        parsed.condition,
-        parsed.cost,
-        parsed.goes_when,
-    ):
+    for part in texts:
         assert "".join(part.split()) in text
 
 

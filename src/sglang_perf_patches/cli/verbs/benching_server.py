@@ -91,10 +91,6 @@ def main(words: Sequence[str]) -> int:
     if options and not options[0].startswith("-"):
         parser.error(f"{options[0]}: choose patches with SGLANG_PERF_PATCHES")
     try:
-        options = [*shlex.split(args.load), *options]
-    except ValueError as error:
-        parser.error(f"--load: {error}")
-    try:
         with processes.interruptible():
             return _compare(args, options, words[at + 1 :], words)
     except BenchError as error:
@@ -193,7 +189,7 @@ def _with_equals(words: Sequence[str]) -> Iterator[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sglang-perf-patches bench server",
-        usage="%(prog)s [--a TEXT] [--b TEXT] [--turns N] [--load FLAGS] [options] -- COMMAND ...",
+        usage="%(prog)s [--a TEXT] [--b TEXT] [--turns N] [options] -- COMMAND ...",
         description="Start your own server in turns with and without patches, or with any other "
         "settings, and compare.",
         epilog=_EPILOG,
@@ -211,9 +207,6 @@ def _parser() -> argparse.ArgumentParser:
             if name == sides.NAMES[0]
             else f"the same for side {name}",
         )
-    parser.add_argument(
-        "--load", default="", metavar="FLAGS", help="options for bench_serving, in quotes"
-    )
     parser.add_argument(
         "--url", metavar="URL", help="where the server listens, if COMMAND has no --port"
     )

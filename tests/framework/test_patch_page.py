@@ -130,6 +130,17 @@ def test_the_figure_of_the_nearest_release_is_shown(release: str, figure: str) -
     assert patch_page.Page().on(release) is None
 
 
+def test_a_heading_among_figures_is_no_sentence() -> None:
+    table = (("measured", "stock", "patched"), ("on a CPU", "", ""), ("a step", "2 ms", "1 ms"))
+    assert list(patch_page.in_words(table)) == [
+        *("Measured:", "On a CPU:", "A step: stock 2 ms → patched 1 ms")
+    ]
+    words = (("message", "stock", "patched"), ("no slot", "the scheduler dies", "it waits"))
+    assert list(patch_page.in_words(words))[1:] == [
+        "No slot: stock: the scheduler dies; patched: it waits"
+    ]
+
+
 def test_no_page_and_no_text_are_an_empty_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ command does.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import sys
@@ -48,8 +49,6 @@ _VERBS = {
 _ASKING = ("doctor", "list")
 """Verbs that take the command of a server after ``--``."""
 
-_ASKS_TO_COMPLETE = "_ARGCOMPLETE"
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; every bad input is one sentence on stderr."""
@@ -78,8 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    if _ASKS_TO_COMPLETE in os.environ:
-        _complete()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+        with contextlib.suppress(ImportError):
+            import argcomplete
+
+            argcomplete.autocomplete(_parser(_VERBS), always_complete_options="long")
     if words[:2] == ["bench", "server"]:  # the rest is the user's own command
         server: Any = import_module(f"{__name__}.verbs.benching_server")
         return int(server.main(words[2:]))
@@ -98,15 +100,6 @@ def _run(words: list[str]) -> int:
         args.command = command
     code: int = args.function(args)
     return code
-
-
-def _complete() -> None:
-    """Print the completions for the shell, and exit; without argcomplete, do nothing."""
-    try:
-        import argcomplete
-    except ImportError:
-        return
-    argcomplete.autocomplete(_parser(_VERBS), always_complete_options="long")
 
 
 def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:

@@ -7,7 +7,7 @@ Every page has the same sections (see `SECTIONS`). Blocks between ``<!-- NAME --
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -146,32 +146,30 @@ def _prose(markdown: str) -> str:
 
 def _with_rows(markdown: str) -> str:
     """The paragraphs, with each table row as a sentence."""
-    parts = [_prose(markdown)]
-    if table := rows(markdown):
-        parts.append(caption(table))
-        parts += [f"{sentence(table[0][1:], row)}." for row in table[1:]]
-    return " ".join(filter(None, parts))
+    lines = (line if line.endswith(":") else f"{line}." for line in in_words(rows(markdown)))
+    return " ".join(filter(None, [_prose(markdown), *lines]))
 
 
-def caption(table: Sequence[Sequence[str]]) -> str:
-    """What stands above the rows of a table: ``First token:``, or ``Tokens found, by prompt:``."""
-    what, *columns = table[0]
-    text = f"{columns[0]}, by {what}" if len(columns) == 1 else what
-    return f"{text[:1].upper()}{text[1:]}:"
+def in_words(table: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The rows of a table in words: ``A step: stock 2 ms → patched 1 ms``, or a phrase a cell.
 
-
-def sentence(columns: Sequence[str], row: Sequence[str]) -> str:
-    """A row of a table in words: ``A step: stock 2 ms → patched 1 ms``, or a phrase a cell.
-
-    `columns` are the headings but the first. That of an only column is not repeated: `caption` has
-    it.
+    Only headings end with a colon: rows without a figure, and the first line, such as ``First
+    token:``. It has the heading of an only column too: ``Tokens found, by prompt:``.
     """
-    what, *cells = row
-    named = [(name, cell) for name, cell in zip(columns, cells, strict=False) if cell]
-    if len(columns) == 1:
-        told = cells[0]
-    elif all(cell[0].isdigit() for _, cell in named):
-        told = " → ".join(f"{name} {cell}" for name, cell in named)
-    else:
-        told = "; ".join(f"{name}: {cell}" for name, cell in named)
-    return f"{what[:1].upper()}{what[1:]}: {told}"
+    if not table:
+        return
+    (what, *columns), *others = table
+    yield _sentence(f"{columns[0]}, by {what}:" if len(columns) == 1 else f"{what}:")
+    for what, *cells in others:
+        named = [(name, cell) for name, cell in zip(columns, cells, strict=False) if cell]
+        if len(columns) == 1:
+            told = cells[0]
+        elif all(cell[0].isdigit() for _, cell in named):
+            told = " → ".join(f"{name} {cell}" for name, cell in named)
+        else:
+            told = "; ".join(f"{name}: {cell}" for name, cell in named)
+        yield _sentence(f"{what}: {told}".strip())
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"

@@ -6,7 +6,7 @@ Nothing is installed or imported; both trees are judged from their source.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from ..compat.verdict import Verdict
@@ -40,11 +40,6 @@ class Prospect(NamedTuple):
         if there == "applies":
             return "ours again" if here == "built-in" else "gained"
         return "becomes built-in" if there == "built-in" else "not there"
-
-
-def compare(here: Iterable[Verdict], there: Iterable[Verdict]) -> list[Prospect]:
-    """Pair the verdicts on two trees, which must be in the same order."""
-    return [Prospect(*pair) for pair in zip(here, there, strict=True)]
 
 
 def lost(prospects: Sequence[Prospect], chosen: Collection[str]) -> list[str]:

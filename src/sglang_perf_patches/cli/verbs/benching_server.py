@@ -86,7 +86,7 @@ def main(words: Sequence[str]) -> int:
     args, options = parser.parse_known_args([*_with_equals(words[:at])])
     if args.turns < 1:
         parser.error("--turns must be 1 or more")
-    if at == len(words) or not words[at + 1 :]:
+    if not words[at + 1 :]:
         parser.error("put the server's command at the end, after --")
     if options and not options[0].startswith("-"):
         parser.error(f"{options[0]}: choose patches with SGLANG_PERF_PATCHES")

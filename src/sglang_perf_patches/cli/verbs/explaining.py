@@ -6,7 +6,7 @@ import argparse
 import difflib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ... import sets
@@ -146,10 +146,13 @@ def _said(patch: Patch, here: str = "") -> Iterator[str]:
     """The part from the page and the declaration; `here` is a note on the present sglang."""
     yield render.filled(f"{patch.id} ({patch.kind}): {patch.summary}")
     written = patch_page.read(patch.id)
-    figures = [*_figures(written.figures), render.filled(written.conditions, "  ")]
+    figures = [
+        render.filled(line, "  ") if line.endswith(":") else render.item(line)
+        for line in patch_page.in_words(written.figures)
+    ]
     for title, text, *more in (
         ("Use it if", written.condition),
-        ("Gain", written.gain, *figures),
+        ("Gain", written.gain, *figures, render.filled(written.conditions, "  ")),
         ("Cost", written.cost),
         ("Why", written.why),
         ("How", written.how),
@@ -177,16 +180,6 @@ def _tested_with(proven_with: Mapping[str, str]) -> Iterator[str]:
             flags = feature.flags()[:_FLAGS]
             more = f" ({' or '.join(flags)})" if flags else ""
             yield render.item(f"{feature.name}: {feature.clause}{more}")
-
-
-def _figures(table: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A line for each row of figures, with the column's heading before each figure."""
-    if not table:
-        return
-    (_, *columns), *rows = table
-    yield f"  {patch_page.caption(table)}"
-    for row in rows:  # one without a figure is a sub-heading
-        yield render.item(patch_page.sentence(columns, row)) if any(row[1:]) else f"  {row[0]}:"
 
 
 def _places(tree: source.Tree, judged: Verdict) -> Iterator[dict[str, Any]]:

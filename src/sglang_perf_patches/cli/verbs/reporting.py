@@ -7,6 +7,7 @@ only the public names are kept. The result of `bench server` can be shared as it
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -111,7 +112,7 @@ def _data() -> dict[str, Any]:
         "verdicts": [],
         "processes": [process(each, procfs.command(each["pid"])) for each in records.read_all()],
     }
-    try:
+    with contextlib.suppress(TreeError):
         tree = tree_at()
         data["sglang"] = public.version(tree.version)
         data["verdicts"] = [
@@ -124,8 +125,6 @@ def _data() -> dict[str, Any]:
             }
             for one in judged(tree)
         ]
-    except TreeError:
-        pass
     return data
 
 

@@ -276,21 +276,21 @@ class Throwaway:
         self, *words: str, python: str | Path = sys.executable, **variables: str | None
     ) -> subprocess.CompletedProcess[str]:
         """Run the command ``sglang-perf-patches`` with these words."""
-        return subprocess.run(
-            [python, "-m", "sglang_perf_patches", *words],
-            env=self.environment(**variables),
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        return self.execute(python, "-m", "sglang_perf_patches", *words, **variables)
 
     def process(
         self, script: str, *command: str, **variables: str | None
     ) -> subprocess.CompletedProcess[str]:
         """Run a script in a fresh Python, or behind `command` and its words."""
-        start = [*command] if command else [sys.executable]
+        start = command or (sys.executable,)
+        return self.execute(*start, "-c", textwrap.dedent(script), **variables)
+
+    def execute(
+        self, *command: str | Path, **variables: str | None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in the environment of the package's processes."""
         return subprocess.run(
-            [*start, "-c", textwrap.dedent(script)],
+            command,
             env=self.environment(**variables),
             capture_output=True,
             text=True,

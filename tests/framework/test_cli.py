@@ -78,8 +78,11 @@ def test_json_has_the_designed_form(throwaway: Throwaway, tree: Path) -> None:
     assert built["built_in_since"] == "1.0"
 
 
-def test_list_is_the_default(throwaway: Throwaway, tree: Path) -> None:
-    done = throwaway.command()
+@pytest.mark.parametrize("words", [(), ("list",), ("--list",), ("list", "--list")])
+def test_list_is_the_default_and_has_an_alias(
+    throwaway: Throwaway, tree: Path, words: tuple[str, ...]
+) -> None:
+    done = throwaway.command(*words)
     assert done.returncode == 0
     assert done.stdout == throwaway.command("list").stdout
     lines = done.stdout.splitlines()

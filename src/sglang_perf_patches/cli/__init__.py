@@ -107,7 +107,7 @@ def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sglang-perf-patches",
         description="Performance fixes for an unmodified, released sglang.",
-        epilog="Without a verb: list. SGLANG_PERF_PATCHES chooses the patches.",
+        epilog="Without a verb, or with --list: list. SGLANG_PERF_PATCHES chooses the patches.",
     )
     parser.add_argument("--version", action="version", version=f"sglang-perf-patches {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -123,7 +123,10 @@ def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
 
 
 def _with_verb(words: list[str]) -> list[str]:
-    """Insert ``list``, the verb if there is none."""
+    """Insert the default verb: ``--list`` is an alias, and without a verb it is ``list``."""
+    if "--list" in words and not (set(_VERBS) - {"list"}) & set(words):
+        words = [word for word in words if word not in {"--list", "list"}]
+        return ["list", *words]
     asks_for_help = words[:1] in (["-h"], ["--help"], ["--version"])
     if not words or (words[0].startswith("-") and not asks_for_help):
         return ["list", *words]

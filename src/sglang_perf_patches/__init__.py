@@ -62,11 +62,11 @@ def deactivate() -> None:
     that depend on it. This call does not wait for that: a warning says what ends it, and the
     process tries again once a second, as does the next call of this function.
     """
-    loaded = executor.do(_import, wait_s=_JUDGING_S).result()
-    if loaded is None:  # inside another call, which runs the request before it returns
-        executor.do(lambda: _import()[0].take_off())
+    engine = executor.do(_engine, wait_s=_JUDGING_S).result()
+    if engine is None:  # inside another call, which runs the request before it returns
+        executor.do(lambda: _engine().take_off())
     else:
-        loaded[0].deactivate()
+        engine.deactivate()
 
 
 def report() -> Report | None:
@@ -106,17 +106,17 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _import() -> tuple[Any, Any]:
-    """Import and return the engine and the recorder."""
+def _engine() -> Any:
     from .live import engine
-    from .telemetry import recorder
 
-    return engine, recorder
+    return engine
 
 
 def _activate(text: str | None, strict: bool | None) -> Any:
     """Activate inside a request, imports included, so that a call in between waits for them too."""
-    engine, recorder = _import()
+    from .live import engine
+    from .telemetry import recorder
+
     engine.observe(recorder)
     happened = engine.activate_now(text, strict=strict)
     recorder.resume()

@@ -16,8 +16,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from .supervised.command import Supervised
 
@@ -45,15 +44,8 @@ def emit(data: dict[str, Any]) -> None:
 class Child:
     """A Python child process, as a context manager; iterate over it for what it emits.
 
-    It starts with every patch off. Leaving the context ends it and all that it started.
-
-    Args:
-        module: as for ``python -m``.
-        words: its arguments.
-        limit_s: seconds after which it is ended; None for no limit.
-        other_lines: receives its stderr and its unmarked stdout; None keeps stderr for
-            `why_it_ended`.
-        environment: its variables; None for those of this process.
+    It runs `module` as ``python -m`` does, with every patch off. After `limit_s` seconds, or when
+    the context is left, it ends with all that it started.
     """
 
     def __init__(
@@ -61,12 +53,10 @@ class Child:
         module: str,
         words: Sequence[str],
         *,
-        limit_s: float | None = None,
-        other_lines: IO[str] | None = None,
-        environment: Mapping[str, str] | None = None,
+        limit_s: float,
+        environment: Mapping[str, str] = os.environ,
     ) -> None:
         self._limit_s = limit_s
-        self._other_lines = other_lines
         self._was_late = False
         self._kept = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._process = Supervised(
@@ -75,29 +65,21 @@ class Child:
                 *(__package__, str(Path(__file__).parents[1]), module, *words),
             ],
             environment={
-                **(os.environ if environment is None else environment),
+                **environment,
                 "SGLANG_PERF_PATCHES": "none",
                 _IS_CHILD: "1",
             },
             stdout=subprocess.PIPE,
-            stderr=self._kept if other_lines is None else other_lines,
+            stderr=self._kept,
         )
-        self._timer: threading.Timer | None = None
-        if limit_s is not None:
-            self._timer = threading.Timer(limit_s, self._end_late)
-            self._timer.start()
+        self._timer = threading.Timer(limit_s, self._end_late)
+        self._timer.start()
 
     def __enter__(self) -> Child:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
         self._process.end()
         if self._process.stdout:
             self._process.stdout.close()
@@ -109,8 +91,6 @@ class Child:
             if line.startswith(_MARK):
                 data: dict[str, Any] = json.loads(line[len(_MARK) :])
                 yield data
-            elif self._other_lines is not None:
-                self._other_lines.write(line)
         self._process.wait()
 
     def why_it_ended(self) -> str:

@@ -82,7 +82,7 @@ def results(
         ("bench --b 'X=k1 --admin-api-key k1'", "bench --b '... --admin-api-key ...'"),
         ("bench --b '--admin-api-key k1 --tp 2'", "bench --b '--admin-api-key ... --tp 2'"),
         ("bench --b 'SGLANG_X=1 --random-seed 2'", None),
-        ("bench --load '--seed 1' -- serve --speculative-eagle-topk 1", None),
+        ("bench --b '--random-seed 1' -- serve --speculative-eagle-topk 1", None),
         ('bench --b "\'" serve', "bench --b ... serve"),
     ],
 )
@@ -178,7 +178,7 @@ _AROUND = (
 )
 _BEFORE = (
     *("serve", "--pw", "--tp", "--dtype", "--trust-remote-code", "-p", "-u", "-c", "login", "--b"),
-    *("--load", "--api-key", "--port", "--served-model-name", "--html", "-m", "env", "--", "sh"),
+    *("--api-key", "--port", "--served-model-name", "--html", "-m", "env", "--", "sh"),
 )
 # What a word or a hidden place may hold; a secret is found again by what stands in its middle.
 _SECRET = st.builds(lambda a, b: f"{a}{CANARY}{b}", st.text(max_size=12), st.text(max_size=12))

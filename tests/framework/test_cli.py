@@ -13,7 +13,6 @@ import pytest
 from throwaway import Throwaway
 
 from sglang_perf_patches import __version__, sets
-from sglang_perf_patches.cli.verbs import explaining
 
 # Every process of these tests knows throwaway sets, made from a tree as it was first written.
 SETS = """
@@ -253,17 +252,6 @@ def test_explain_says_how_what_a_patch_needs_fares(throwaway: Throwaway, tree: P
         )
     text = throwaway.command("explain", "two.both").stdout
     assert "Needs: two.built (built-in here), two.gone (absent here)\n" in text
-
-
-def test_a_heading_among_figures_is_no_bullet() -> None:
-    table = (("measured", "stock", "patched"), ("on a CPU", "", ""), ("a step", "2 ms", "1 ms"))
-    assert list(explaining._figures(table)) == [
-        *("  Measured:", "  on a CPU:", "  - A step: stock 2 ms → patched 1 ms")
-    ]
-    words = (("message", "stock", "patched"), ("no slot", "the scheduler dies", "it waits"))
-    assert list(explaining._figures(words))[1:] == [
-        "  - No slot: stock: the scheduler dies; patched: it waits"
-    ]
 
 
 def test_explain_says_what_leaves_a_patch_on_and_its_flags(

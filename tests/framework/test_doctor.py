@@ -314,13 +314,7 @@ for line in sys.stdin:
 def health(
     throwaway: Throwaway, *words: str, script: str = HEALTH, **variables: str | None
 ) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", script, *words],
-        env=throwaway.environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = throwaway.execute(sys.executable, "-c", script, *words, **variables)
     assert done.stderr == ""
     return done.returncode, done.stdout
 
@@ -376,13 +370,7 @@ def test_it_says_what_to_change(
         )
     else:
         with_known = HEALTH
-    done = subprocess.run(
-        [sys.executable, "-c", with_known],
-        env=throwaway.environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = throwaway.process(with_known, **variables)
     assert done.returncode == code, done.stderr
     assert check in done.stdout.splitlines()[0]
     (line,) = [each for each in done.stdout.splitlines() if each.startswith(f"  {check}: ")]

@@ -60,8 +60,9 @@ One paragraph with
     y = x"""
 
 
-def test_a_page_is_plain_text() -> None:
-    assert markdown.shown(PAGE, 22) == SHOWN
+def test_a_page_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render, "PAGE", 22)
+    assert markdown.shown(PAGE) == SHOWN
 
 
 @pytest.mark.parametrize("topic", helping.topics())

@@ -146,23 +146,20 @@ def test_the_file_holds_what_is_said_and_nothing_private(
         "import throwaway_patches as t\nt.use(t.STEP, t.HELPER)\nt.look_nowhere_else()\n",
     )
     script = throwaway.put("serve_secret_model.py", SERVER)
-    environment = throwaway.environment(XDG_CACHE_HOME=str(tmp_path / "cache"))
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     throwaway.put("sglang/srt/server_args.py", few_flags.SOURCE)
     command = ["--model-path", "me/secret-model", "--tp", "2", "--api-key", "top-secret"]
     server = subprocess.Popen(
-        [sys.executable, str(script), *command], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(script), *command],
+        env=throwaway.environment(**cache),
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert server.stdout
         assert server.stdout.readline() == "up\n"
         file = tmp_path / "report.json"
-        done = subprocess.run(
-            [sys.executable, "-m", "sglang_perf_patches", "report", "--output", str(file)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        done = throwaway.command("report", "--output", str(file), **cache)
     finally:
         server.kill()
         server.communicate()
@@ -197,6 +194,4 @@ def test_a_file_that_cannot_be_written_is_one_sentence(throwaway: Throwaway) -> 
         """
     )
     assert done.returncode == 2
-    assert done.stderr == (
-        "sglang-perf-patches: /nowhere/at/all can't be written: No such file or directory\n"
-    )
+    assert done.stderr == ("sglang-perf-patches: /nowhere/at/all: No such file or directory\n")

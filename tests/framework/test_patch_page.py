@@ -93,7 +93,7 @@ def test_the_prose_of_a_page_is_plain_text() -> None:
         cost="Little. At 1 request: Boot: stock 1 s → patched 2 s.",
         why="Stock waits.",
         how="The patch does not. Stock, by when: Later: waits.",
-        goes="Upstream has it.",
+        goes_when="Upstream has it.",
     )
 
 
@@ -130,6 +130,17 @@ def test_the_figure_of_the_nearest_release_is_shown(release: str, figure: str) -
     assert patch_page.Page().on(release) is None
 
 
+def test_a_heading_among_figures_is_no_sentence() -> None:
+    table = (("measured", "stock", "patched"), ("on a CPU", "", ""), ("a step", "2 ms", "1 ms"))
+    assert list(patch_page.in_words(table)) == [
+        *("Measured:", "On a CPU:", "A step: stock 2 ms → patched 1 ms")
+    ]
+    words = (("message", "stock", "patched"), ("no slot", "the scheduler dies", "it waits"))
+    assert list(patch_page.in_words(words))[1:] == [
+        "No slot: stock: the scheduler dies; patched: it waits"
+    ]
+
+
 def test_no_page_and_no_text_are_an_empty_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,17 +156,17 @@ def test_no_page_and_no_text_are_an_empty_page(
 @pytest.mark.parametrize("patch_id", ["swa.page-size-1", "mamba.gdn-prefill-graph"])
 def test_explain_shows_the_page(patch_id: str, capsys: pytest.CaptureFixture[str]) -> None:
     parsed = patch_page.read(patch_id)
+    prose = ("why", "how", "gain", "condition", "cost", "goes_when")
     tree = ["--sglang-path", str(downloads.tree("0.5.23"))]
     assert main(["explain", patch_id, "--json", *tree]) == 0
     data = json.loads(capsys.readouterr().out)
-    for name in ("why", "how", "gain", "condition", "cost"):
-        assert data[name] == getattr(parsed, name)
-        assert data[name]
-    assert data["goes_when"] == parsed.goes
+    texts = [getattr(parsed, name) for name in prose]
+    assert [data[name] for name in prose] == texts
+    assert all(texts)
     assert [tuple(row) for row in data["figures"]] == list(parsed.figures)
     assert main(["explain", patch_id, *tree]) == 0
     text = "".join(capsys.readouterr().out.split())  # wrapped anywhere
-    for part in (parsed.why, parsed.how, parsed.gain, parsed.condition, parsed.cost, parsed.goes):
+    for part in texts:
         assert "".join(part.split()) in text
 
 

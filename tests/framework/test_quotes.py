@@ -53,7 +53,7 @@ def test_a_page_is_one_screen_with_every_section(patch: Patch) -> None:
     assert parsed.cost
     assert parsed.why
     assert parsed.how
-    assert parsed.goes
+    assert parsed.goes_when
 
 
 _MEASURED = re.compile(r".+ \(([\w.]+), (?:MLX for CUDA, )?([^,()]+)\)")

@@ -178,7 +178,7 @@ def test_a_fork_has_no_thread_of_ours_beside_it(throwaway: Throwaway) -> None:
     pythons = [sys.executable, *map(str, pyenv)]
     source = str(REPOSITORY / "src")
     for python in pythons:
-        done = throwaway.ended(python, "-c", FORKS, PYTHONPATH=source)
+        done = throwaway.execute(python, "-c", FORKS, PYTHONPATH=source)
         assert (done.returncode, done.stderr) == (0, ""), (python, done.stderr)
 
 
@@ -188,7 +188,7 @@ def test_a_handler_in_the_middle_of_the_standard_library_does_not_hang(
     """It may come while its thread holds a lock of an event. The default tier tries 1 of 12."""
     script = str(Path(__file__).with_name("handlers.py"))
     apart = "1" if tiers.is_whole(pytestconfig) else "12"
-    done = throwaway.ended(sys.executable, script, apart)
+    done = throwaway.execute(sys.executable, script, apart)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 100 / int(apart)
 

@@ -38,7 +38,8 @@ if __name__ == "__main__":
     process.start()
     print("spawned", queue.get(timeout=600))
     process.join()
-    print(subprocess.run([sys.executable, "child.py"], capture_output=True, text=True).stdout)
+    child = [sys.executable, __file__.replace("tree.py", "child.py")]
+    print(subprocess.run(child, capture_output=True, text=True).stdout)
 """
 
 
@@ -50,15 +51,7 @@ def use_throwaway_sets(throwaway: Throwaway) -> None:
 def test_a_child_is_patched_and_spawned_ones_too(throwaway: Throwaway) -> None:
     use_throwaway_sets(throwaway)
     throwaway.put("child.py", CHILD)
-    throwaway.put("tree.py", TREE)
-    done = subprocess.run(
-        [*RUN, sys.executable, "tree.py"],
-        cwd=throwaway.site,
-        env=throwaway.environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = throwaway.execute(*RUN, sys.executable, throwaway.put("tree.py", TREE))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["spawned", "102", "step", "102"]
 
@@ -159,13 +152,7 @@ def test_the_bootstrap_is_first_and_once(throwaway: Throwaway) -> None:
 
 def test_exit_codes(throwaway: Throwaway, tmp_path: Path) -> None:
     def code(*words: str, **variables: str | None) -> tuple[int, str]:
-        done = subprocess.run(
-            [*RUN, *words],
-            env=throwaway.environment(**variables),
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        done = throwaway.execute(*RUN, *words, **variables)
         return done.returncode, done.stderr
 
     assert code(sys.executable, "-c", "raise SystemExit(7)")[0] == 7
@@ -229,15 +216,10 @@ def test_strict_below_run_ends_the_process_with_one_line(throwaway: Throwaway) -
 
 
 def test_the_interpreter_starts_whatever_is_wrong(throwaway: Throwaway) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import sglang; print('served')"],
-        env=throwaway.environment(
-            PYTHONPATH=os.pathsep.join([str(bootstrap.FOLDER), str(throwaway.site)]),
-            SGLANG_PERF_PATCHES="nonsense",
-        ),
-        capture_output=True,
-        text=True,
-        timeout=600,
+    done = throwaway.process(
+        "import sglang; print('served')",
+        PYTHONPATH=os.pathsep.join([str(bootstrap.FOLDER), str(throwaway.site)]),
+        SGLANG_PERF_PATCHES="nonsense",
     )
     assert (done.returncode, done.stdout) == (0, "served\n"), done.stderr
     assert "Traceback" not in done.stderr
@@ -247,18 +229,11 @@ def test_the_interpreter_starts_whatever_is_wrong(throwaway: Throwaway) -> None:
 @pytest.mark.parametrize(("strict", "code"), [("1", 1), ("0", 0)])
 def test_a_python_without_the_project_says_so(throwaway: Throwaway, strict: str, code: int) -> None:
     """What can't be patched does not pass for a patched server; nor does any other process."""
-    environment = throwaway.environment(
-        PYTHONPATH=os.pathsep.join([str(bootstrap.FOLDER), str(throwaway.site)]),
-        SGLANG_PERF_PATCHES_STRICT=strict,
-    )
+    search = os.pathsep.join([str(bootstrap.FOLDER), str(throwaway.site)])
     throwaway.put("sglang_perf_patches.py", "raise ImportError('it is being replaced')\n")
     for statement, expected in (("import sglang", code), ("import json", 0)):
-        done = subprocess.run(
-            [sys.executable, "-c", f"{statement}; print('served')"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
+        done = throwaway.process(
+            f"{statement}; print('served')", PYTHONPATH=search, SGLANG_PERF_PATCHES_STRICT=strict
         )
         line = "sglang-perf-patches: no patch is applied: it is being replaced\n"
         assert (done.returncode, done.stdout) == (expected, "" if expected else "served\n")

@@ -77,13 +77,7 @@ def serving(
 
 
 def status(throwaway: Throwaway, *words: str, **variables: str | None) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", STATUS, *words],
-        env=throwaway.environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = throwaway.execute(sys.executable, "-c", STATUS, *words, **variables)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -590,13 +584,8 @@ def test_a_reader_in_another_pid_namespace_removes_nothing(throwaway: Throwaway)
     with serving(throwaway) as process:
         folder = throwaway.runtime / "sglang-perf-patches"
         (before,) = written(folder)
-        done = subprocess.run(
-            ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", STATUS, "--json"],
-            env=throwaway.environment(),
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        unshare = ("unshare", "--pid", "--fork", "--mount-proc")
+        done = throwaway.execute(*unshare, sys.executable, "-c", STATUS, "--json")
         if "unshare:" in done.stderr:
             pytest.skip(done.stderr)
         assert json.loads(done.stdout) == {"processes": [], "servers": []}
@@ -622,13 +611,7 @@ def test_sglang_serve_is_a_launcher(throwaway: Throwaway) -> None:
         FORKS + "print(records.read_all()[0]['role'])\n",
     )
     for words, role in (("serve", "launcher"), ("bench", "sglang")):
-        done = subprocess.run(
-            [sys.executable, str(script), words, "--model-path", "x"],
-            env=throwaway.environment(),
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        done = throwaway.execute(sys.executable, script, words, "--model-path", "x")
         assert done.stdout == f"{role}\n", done.stderr
 
 

@@ -31,7 +31,7 @@ time.sleep(600)
 OWNER = """
 import sys, time
 from sglang_perf_patches import worker
-with worker.Child("family", [sys.argv[1]]) as child:
+with worker.Child("family", [sys.argv[1]], limit_s=600) as child:
     print("up", flush=True)
     time.sleep(600)
 """
@@ -96,7 +96,8 @@ def test_a_killed_supervisor_takes_the_command_with_it(tmp_path: Path) -> None:
 
 def test_how_a_command_ended() -> None:
     command = Supervised([sys.executable, "-c", "raise SystemExit(3)"], environment=os.environ)
-    assert command.wait() == 3
+    command.wait()
+    assert command.code == 3
     assert command.end() == ()
     with pytest.raises(OSError, match="No such file"):
         Supervised(["/no/such/program"], environment=os.environ)

@@ -68,23 +68,15 @@ def test_colour_is_for_terminals_that_have_some(prepared: Throwaway) -> None:
     plain = re.sub("\033\\[[0-9]+m", "", shown)
     assert plain == on_terminal(prepared, "list", columns=100, NO_COLOR="1")
     assert plain == on_terminal(prepared, "list", columns=100, TERM="dumb")
-    piped = subprocess.run(
-        [*COMMAND, "list"], env=prepared.environment(), capture_output=True, text=True
-    )
-    assert "\033" not in piped.stdout
+    assert "\033" not in prepared.command("list").stdout
 
 
 @pytest.mark.parametrize("words", [("list",), ("explain", "two.helper"), ("status", "--json")])
 def test_an_ascii_stdout_loses_a_character_and_no_more(
     prepared: Throwaway, words: tuple[str, ...]
 ) -> None:
-    done = subprocess.run(
-        [*COMMAND, *words],
-        env=prepared.environment(PYTHONIOENCODING="ascii"),
-        capture_output=True,
-        timeout=600,
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
+    done = prepared.command(*words, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.isascii()
 
 

@@ -310,21 +310,26 @@ class Throwaway:
         self, *words: str, python: str | Path = sys.executable, **variables: str | None
     ) -> subprocess.CompletedProcess[str]:
         """Run the command ``sglang-perf-patches`` with these words."""
-        return self.ended(python, "-m", "sglang_perf_patches", *words, **variables)
+        return self.execute(python, "-m", "sglang_perf_patches", *words, **variables)
 
     def process(
         self, script: str, *command: str, **variables: str | None
     ) -> subprocess.CompletedProcess[str]:
         """Run a script in a fresh Python, or behind `command` and its words."""
         start = command or (sys.executable,)
-        return self.ended(*start, "-c", textwrap.dedent(script), **variables)
+        return self.execute(*start, "-c", textwrap.dedent(script), **variables)
 
-    def ended(
-        self, *words: str | Path, **variables: str | None
+    def execute(
+        self, *command: str | Path, **variables: str | None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command line to its end."""
-        environment = self.environment(**variables)
-        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
+        """Run a command in the environment of the package's processes."""
+        return subprocess.run(
+            command,
+            env=self.environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
 
     def run(self, script: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
         """Run a script in a fresh Python, which must end well; the script has the asserts."""

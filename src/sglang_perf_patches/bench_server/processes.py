@@ -46,7 +46,8 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         while _running:  # a signal came while `started` ended it
-            _end(_running[-1], is_urgent=True)
+            _running[-1].hurry()
+            _end(_running[-1])
         if _State.first is None:  # else this process ends, whatever else comes
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -78,8 +79,8 @@ def started(
         _end(running)
 
 
-def _end(running: Supervised, *, is_urgent: bool = False) -> None:
-    left = running.end(is_urgent=is_urgent)
+def _end(running: Supervised) -> None:
+    left = running.end()
     if running in _running:
         _running.remove(running)
     if left:

@@ -21,7 +21,7 @@ VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 _OF_MODELS = {"--model", "--model-path", "--tokenizer-path", "--tokenizer"}
 _OF_MODELS |= {"--speculative-draft-model-path", "--speculative-draft-model"}
-_TEXTS = OF_SHELLS | {"--a", "--b", "--c", "--d", "--load"}
+_TEXTS = OF_SHELLS | {"--a", "--b", "--c", "--d"}
 """Options whose value is itself a list of words."""
 _NUMBERS = {"--port", "--turns", "--boot-timeout", "--load-timeout"}
 _OTHERS = {"--keep", "--html", "--url", "-m", "--", "--json"}

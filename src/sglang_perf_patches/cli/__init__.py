@@ -9,10 +9,11 @@ command does.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -45,11 +46,8 @@ _VERBS = {
 }
 """Verb → its module and its help text. Only the module of the verb in use is imported."""
 
-
 _ASKING = ("doctor", "list")
 """Verbs that take the command of a server after ``--``."""
-
-_ASKS_TO_COMPLETE = "_ARGCOMPLETE"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,12 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     render.be_tolerant()
     words = _with_verb(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        try:
-            code = _run(words)
-        except OperatorError as error:
-            print(f"sglang-perf-patches: {error}", file=sys.stderr)
-            code = 2
+        code = _run(words)
         sys.stdout.flush()
+    except OperatorError as error:
+        render.warn(error)
+        return 2
     except BrokenPipeError:  # the reader closed the pipe
         _leave_stdout()
         return 0
@@ -71,21 +68,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.filename is None:
             _leave_stdout()
         what = "can't write" if error.filename is None else error.filename
-        print(f"sglang-perf-patches: {what}: {error.strerror or error}", file=sys.stderr)
+        render.warn(f"{what}: {error.strerror or error}")
         return 2
     except KeyboardInterrupt:
-        print("sglang-perf-patches: interrupted", file=sys.stderr)
+        render.warn("interrupted")
         return 130
     return code
 
 
 def _run(words: list[str]) -> int:
-    if _ASKS_TO_COMPLETE in os.environ:
-        _complete()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+        with contextlib.suppress(ImportError):
+            import argcomplete
+
+            argcomplete.autocomplete(_parser(_VERBS), always_complete_options="long")
     if words[:2] == ["bench", "server"]:  # the rest is the user's own command
         server: Any = import_module(f"{__name__}.verbs.benching_server")
         return int(server.main(words[2:]))
-    words, command = _without_command(words)
+    command = None
+    if words[0] in _ASKING and "--" in words:
+        at = words.index("--")
+        words, command = words[:at], words[at + 1 :]
     parser = _parser(words[:1])
     near = difflib.get_close_matches(words[0], _VERBS, n=1)
     if near and words[0] not in _VERBS and not words[0].startswith("-"):
@@ -93,31 +96,14 @@ def _run(words: list[str]) -> int:
     args, unknown = parser.parse_known_args(words)
     if unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    args.command = command if words[0] in _ASKING else getattr(args, "command", None)
+    if words[0] in _ASKING:
+        args.command = command
     code: int = args.function(args)
     return code
 
 
-def _without_command(words: list[str]) -> tuple[list[str], list[str] | None]:
-    """Split the words at ``--``: our own, and the server's command."""
-    if words[0] not in _ASKING or "--" not in words:
-        return words, None
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
-
-
-def _complete() -> None:
-    """Print the completions for the shell, and exit; without argcomplete, do nothing."""
-    try:
-        import argcomplete
-    except ImportError:
-        return
-    argcomplete.autocomplete(_parser(_VERBS), always_complete_options="long")
-
-
-def _parser(loaded: Iterable[str]) -> argparse.ArgumentParser:
-    """The parser of all verbs, with the options of those whose modules are loaded."""
-    with_options = set(loaded)
+def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
+    """The parser of all verbs, with the options of those in `loaded`."""
     parser = argparse.ArgumentParser(
         prog="sglang-perf-patches",
         description="Performance fixes for an unmodified, released sglang.",
@@ -126,14 +112,13 @@ def _parser(loaded: Iterable[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sglang-perf-patches {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, (module, help_text) in _VERBS.items():
-        is_loaded = name in with_options
-        verb: Any = import_module(f"{__name__}.verbs.{module}") if is_loaded else None
-        kwargs = verb.PARSER if verb else {}
-        of_verb = verbs.add_parser(name, help=help_text, **kwargs)
-        of_verb.set_defaults(parser=of_verb)
-        if verb:
-            verb.add_options(of_verb)
-            of_verb.set_defaults(function=verb.run)
+        if name not in loaded:
+            verbs.add_parser(name, help=help_text)
+            continue
+        verb: Any = import_module(f"{__name__}.verbs.{module}")
+        of_verb = verbs.add_parser(name, help=help_text, **verb.PARSER)
+        verb.add_options(of_verb)
+        of_verb.set_defaults(parser=of_verb, function=verb.run)
     return parser
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -54,16 +53,16 @@ def tree(version: str) -> Path:
 def _fetch(version: str, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     # A folder with its final name is complete: it is filled elsewhere, then renamed.
-    work = Path(tempfile.mkdtemp(prefix=f"{version}.", dir=folder.parent))
-    try:
-        _unpack(_download(version, work), work / "tree")
+    with tempfile.TemporaryDirectory(prefix=f"{version}.", dir=folder.parent) as work:
+        with zipfile.ZipFile(_download(version, Path(work))) as archive:
+            for name in archive.namelist():
+                if name.startswith("sglang/") and name.endswith(".py"):
+                    archive.extract(name, Path(work, "tree"))
         try:
-            (work / "tree").rename(folder)
+            Path(work, "tree").rename(folder)
         except OSError:
             if not folder.is_dir():  # else another process was faster
                 raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _download(version: str, into: Path) -> Path:
@@ -83,10 +82,3 @@ def _download(version: str, into: Path) -> Path:
         why = errors[-1] if errors else f"pip ended with {download.returncode} without a message"
         raise DownloadError(f"sglang {version} could not be fetched: {why[:300]}")
     return wheels[0]
-
-
-def _unpack(wheel: Path, folder: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        for name in archive.namelist():
-            if name.startswith("sglang/") and name.endswith(".py"):
-                archive.extract(name, folder)

@@ -18,12 +18,7 @@ _BY_RUN = "start the server with `sglang-perf-patches run COMMAND ...`"
 
 
 def obstacle(tree: Tree, environment: Mapping[str, str] = os.environ) -> str:
-    """Why a server would not load this plugin by itself; "" if it would.
-
-    Args:
-        tree: the server's sglang.
-        environment: the server's environment.
-    """
+    """Why a server of this sglang and environment would not load this plugin; "" if it would."""
     if not is_loaded_by(tree):
         return f"This release loads no plugins: {_BY_RUN}."
     if is_filtered(environment.get("SGLANG_PLUGINS", "")):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+
+from .render import filled, item
 
 _COMMENT = re.compile(r"^<!-- .*? -->\n?", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
@@ -17,33 +18,28 @@ def plain(text: str) -> str:
     return _words(text).replace("`", "")
 
 
-def rows(text: str, words: Callable[[str], str] = plain) -> tuple[tuple[str, ...], ...]:
-    """The rows of a table, without the line below the heading; empty without a table.
-
-    Args:
-        text: Markdown.
-        words: what becomes of a cell.
-    """
+def rows(text: str) -> tuple[tuple[str, ...], ...]:
+    """The rows of a Markdown table, without the line below the heading; empty without a table."""
     cells = [
-        tuple(words(cell.strip()) for cell in line.strip().strip("|").split(" | "))
+        tuple(_words(cell.strip()) for cell in line.strip().strip("|").split(" | "))
         for line in text.splitlines()
         if line.startswith("|")
     ]
     return tuple(row for row in cells if not all(set(cell) <= set("-: ") and cell for cell in row))
 
 
-def shown(text: str, columns: int) -> str:
-    """A page wrapped to `columns`: each row of a table is an item, code stays as it is."""
+def shown(text: str) -> str:
+    """A page wrapped as `render.filled` does: each row of a table is an item, code stays as is."""
     parts = _CODE.split(_COMMENT.sub("", text).strip("\n"))
     blocks = (
         block
         for part in parts
         for block in ([part] if part.startswith("```") else re.split(r"\n\s*\n", part))
     )
-    return "\n\n".join("\n".join(_lines(block, columns)) for block in blocks if block.strip())
+    return "\n\n".join("\n".join(_lines(block)) for block in blocks if block.strip())
 
 
-def _lines(block: str, columns: int) -> Iterator[str]:
+def _lines(block: str) -> Iterator[str]:
     if block.startswith("    "):
         yield block
     elif block.startswith("```"):
@@ -52,32 +48,21 @@ def _lines(block: str, columns: int) -> Iterator[str]:
         heading, _, rest = block.partition("\n")
         yield plain(heading.lstrip("# ")).upper()
         if rest:
-            yield from _lines(rest, columns)
+            yield from _lines(rest)
     elif block.startswith("|"):
-        (_, *heads), *lines = rows(block, _words)
+        (_, *heads), *lines = rows(block)
         for first, *others in lines:
-            yield from _filled(first, columns, "  ", "    ")
+            yield filled(first, "  ", "    ")
             for head, cell in zip(heads, others, strict=True):
-                label = f"{head}: " if len(heads) > 1 and cell else ""
-                yield from _filled(label + cell, columns, "      ", "      ")
+                label = f"{head}: " if len(heads) > 1 else ""
+                if cell:
+                    yield filled(label + cell, " " * 6)
     elif block.startswith("- "):
-        for item in _BULLET.split(block)[1:]:
-            yield from _filled(_words(item.removeprefix("- ")), columns, "  - ", "    ")
+        yield from (item(_words(each.removeprefix("- "))) for each in _BULLET.split(block)[1:])
     else:
-        yield from _filled(_words(block), columns, "", "")
+        yield filled(_words(block))
 
 
 def _words(text: str) -> str:
     """Links and emphasis become their words; code keeps its marks."""
     return _LINK.sub(r"\1", text).replace("**", "")
-
-
-def _filled(text: str, columns: int, start: str, then: str) -> list[str]:
-    return textwrap.wrap(
-        " ".join(text.split()),
-        columns,
-        initial_indent=start,
-        subsequent_indent=then,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

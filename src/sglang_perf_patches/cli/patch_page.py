@@ -7,7 +7,7 @@ Every page has the same sections (see `SECTIONS`). Blocks between ``<!-- NAME --
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,27 +67,27 @@ class Page(NamedTuple):
     """The handwritten part of a page, as plain text.
 
     Attributes:
-        condition: who gains, and who does not.
-        shorts: the same in a few words, for ``list``; a row for each release with a figure, the
-            newest first.
-        gain: how much.
-        figures: the measurements, as rows of cells; the first row is the heading.
-        conditions: what the page says below the figures.
-        cost: memory, start time, host time, and where the patch is slower.
         why: what stock does, and what that costs.
         how: what the patch does instead, and when it uses stock's code.
-        goes: what would make the patch unnecessary.
+        gain: how much.
+        conditions: what the page says below the figures.
+        figures: the measurements, as rows of cells; the first row is the heading.
+        condition: who gains, and who does not.
+        cost: memory, start time, host time, and where the patch is slower.
+        goes_when: what would make the patch unnecessary.
+        shorts: who gains in a few words, for ``list``; a row for each release with a figure, the
+            newest first.
     """
 
-    condition: str = ""
-    shorts: tuple[Short, ...] = ()
-    gain: str = ""
-    figures: tuple[tuple[str, ...], ...] = ()
-    conditions: str = ""
-    cost: str = ""
     why: str = ""
     how: str = ""
-    goes: str = ""
+    gain: str = ""
+    conditions: str = ""
+    figures: tuple[tuple[str, ...], ...] = ()
+    condition: str = ""
+    cost: str = ""
+    goes_when: str = ""
+    shorts: tuple[Short, ...] = ()
 
     def on(self, release: str) -> Short | None:
         """The row that was measured nearest to a release; the first for an unknown release."""
@@ -120,9 +120,9 @@ def read(patch_id: str) -> Page:
 
 def parse(text: str) -> Page:
     """Parse the Markdown of a page."""
-    head, *parts = _HEADING.split(_BLOCK.sub("", text))
+    head, *parts = _HEADING.split(plain(_BLOCK.sub("", text)))
     sections = dict(zip(parts[::2], parts[1::2], strict=True))
-    _, _, condition = head.partition(USE_IT_IF)
+    _, _, condition = head.partition(plain(USE_IT_IF))
     gain = sections.get(GAIN, "")
     above, _, below = gain.partition("\n|")
     return Page(
@@ -134,48 +134,42 @@ def parse(text: str) -> Page:
         cost=_with_rows(sections.get(COST, "")),
         why=_with_rows(sections.get(WHY, "")),
         how=_with_rows(sections.get(HOW, "")),
-        goes=_prose(sections.get(GOES, "")),
+        goes_when=_prose(sections.get(GOES, "")),
     )
 
 
 def _prose(markdown: str) -> str:
     """The paragraphs on one line, without tables."""
     lines = (line.strip() for line in markdown.splitlines())
-    return plain(" ".join(line for line in lines if line and not line.startswith("|")))
+    return " ".join(line for line in lines if line and not line.startswith("|"))
 
 
 def _with_rows(markdown: str) -> str:
     """The paragraphs, with each table row as a sentence."""
-    table = rows(markdown)
-    (_, *columns), *lines = table or (("",),)
-    sentences = [f"{sentence(columns, line)}." for line in lines]
-    return " ".join(
-        filter(None, [_prose(markdown), *([caption(table)] if lines else ()), *sentences])
-    )
+    lines = (line if line.endswith(":") else f"{line}." for line in in_words(rows(markdown)))
+    return " ".join(filter(None, [_prose(markdown), *lines]))
 
 
-def caption(table: Sequence[Sequence[str]]) -> str:
-    """What stands above the rows of a table: ``First token:``, or ``Tokens found, by prompt:``."""
-    what, *columns = table[0]
-    text = f"{columns[0]}, by {what}" if len(columns) == 1 else what
-    return f"{text[:1].upper()}{text[1:]}:"
+def in_words(table: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The rows of a table in words: ``A step: stock 2 ms → patched 1 ms``, or a phrase a cell.
 
-
-def sentence(columns: Sequence[str], row: Sequence[str]) -> str:
-    """A row of a table in words: ``A step: stock 2 ms → patched 1 ms``, or a phrase a cell.
-
-    The heading of an only column is not repeated: `caption` has it.
-
-    Args:
-        columns: the headings of all columns but the first.
-        row: all cells.
+    Only headings end with a colon: rows without a figure, and the first line, such as ``First
+    token:``. It has the heading of an only column too: ``Tokens found, by prompt:``.
     """
-    what, *cells = row
-    named = [(name, cell) for name, cell in zip(columns, cells, strict=False) if cell]
-    if len(columns) == 1:
-        told = cells[0]
-    elif all(cell[0].isdigit() for _, cell in named):
-        told = " → ".join(" ".join(pair) for pair in named)
-    else:
-        told = "; ".join(": ".join(pair) for pair in named)
-    return f"{what[:1].upper()}{what[1:]}: {told}"
+    if not table:
+        return
+    (what, *columns), *others = table
+    yield _sentence(f"{columns[0]}, by {what}:" if len(columns) == 1 else f"{what}:")
+    for what, *cells in others:
+        named = [(name, cell) for name, cell in zip(columns, cells, strict=False) if cell]
+        if len(columns) == 1:
+            told = cells[0]
+        elif all(cell[0].isdigit() for _, cell in named):
+            told = " → ".join(f"{name} {cell}" for name, cell in named)
+        else:
+            told = "; ".join(f"{name}: {cell}" for name, cell in named)
+        yield _sentence(f"{what}: {told}".strip())
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"

@@ -22,6 +22,11 @@ def be_tolerant() -> None:
             reconfigure(errors="replace")
 
 
+def warn(line: object) -> None:
+    """Print a line about trouble on stderr, with the command's name before it."""
+    print(f"sglang-perf-patches: {line}", file=sys.stderr)
+
+
 def width() -> int | None:
     """Columns of the terminal; None if stdout is not a terminal, so lines are not wrapped."""
     return shutil.get_terminal_size().columns if _is_terminal() else None
@@ -52,11 +57,6 @@ def filled(text: str, start: str = "", then: str | None = None) -> str:
     )
 
 
-def paragraph(title: str, text: str) -> str:
-    """A heading and a text below it, indented and wrapped."""
-    return f"{title}:\n{filled(text, '  ')}"
-
-
 def item(text: str) -> str:
     """An entry of a list below a paragraph, wrapped like it."""
     return filled(text, "  - ", "    ")
@@ -70,54 +70,27 @@ def table(
 ) -> str:
     """Rows in columns as wide as their widest cell; the last column is wrapped to the terminal.
 
-    On a terminal that is too narrow, the last column stands below its row.
-
-    Args:
-        rows: the first one is the heading.
-        column: the index of the column that is coloured; -1 for none.
-        colours: text of a cell in that column → its colour.
+    The first row is the heading. Cells of `column`, unless that is -1, have the colour that
+    `colours` names for their text.
     """
     widths = [max(map(len, cells)) for cells in zip(*(row[:-1] for row in rows), strict=True)]
     indent = sum(widths) + 2 * len(widths)
-    room = width()
-    if room is not None and room - indent < _LEAST:
-        return _stacked(rows, column, colours or {}, room)
+    columns = width()
     lines = []
-    for row in rows:
-        last = [row[-1]] if room is None else _wrapped(row[-1], room - indent)
-        lines.append("  ".join([*_cells(row, widths, column, colours or {}), last[0]]).rstrip())
-        lines += [" " * indent + text for text in last[1:]]
+    for *row, last in rows:
+        cells = [cell.ljust(size) for cell, size in zip(row, widths, strict=True)]
+        if column >= 0:
+            cells[column] = paint(cells[column], (colours or {}).get(row[column], ""))
+        first, *others = [last] if columns is None else _wrapped(last, columns - indent)
+        lines.append("  ".join([*cells, first]).rstrip())
+        lines += [" " * indent + text for text in others]
     return "\n".join(lines)
-
-
-def _cells(
-    row: Sequence[str], widths: Sequence[int], column: int, colours: Mapping[str, str]
-) -> list[str]:
-    """The first cells of a row, as wide as their columns."""
-    cells = [cell.ljust(size) for cell, size in zip(row, widths, strict=False)]
-    if 0 <= column < len(cells):
-        cells[column] = paint(cells[column], colours.get(row[column], ""))
-    return cells
 
 
 def _wrapped(text: str, columns: int) -> list[str]:
     """A text wrapped without breaking words; at least one line."""
+    columns = max(columns, _LEAST)
     return textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False) or [""]
-
-
-def _stacked(
-    rows: Sequence[Sequence[str]], column: int, colours: Mapping[str, str], room: int
-) -> str:
-    """`table` with the last cell of each row below it."""
-    widths = [max(map(len, cells)) for cells in zip(*(row[:-1] for row in rows), strict=True)]
-    lines = ["  ".join(_cells(rows[0], widths, column, colours)).rstrip()]
-    for row in rows[1:]:
-        lines.append("  ".join(_cells(row, widths, column, colours)).rstrip())
-        if row[-1] != "-":
-            lines += textwrap.wrap(
-                row[-1], max(_LEAST, room), initial_indent=" " * 4, subsequent_indent=" " * 4
-            )
-    return "\n".join(lines)
 
 
 def _is_terminal() -> bool:

@@ -6,13 +6,13 @@ In a set, what prevents a fault here is first, and then the largest gain.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 
 from .. import sets
 from ..compat.verdict import Verdict
 from ..model.patch import Patch
 from ..model.selection import TROUBLE
 from . import patch_page, render, works_with
+from .patch_page import Short
 
 READY, LIVE, OFF, OPT_IN = "ready", "live", "off (not chosen)", "off (opt-in)"
 COLOURS = {
@@ -26,30 +26,28 @@ Row = tuple[str, str, Sequence[str]]
 
 
 def of_patches(
-    rows: Iterable[Row], judged: Iterable[Verdict], release: str, *, with_cost: bool = True
+    rows: Sequence[Row], judged: Iterable[Verdict], release: str, *, with_cost: bool = True
 ) -> str:
-    """The patches below a heading for each set.
+    """The patches of `rows` below a heading for each set; `judged` has the verdict on every patch.
 
-    Args:
-        rows: the patches to show.
-        judged: the verdict on every patch.
-        release: the sglang they are for; a gain that was measured on another one says so.
-        with_cost: whether to show the costs, and what each patch works with.
+    A gain that was not measured on `release` says so. `with_cost` shows costs, and what each patch
+    works with.
     """
-    summaries = {one.name: one.summary for one in sets.load()}
-    patches = {one.patch.id: one.patch.proven_in(one.variant) for one in judged}
-    order = list(summaries)
+    by_id = {one.patch.id: one.patch.proven_in(one.variant) for one in judged}
+    shorts = {row[0]: patch_page.read(row[0]).on(release) for row in rows}
 
-    def place(row: Row) -> tuple[int, bool, float]:
-        patch = patches[row[0]]
-        prevents = row[1] in (READY, LIVE) and patch.worth is not None and patch.worth.rule == "b"
-        return order.index(patch.set), not prevents, _ratio(patch.id, release)
+    def place(row: Row) -> tuple[bool, float]:
+        worth, short = by_id[row[0]].worth, shorts[row[0]]
+        prevents = row[1] in (READY, LIVE) and worth is not None and worth.rule == "b"
+        return not prevents, short.ratio if short else 1.0
 
-    placed = sorted(rows, key=place)
     parts = []
-    for name, members in groupby(placed, key=lambda row: patches[row[0]].set):
-        entries = (_entry(patches, row, release, with_cost=with_cost) for row in members)
-        parts.append("\n".join([render.filled(f"{name}: {summaries[name]}", "", "  "), *entries]))
+    for one in sets.load():
+        members = sorted((row for row in rows if by_id[row[0]].set == one.name), key=place)
+        entries = [_entry(by_id, row, shorts[row[0]], release, with_cost) for row in members]
+        if entries:
+            heading = render.filled(f"{one.name}: {one.summary}", "", "  ")
+            parts.append("\n".join([heading, *entries]))
     return "\n\n".join(parts)
 
 
@@ -62,9 +60,10 @@ def _features(patch: Patch, patches: Mapping[str, Patch]) -> str:
     return f"works with {', '.join(works)}" + (f"; off with {', '.join(off)}" if off else "")
 
 
-def _entry(patches: Mapping[str, Patch], row: Row, release: str, *, with_cost: bool) -> str:
+def _entry(
+    patches: Mapping[str, Patch], row: Row, short: Short | None, release: str, with_cost: bool
+) -> str:
     name, state, more = row
-    short = patch_page.read(name).on(release)
     lines = [f"{name}: {state}"]
     if short:
         if state == READY:
@@ -77,14 +76,5 @@ def _entry(patches: Mapping[str, Patch], row: Row, release: str, *, with_cost: b
             lines += [f"costs: {short.cost}", _features(patches[name], patches)]
     heading, *others = [*lines, *more]
     painted = f": {render.paint(state, COLOURS.get(state, ''))}"
-    return "\n".join(
-        [
-            render.filled(heading, "  ", " " * 6).replace(f": {state}", painted, 1),
-            *(render.filled(each, " " * 6) for each in others if each),
-        ]
-    )
-
-
-def _ratio(patch: str, release: str) -> float:
-    short = patch_page.read(patch).on(release)
-    return short.ratio if short else 1.0
+    first = render.filled(heading, "  ", " " * 6).replace(f": {state}", painted, 1)
+    return "\n".join([first, *(render.filled(each, " " * 6) for each in others if each)])

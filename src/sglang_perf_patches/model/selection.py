@@ -124,7 +124,7 @@ def members(name: str, patches: Mapping[str, Patch], *, policies: bool = False) 
 
 def _unknown(name: str, patches: Mapping[str, Patch]) -> str:
     sets = list(dict.fromkeys(patch.set for patch in patches.values()))
-    names = ["all", "none", *sets, *patches]
+    names = {"all", "none", *sets, *patches} - {name}
     import difflib  # only for an unknown name; servers need not load it
 
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)

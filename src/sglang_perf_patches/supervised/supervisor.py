@@ -1,8 +1,8 @@
 """The process between a command and its caller, which ends the command with all descendants.
 
-The kernel closes the caller's pipe however the caller ends, also by SIGKILL or out of memory. So
-the end of that pipe is the signal to end. On Linux, orphaned descendants become children of this
-process, so they can still be found.
+Its stdin is a pipe from the caller. The kernel closes it however the caller ends, also by SIGKILL
+or out of memory, so the end of stdin is the signal to end. On Linux, orphaned descendants become
+children of this process, so they can still be found.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ..telemetry import procfs
 
@@ -30,26 +30,48 @@ _library = ctypes.CDLL(None)  # made before a fork, not in its child
 def main(words: Sequence[str]) -> None:
     """Start a command, report on it, and end it.
 
-    It writes a line when the command has started (``pid N``) or can't be started (``error TEXT``),
-    when the command has ended (``code N``, negative for a signal), and finally ``left`` with the
-    PIDs of processes that can't be killed.
-
-    Args:
-        words: the descriptor of the caller's pipe, the descriptor to write to, the seconds that the
-            command gets after SIGTERM, and the command.
+    The words are the descriptor to write to, the seconds that the command gets after SIGTERM, and
+    the command. This writes a line when the command has started (``pid N``) or can't be started
+    (``error TEXT``), when it has ended (``code N``, negative for a signal), and finally ``left``
+    with the PIDs of processes that can't be killed.
     """
-    life, writer, polite_s = int(words[0]), int(words[1]), float(words[2])
-    os.set_inheritable(life, False)
-    os.set_inheritable(writer, False)
-    _Supervisor(life, writer).run(words[3:], polite_s)
+    writer, polite_s, *command = words
+    _Supervisor(int(writer)).run(command, float(polite_s))
+
+
+def family(
+    pid: int, supervisor: int, known: Collection[tuple[int, str]] = ()
+) -> list[procfs.Process]:
+    """The command with this PID, below this supervisor, and its descendants that have not ended.
+
+    `known` has the PID and start of processes that are its descendants too.
+    """
+    table = procfs.table()
+    mine = {
+        process.pid
+        for process in table
+        if pid in (process.group, process.session) or (process.pid, process.born) in known
+    }
+    return [
+        process
+        for process in procfs.descendants(table, {supervisor, *mine})
+        if process.pid != supervisor and not process.has_ended
+    ]
+
+
+def send(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to processes, some of which may have ended."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 class _Supervisor:
-    def __init__(self, life: int, writer: int) -> None:
+    def __init__(self, writer: int) -> None:
         self.writer = writer
-        self.life: int | None = life
         self.is_urgent = False
         self.woken, waker = os.pipe()
+        self.heard = [0, self.woken]
         os.set_blocking(waker, False)
         os.set_blocking(self.woken, False)
         for number in (*_TO_END, signal.SIGCHLD):
@@ -63,7 +85,7 @@ class _Supervisor:
         try:
             # If this process is killed, the kernel kills the command too.
             process = subprocess.Popen(
-                list(command),
+                command,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
@@ -82,17 +104,15 @@ class _Supervisor:
 
     def is_told(self, seconds: float | None = None) -> bool:
         """Wait for the next event; whether it means that the command must end."""
-        heard = [self.woken] if self.life is None else [self.life, self.woken]
-        ready = select.select(heard, [], [], seconds)[0]
-        is_told = False
-        if self.woken in ready:
-            is_told = any(number in _TO_END for number in os.read(self.woken, 4096))
-        if self.life is not None and self.life in ready:
-            is_told = True  # whatever comes from the caller, or the end of its pipe, means that
-            told = os.read(self.life, 64)
+        ready = select.select(self.heard, [], [], seconds)[0]
+        is_told = 0 in ready  # whatever comes from the caller, or the end of its pipe, means that
+        if is_told:
+            told = os.read(0, 64)
             self.is_urgent |= b"k" in told
             if not told:
-                self.life = None
+                self.heard.remove(0)
+        if self.woken in ready:
+            is_told |= any(number in _TO_END for number in os.read(self.woken, 4096))
         self.reap()
         return is_told
 
@@ -100,19 +120,19 @@ class _Supervisor:
         """End the family: terminate first, then kill."""
         if polite_s > 0:
             if self.code is None:
-                _send(self.pid, signal.SIGTERM)
+                send([self.pid], signal.SIGTERM)
                 self.wait(lambda: self.code is None, polite_s)
             if rest := self.family():
-                _send_all(rest, signal.SIGTERM)
+                send(rest, signal.SIGTERM)
                 self.wait(lambda: bool(self.family()), _ASK_REST_S)
         deadline = time.monotonic() + _KILL_S
         while left := self.family():
-            _send_all(left, signal.SIGKILL)
+            send(left, signal.SIGKILL)
             if time.monotonic() > deadline:
                 break
             time.sleep(_LOOK_S / 10)
         self.reap()
-        self.say(" ".join(["left", *(str(process.pid) for process in left)]))
+        self.say(" ".join(["left", *map(str, left)]))
 
     def wait(self, goes_on: Callable[[], bool], seconds: float) -> None:
         """Wait while `goes_on`, at most `seconds`, and only until `is_urgent`."""
@@ -120,26 +140,15 @@ class _Supervisor:
         while goes_on() and time.monotonic() < deadline and not self.is_urgent:
             self.is_told(_LOOK_S)
 
-    def family(self) -> list[procfs.Process]:
-        """The command and its descendants that have not ended.
+    def family(self) -> list[int]:
+        """The PIDs of the command and its descendants that have not ended.
 
         `known` keeps those seen before: on systems without subreapers an orphan is no descendant.
         """
         self.reap()
-        table = procfs.table()
-        mine = {
-            process.pid
-            for process in table
-            if self.pid in (process.group, process.session)
-            or (process.pid, process.born) in self.known
-        }
-        members = [
-            process
-            for process in procfs.descendants(table, {os.getpid(), *mine})
-            if not process.has_ended and process.pid != os.getpid()
-        ]
+        members = family(self.pid, os.getpid(), self.known)
         self.known |= {(process.pid, process.born) for process in members}
-        return members
+        return [process.pid for process in members]
 
     def reap(self) -> None:
         """Wait for every child that has ended, adopted orphans too."""
@@ -155,16 +164,6 @@ class _Supervisor:
     def say(self, line: str) -> None:
         with contextlib.suppress(OSError):  # the reader is gone
             os.write(self.writer, f"{line}\n".encode())
-
-
-def _send_all(processes: Iterable[procfs.Process], number: signal.Signals) -> None:
-    for process in processes:
-        _send(process.pid, number)
-
-
-def _send(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
 
 
 def _prctl(option: int, value: int) -> None:

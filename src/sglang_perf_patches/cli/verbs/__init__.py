@@ -24,8 +24,7 @@ def selected(text: str | None = None) -> Selection:
     Raises:
         SelectionError: it is malformed, or names something unknown.
     """
-    value = switch.from_environment() if text is None else text
-    return selection.parse(value, by_id(sets.load()))
+    return selection.parse(switch.from_environment() if text is None else text, by_id(sets.load()))
 
 
 def tree_at(path: str | None = None, version: str | None = None) -> source.Tree:

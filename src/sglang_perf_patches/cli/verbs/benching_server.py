@@ -31,8 +31,6 @@ from ...bench_server.boot import Plan
 from ...bench_server.outcome import Outcome
 from ...bench_server.shown import WIDTH, to_text
 from ...bench_server.sides import Side
-from ...compat import source
-from ...model.selection import Selection
 from .. import entry_point, interpreter, render
 from . import add_json, selected, tree_at
 
@@ -88,23 +86,16 @@ def main(words: Sequence[str]) -> int:
     args, options = parser.parse_known_args([*_with_equals(words[:at])])
     if args.turns < 1:
         parser.error("--turns must be 1 or more")
-    if at == len(words) or not words[at + 1 :]:
+    if not words[at + 1 :]:
         parser.error("put the server's command at the end, after --")
     if options and not options[0].startswith("-"):
         parser.error(f"{options[0]}: choose patches with SGLANG_PERF_PATCHES")
     try:
-        options = [*shlex.split(args.load), *options]
-    except ValueError as error:
-        parser.error(f"--load: {error}")
-    try:
         with processes.interruptible():
             return _compare(args, options, words[at + 1 :], words)
-    except UsageError as error:
-        print(f"sglang-perf-patches: {error}", file=sys.stderr)
-        return 2
     except BenchError as error:
-        print(f"sglang-perf-patches: {error}", file=sys.stderr)
-        return 1
+        render.warn(error)
+        return 2 if isinstance(error, UsageError) else 1
     except processes.Interrupted as signal:
         print("\nsglang-perf-patches: interrupted; nothing is left running", file=sys.stderr)
         return 128 + signal.number
@@ -124,14 +115,13 @@ def _compare(
         raise UsageError("SGLANG_PERF_PATCHES chooses no patch: there is nothing to compare")
     else:
         compared = sides.stock_and_patched(default.text)
-    choices = [
-        default if each.selection == default.text else selected(each.selection) for each in compared
-    ]
+    choices = [selected(each.selection) for each in compared]
     if args.html:
         page.require_writable(args.html)
     tree = tree_at()
     served = command.read(words, args.url)
-    prefix = _prefix(tree)
+    run = (sys.executable, "-m", "sglang_perf_patches", "run")
+    prefix = () if entry_point.is_loaded_by(tree) else run
     _require_patches(compared, served.command, prefix)
     command.require_free(served)
     module = load.module(tree)
@@ -154,17 +144,18 @@ def _compare(
     if stopped is not None:
         if not taken:
             raise BenchError(str(stopped))
-        print(f"sglang-perf-patches: {stopped}", file=sys.stderr)
+        render.warn(stopped)
         stopped = replace(stopped, reason=stopped.reason.partition(" (log: ")[0])
     elif args.keep is None:
         shutil.rmtree(folder, ignore_errors=True)
     facts = machine.facts()
+    typed = secrets.shown(["sglang-perf-patches", "bench", "server", *all_words])
     results = [
         Outcome(
             sglang=tree.version,
             machine=facts,
             command=secrets.shown(words),
-            repeat=_repeat(default, all_words),
+            repeat=f"SGLANG_PERF_PATCHES={shlex.quote(default.text)} {typed}",
             selection=side.selection,
             load=secrets.shown(plan.options),
             turns=args.turns,
@@ -198,7 +189,7 @@ def _with_equals(words: Sequence[str]) -> Iterator[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sglang-perf-patches bench server",
-        usage="%(prog)s [--a TEXT] [--b TEXT] [--turns N] [--load FLAGS] [options] -- COMMAND ...",
+        usage="%(prog)s [--a TEXT] [--b TEXT] [--turns N] [options] -- COMMAND ...",
         description="Start your own server in turns with and without patches, or with any other "
         "settings, and compare.",
         epilog=_EPILOG,
@@ -216,9 +207,6 @@ def _parser() -> argparse.ArgumentParser:
             if name == sides.NAMES[0]
             else f"the same for side {name}",
         )
-    parser.add_argument(
-        "--load", default="", metavar="FLAGS", help="options for bench_serving, in quotes"
-    )
     parser.add_argument(
         "--url", metavar="URL", help="where the server listens, if COMMAND has no --port"
     )
@@ -238,19 +226,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _prefix(tree: source.Tree) -> tuple[str, ...]:
-    """The words before the command: ``run``, for a release that loads no plugins."""
-    if entry_point.is_loaded_by(tree):
-        return ()
-    return (sys.executable, "-m", "sglang_perf_patches", "run")
-
-
 def _require_patches(compared: Sequence[Side], words: Sequence[str], prefix: Sequence[str]) -> None:
-    """Check before a boot that the command's server would get patches.
-
-    Raises:
-        UsageError: it would not, and a side needs them.
-    """
+    """Check before a boot that the command's server would get patches, if a side needs them."""
     if not command.is_of_sglang(words):
         return  # what another program starts, and how, is not known
     for side in compared:
@@ -258,22 +235,14 @@ def _require_patches(compared: Sequence[Side], words: Sequence[str], prefix: Seq
         if why and side.needs_live:
             raise UsageError(f"{side.name}: {why}")
         if why:
-            print(f"sglang-perf-patches: {side.name}: {why}", file=sys.stderr)
-
-
-def _repeat(selection: Selection, words: Sequence[str]) -> str:
-    typed = secrets.shown(["sglang-perf-patches", "bench", "server", *words])
-    return f"SGLANG_PERF_PATCHES={shlex.quote(selection.text)} {typed}"
+            render.warn(f"{side.name}: {why}")
 
 
 def _folder(named: Path | None) -> Path:
     """The folder for logs: the operator's, or a new temporary one."""
     if named is None:
         return Path(tempfile.mkdtemp(prefix="bench-server-"))
-    try:
-        named.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{named}: {error.strerror}") from error
+    named.mkdir(parents=True, exist_ok=True)
     return named
 
 

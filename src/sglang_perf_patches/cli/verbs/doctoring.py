@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         refused = [each.patch.id for each in verdicts if each.word == "refused"]
         lost = [each for each in refused if each in selection.ids]
     else:
-        prospects = upgrade.compare(judged(here), verdicts)
+        prospects = [*map(upgrade.Prospect, judged(here), verdicts)]
         lost = upgrade.lost(prospects, selection.ids)
     if args.json:
         pairs: list[tuple[Verdict, str | None, str | None]] = [

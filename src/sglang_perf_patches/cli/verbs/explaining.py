@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+import os
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ... import sets
@@ -18,7 +17,7 @@ from ...model import setups
 from ...model.errors import OperatorError
 from ...model.patch import Patch, by_id
 from ...model.releases import supported_until
-from ...model.selection import Selection, SelectionError
+from ...model.selection import Selection, members
 from ...model.switch import is_off
 from .. import patch_page, render
 from . import (
@@ -31,7 +30,6 @@ from . import (
     selected,
     tree_at,
 )
-from .listing import verdict_data
 
 PARSER: dict[str, Any] = {}
 _FLAGS = 3
@@ -49,22 +47,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation; exit code 1 if the patch was chosen by name and is not available."""
-    members = _members(args.patch)
+    ids = _members(args.patch)
     selection = selected()
     is_here = args.sglang_path is None and args.sglang_version is None
     try:
         tree = tree_at(args.sglang_path, args.sglang_version)
-    except TreeError as error:
-        if not is_here or args.json:
-            raise
-        return _without_sglang(members, error)
+    except TreeError:
+        if is_here and not args.json:  # the reader may not have installed sglang yet
+            patches = by_id(sets.load())
+            print("\n\n\n".join("\n\n".join(_said(patches[name])) for name in ids), flush=True)
+        raise
     everything = judged(tree)
-    verdicts = [verdict for verdict in everything if verdict.patch.id in members]
+    verdicts = [verdict for verdict in everything if verdict.patch.id in ids]
     if args.json:
         data = [_data(tree, selection, verdict) for verdict in verdicts]
-        is_set = args.patch not in members
+        is_set = args.patch not in ids
         print(json.dumps({"patches": data} if is_set else data[0], indent=2))
-    elif args.patch in members:
+    elif args.patch in ids:
         words = {verdict.patch.id: verdict.word for verdict in everything}
         print(_text(tree, selection, verdicts[0], words))
     else:
@@ -75,37 +74,11 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any_is_lost(selection, verdicts) else 0
 
 
-def _without_sglang(members: Sequence[str], error: TreeError) -> int:
-    """Print only the pages, for a reader who has not installed sglang yet; exit code 2."""
-    patches = by_id(sets.load())
-    pages = []
-    for patch_id in members:
-        patch = patches[patch_id]
-        parts = [render.filled(f"{patch_id} ({patch.kind}): {patch.summary}"), *_said(patch)]
-        pages.append("\n\n".join(parts))
-    print("\n\n\n".join(pages), flush=True)
-    print(f"sglang-perf-patches: {error}", file=sys.stderr)
-    return 2
-
-
 def _members(name: str) -> list[str]:
-    """The patch of that name, or the patches of that set.
-
-    Raises:
-        SelectionError: there is no such patch or set.
-    """
+    """The patch of that name, or the patches of that set; SelectionError if there is neither."""
     patches = by_id(sets.load())
-    if name in patches:
-        return [name]
-    members = [patch_id for patch_id, patch in patches.items() if patch.set == name]
-    if not members:
-        names = [*dict.fromkeys(patch.set for patch in patches.values()), *patches]
-        near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
-        raise SelectionError(
-            f"unknown patch {name!r}: "
-            + (f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}")
-        )
-    return members
+    meant = members(name, patches, policies=True)
+    return [patch_id for patch_id in patches if patch_id in meant]
 
 
 def _until(tree: source.Tree) -> str:
@@ -127,85 +100,71 @@ def _choice(selection: Selection, patch: Patch) -> str:
 
 def _data(tree: source.Tree, selection: Selection, judged: Verdict) -> dict[str, Any]:
     patch = judged.patch
-    written = patch_page.read(patch.id)
+    written = patch_page.read(patch.id)._asdict()
+    del written["shorts"]
     return {
         "sglang": {"version": tree.version, "path": str(tree.root)},
-        **verdict_data(selection, judged, tree.version),
+        **listing.verdict_data(selection, judged, tree.version),
         "summary": patch.summary,
-        "why": written.why,
-        "how": written.how,
-        "gain": written.gain,
-        "conditions": written.conditions,
-        "figures": [list(row) for row in written.figures],
-        "condition": written.condition,
-        "cost": written.cost,
-        "goes_when": written.goes,
+        **written,
         "requires": list(patch.requires),
-        "definitions": [
-            {"reference": reference, "role": role, "file": str(file or ""), "line": line}
-            for reference, role, file, line in _places(tree, judged)
-        ],
-        "differences": [
-            {"reference": ref, "diff": diff} for ref, diff in _differences(tree, judged)
-        ],
+        "definitions": [*_places(tree, judged)],
+        "differences": [*_differences(tree, judged)],
     }
 
 
 def _text(tree: source.Tree, selection: Selection, judged: Verdict, word: Mapping[str, str]) -> str:
     """The explanation of a patch; `word` has the verdict on each patch."""
     patch = judged.patch
-    parts = [
-        render.filled(f"{patch.id} ({patch.kind}): {patch.summary}"),
-        render.filled(f"On sglang {tree.version}{_until(tree)}: {judged.word}: {judged.reason}.")
-        + f"\n{_choice(selection, patch)}",
-        *_said(patch.proven_in(judged.variant), judged.variant.note if judged.variant else ""),
-    ]
+    parts = [*_said(patch.proven_in(judged.variant), judged.variant.note if judged.variant else "")]
+    here = f"On sglang {tree.version}{_until(tree)}: {judged.word}: {judged.reason}."
+    parts.insert(1, f"{render.filled(here)}\n{_choice(selection, patch)}")
     if patch.requires:
-        here = (f"{name} ({word[name]} here)" for name in patch.requires)
-        parts.append(f"Needs: {', '.join(here)}")
-    places = [
-        [f"  {role}", reference, _shortened(file, line, tree)]
-        for reference, role, file, line in _places(tree, judged)
-    ]
+        needs = (f"{name} ({word[name]} here)" for name in patch.requires)
+        parts.append(f"Needs: {', '.join(needs)}")
+    places = [*_places(tree, judged)]
     if places:
-        shown = [place for place in places if place[0] != f"  {_NEEDS}"]
-        more = len(places) - len(shown)
-        lines = [f"Definitions, in\n{tree.root.parent}:", *([render.table(shown)] * bool(shown))]
-        lines += [f"  {_NEEDS}    {more} unchanged: explain {patch.id} --json lists them"] * bool(
-            more
-        )
+        lines = [f"Definitions, in\n{tree.root.parent}:"]
+        shown = []
+        for place in places:
+            if place["role"] != _NEEDS:
+                file = place["file"] and os.path.relpath(place["file"], tree.root.parent)
+                where = f"{file}:{place['line']}" if file else "not there"
+                shown.append([f"  {place['role']}", place["reference"], where])
+        if shown:
+            lines.append(render.table(shown))
+        if more := len(places) - len(shown):
+            lines.append(f"  {_NEEDS}    {more} unchanged: explain {patch.id} --json lists them")
         parts.append("\n".join(lines))
-    for reference, diff in _differences(tree, judged):
-        parts.append(f"{reference}, from {judged.nearest} to this tree:\n{diff}")
+    for each in _differences(tree, judged):
+        title = f"{each['reference']}, from {judged.nearest} to this tree:"
+        parts.append(f"{title}\n{each['diff']}")
     return "\n\n".join(parts)
 
 
-def _said(patch: Patch, here: str = "") -> list[str]:
+def _said(patch: Patch, here: str = "") -> Iterator[str]:
     """The part from the page and the declaration; `here` is a note on the present sglang."""
+    yield render.filled(f"{patch.id} ({patch.kind}): {patch.summary}")
     written = patch_page.read(patch.id)
-    parts = []
-    for title, text in (
+    figures = [
+        render.filled(line, "  ") if line.endswith(":") else render.item(line)
+        for line in patch_page.in_words(written.figures)
+    ]
+    for title, text, *more in (
         ("Use it if", written.condition),
-        ("Gain", written.gain),
+        ("Gain", written.gain, *figures, render.filled(written.conditions, "  ")),
         ("Cost", written.cost),
         ("Why", written.why),
         ("How", written.how),
-        ("Obsolete when", written.goes),
+        ("Obsolete when", written.goes_when),
         ("Here", here),
     ):
-        if text:
-            parts.append(render.paragraph(title, text))
-        if title == "Gain" and written.figures:
-            parts += [] if text else ["Gain:"]
-            parts[-1] += "\n" + "\n".join(_figures(written.figures))
-            if written.conditions:
-                parts[-1] += "\n" + render.filled(written.conditions, "  ")
-    links = patch.upstream_links()
-    if links:
-        parts.append("Upstream:\n" + "\n".join(f"  {link}" for link in links))
+        if lines := [line for line in (render.filled(text, "  "), *more) if line]:
+            yield "\n".join([f"{title}:", *lines])
+    if links := patch.upstream_links():
+        yield "Upstream:\n" + "\n".join(f"  {link}" for link in links)
     if patch.proven_with is not None:
-        parts.append("\n".join(_tested_with(patch.proven_with)))
-    return parts
+        yield "\n".join(_tested_with(patch.proven_with))
 
 
 def _tested_with(proven_with: Mapping[str, str]) -> Iterator[str]:
@@ -223,61 +182,39 @@ def _tested_with(proven_with: Mapping[str, str]) -> Iterator[str]:
             yield render.item(f"{feature.name}: {feature.clause}{more}")
 
 
-def _figures(table: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A line for each row of figures, with the column's heading before each figure."""
-    (_, *columns), *rows = table
-    yield f"  {patch_page.caption(table)}"
-    for row in rows:
-        if not any(row[1:]):  # a sub-heading
-            yield f"  {row[0]}:"
-            continue
-        yield render.item(patch_page.sentence(columns, row))
-
-
-def _shortened(file: Path | None, line: int, tree: source.Tree) -> str:
-    if file is None:
-        return "not there"
-    try:
-        return f"{file.relative_to(tree.root.parent)}:{line}"
-    except ValueError:  # a symlink that leaves the tree
-        return f"{file}:{line}"
-
-
-def _places(tree: source.Tree, judged: Verdict) -> list[tuple[str, str, Path | None, int]]:
-    """``(reference, role, file, first line)`` of the definitions of the variant that fits best."""
+def _places(tree: source.Tree, judged: Verdict) -> Iterator[dict[str, Any]]:
+    """The definitions of the variant that fits best, each with its file and its first line."""
     variant = judged.variant or judged.closest
     if variant is None:
-        return []
-    roles = [(reference, "changes") for reference in variant.targets]
-    roles += [(reference, "adds") for reference in variant.adds]
-    roles += [(reference, _NEEDS) for reference in variant.depends]
-    places: list[tuple[str, str, Path | None, int]] = []
-    for reference, role in roles:
-        definition = tree.definition(reference)
-        if definition:
-            places.append((reference, role, definition.path, definition.lines[0][0]))
-        else:
-            places.append((reference, role, None, 0))
-    return places
+        return
+    for role, references in (
+        ("changes", variant.targets),
+        ("adds", variant.adds),
+        (_NEEDS, variant.depends),
+    ):
+        for reference in references:
+            there = tree.definition(reference)
+            file, line = (str(there.path), there.lines[0][0]) if there else ("", 0)
+            yield {"reference": reference, "role": role, "file": file, "line": line}
 
 
-def _differences(tree: source.Tree, judged: Verdict) -> list[tuple[str, str]]:
+def _differences(tree: source.Tree, judged: Verdict) -> Iterator[dict[str, str]]:
     """For a refusal: each unknown definition with its diff against the nearest known release."""
     if judged.nearest is None:
-        return []
+        return
     try:
         known = tree_at(version=judged.nearest)
     except (OperatorError, OSError, RuntimeError) as error:
-        return [(judged.unknown[0], f"  (no copy of {judged.nearest} to compare with: {error})")]
-    differences = []
+        why = f"  (no copy of {judged.nearest} to compare with: {error})"
+        yield {"reference": judged.unknown[0], "diff": why}
+        return
     for reference in judged.unknown:
         before, after = known.definition(reference), tree.definition(reference)
         lines = difflib.unified_diff(
             before.text.splitlines() if before else [],
             after.text.splitlines() if after else [],
-            f"{judged.nearest}",
-            f"{tree.root}",
+            judged.nearest,
+            str(tree.root),
             lineterm="",
         )
-        differences.append((reference, "\n".join(lines)))
-    return differences
+        yield {"reference": reference, "diff": "\n".join(lines)}

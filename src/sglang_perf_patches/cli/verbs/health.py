@@ -56,7 +56,9 @@ def run(*, as_json: bool) -> int:
         TreeError: there is no sglang.
     """
     selection, tree = selected(), tree_at()
-    checks = [_installed(tree), _loaded(tree), *_chosen(tree, selection), *_servers()]
+    here = f"sglang-perf-patches {__version__} next to sglang {tree.version}"
+    installed = Check("installed", "ok", f"{here}, Python {platform.python_version()}")
+    checks = [installed, _loaded(tree), _chosen(tree, selection), *_servers()]
     switches = stock_switches.of(tree, with_gpu=machine.has_gpu(), with_mlx=machine.has_mlx())
     is_bad = any(check.word == "bad" for check in checks)
     if as_json:
@@ -75,19 +77,13 @@ def run(*, as_json: bool) -> int:
 
 def _text(checks: list[Check]) -> Iterator[str]:
     """The conclusion, the checks, and what to change."""
-    bad = [check for check in checks if check.word in {"bad", "look"}]
-    yield f"to check: {', '.join(check.check for check in bad)}" if bad else "all is well"
+    bad = [check.check for check in checks if check.word in {"bad", "look"}]
+    yield f"to check: {', '.join(bad)}" if bad else "all is well"
     rows = [["CHECK", "", "WHAT WAS FOUND"]]
     rows += [[check.check, check.word, check.said] for check in checks]
     yield render.table(rows, column=1, colours=_COLOURS)
-    changes = [f"  {check.check}: {check.change}" for check in checks if check.change]
-    if changes:
-        yield "What to change:\n" + "\n".join(changes)
-
-
-def _installed(tree: Tree) -> Check:
-    line = f"sglang-perf-patches {__version__} next to sglang {tree.version}"
-    return Check("installed", "ok", f"{line}, Python {platform.python_version()}")
+    if changes := [f"  {check.check}: {check.change}" for check in checks if check.change]:
+        yield "\n".join(["What to change:", *changes])
 
 
 def _loaded(tree: Tree) -> Check:
@@ -101,22 +97,21 @@ def _loaded(tree: Tree) -> Check:
     return Check("loaded", "ok", f"a server loads the entry point {entry_point.NAME}")
 
 
-def _chosen(tree: Tree, selection: Selection) -> Iterator[Check]:
+def _chosen(tree: Tree, selection: Selection) -> Check:
     verdicts = judged(tree)
     by_patch = listing.prospects(selection, verdicts, is_here=True)
-    counted = listing.counts(word for word, _ in by_patch.values())
-    line = f"{counted}, with SGLANG_PERF_PATCHES={selection.text or 'none'}"
-    lost = any_is_lost(selection, verdicts)
-    refused = [name for name, (word, _) in by_patch.items() if word == listing.REFUSED]
-    if lost:
+    words = [word for word, _ in by_patch.values()]
+    line = f"{listing.counts(words)}, with SGLANG_PERF_PATCHES={selection.text or 'none'}"
+    if any_is_lost(selection, verdicts):
         change = "SGLANG_PERF_PATCHES names what this sglang can't have: sglang-perf-patches list"
-        yield Check("chosen", "bad", line, change)
-    elif refused:
-        yield Check("chosen", "look", line, f"sglang-perf-patches explain {refused[0]}")
-    elif not any(word == READY for word, _ in by_patch.values()):
-        yield Check("chosen", "look", line, "nothing is ready here: sglang-perf-patches list --all")
-    else:
-        yield Check("chosen", "ok", line)
+        return Check("chosen", "bad", line, change)
+    if listing.REFUSED in words:
+        refused = [*by_patch][words.index(listing.REFUSED)]
+        return Check("chosen", "look", line, f"sglang-perf-patches explain {refused}")
+    if READY not in words:
+        change = "nothing is ready here: sglang-perf-patches list --all"
+        return Check("chosen", "look", line, change)
+    return Check("chosen", "ok", line)
 
 
 def _servers() -> Iterator[Check]:
@@ -139,23 +134,18 @@ def _servers() -> Iterator[Check]:
             if word in TROUBLE - {"gated"}
         ]
         trouble += _gates(one.members)
+        words = {*states.values()}
         if servers.lacks_something(one.members):
             yield Check("live", "bad", line, "; ".join(trouble))
-        elif not live and not trouble and _concerns_none(states):
-            yield Check("live", "-", f"{one.name}: none of the chosen patches is for this server")
-        elif trouble or not live:
+        elif live and not trouble:
+            yield Check("live", "ok", line)
+        elif trouble or "pending" in words or "not needed" not in words:
             why = "; ".join(trouble) or "nothing is live: sglang-perf-patches status --all"
             yield Check("live", "look", line, why)
         else:
-            yield Check("live", "ok", line)
+            yield Check("live", "-", f"{one.name}: none of the chosen patches is for this server")
         if live:
             yield _has_run(one, live, is_all=not trouble)
-
-
-def _concerns_none(states: Mapping[str, str]) -> bool:
-    """Whether every chosen patch is without use on a server."""
-    words = {*states.values()}
-    return "not needed" in words and "pending" not in words
 
 
 def _gates(members: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -165,22 +155,12 @@ def _gates(members: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"gated {cause}{flag and f' ({flag})'}: {', '.join(ids)}"
 
 
-def _has_run(one: servers.Running, live: Any, *, is_all: bool) -> Check:
-    """Whether any live patch has run, and what to do if none has.
-
-    Args:
-        one: the server.
-        live: the ids of its live patches.
-        is_all: whether every patch that should be live is.
-    """
+def _has_run(one: servers.Running, live: Sequence[str], *, is_all: bool) -> Check:
+    """Whether any of a server's `live` patches has run; `is_all`: none is missing among them."""
     ran = {patch["id"] for data in one.members for patch in data["patches"] if patch["ran"]}
     done = [name for name in live if name in ran]
     line = f"{one.name}: {len(done)} of {len(live)} live patches: {', '.join(done) or 'none yet'}"
     if done or not one.is_server or not is_all:
         return Check("has run", "ok" if done else "-", line)
-    return Check(
-        "has run",
-        "look",
-        line,
-        "send it a request, or see who gains: sglang-perf-patches explain PATCH",
-    )
+    change = "send it a request, or see who gains: sglang-perf-patches explain PATCH"
+    return Check("has run", "look", line, change)

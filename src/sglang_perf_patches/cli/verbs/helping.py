@@ -17,10 +17,6 @@ FOLDER = Path(__file__).parents[2] / "pages"
 """The folder of the pages: ``states.md`` is the topic ``states``, its first line the title."""
 
 
-class TopicError(OperatorError, LookupError):
-    """There is no page about the topic."""
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the topic."""
     topic: Any = parser.add_argument("topic", nargs="?", metavar="TOPIC", help="the page to print")
@@ -28,11 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the page, or the list of all pages.
-
-    Raises:
-        TopicError: there is no such page.
-    """
+    """Print the page, or the list of all pages."""
     if args.topic is None:
         rows = [["TOPIC", "WHAT IT IS ABOUT"]]
         rows += [[name, _text(name).partition("\n")[0].removeprefix("# ")] for name in topics()]
@@ -42,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
     if args.topic not in topics():
         near = difflib.get_close_matches(args.topic.lower(), topics(), n=1)
         hint = f"did you mean {near[0]}?" if near else f"the topics are {', '.join(topics())}"
-        raise TopicError(f"no help on {args.topic!r}: {hint}")
-    print(shown(_text(args.topic), min(render.PAGE, render.width() or render.PAGE)))
+        raise OperatorError(f"no help on {args.topic!r}: {hint}")
+    print(shown(_text(args.topic)))
     return 0
 
 

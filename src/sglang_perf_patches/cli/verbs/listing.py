@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -24,6 +23,12 @@ READY_MEANS = (
     "uses a feature that the patch was not tested with."
 )
 
+_CLOSING = (
+    "A figure with several numbers has one for each boot or run.",
+    f"{READY_MEANS} For your server: sglang-perf-patches list -- COMMAND",
+    "More about a patch, and its switch: sglang-perf-patches explain PATCH",
+)
+
 PARSER: dict[str, Any] = {
     "usage": "%(prog)s [--sglang-version V | --sglang-path DIR] [--all] [--json]\n"
     "       %(prog)s [--gpu NAME] [options] -- COMMAND",
@@ -34,6 +39,10 @@ PARSER: dict[str, Any] = {
 REFUSED, BUILT_IN, ABSENT, NEEDS = "refused", "built-in", "absent", "needs"
 _COUNTED = (READY, REFUSED, "off", NEEDS, BUILT_IN, ABSENT)
 _CONCERN = {READY, REFUSED, OFF, OPT_IN}
+_OTHERS = (
+    "To ask about a release that is not installed: sglang-perf-patches list --sglang-version "
+    "0.5.23 (or --sglang-path DIR)"
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -56,14 +65,26 @@ def run(args: argparse.Namespace) -> int:
     try:
         tree = tree_at(args.sglang_path, args.sglang_version)
     except TreeError as error:
-        if is_here and not args.json:
-            return _without_sglang(error)
-        raise
+        if args.json or not is_here:
+            raise
+        print(_catalogue(), flush=True)  # the reader may not have installed sglang yet
+        raise TreeError(f"{error}\n{_OTHERS}") from error
     verdicts = judged(tree)
+    by_patch = prospects(selection, verdicts, is_here=is_here)
     if args.json:
-        print(json.dumps(_data(tree, selection, verdicts, is_here=is_here), indent=2))
+        data = {
+            "sglang": {"version": tree.version, "path": str(tree.root)},
+            "selection": selection.text,
+            "patches": [
+                {**verdict_data(selection, one, tree.version), "here": by_patch[one.patch.id][0]}
+                for one in verdicts
+            ],
+        }
+        print(json.dumps(data, indent=2))
     else:
-        print(_text(tree, selection, verdicts, show_all=args.all, is_here=is_here))
+        text = _text(tree, selection, verdicts, by_patch, show_all=args.all)
+        obstacle = entry_point.obstacle(tree) if is_here else ""
+        print("\n\n".join(filter(None, [text, obstacle])))
     return 1 if any_is_lost(selection, verdicts) else 0
 
 
@@ -91,15 +112,10 @@ def prospects(
 ) -> dict[str, tuple[str, str]]:
     """Patch → the state that it will have, in a word, and the reason.
 
-    ``ready`` means that it applies, and is live as soon as a server needs it.
-
-    Args:
-        selection: the selected patches.
-        verdicts: on the tree.
-        is_here: whether the tree is the installed one, so that this machine counts too.
+    ``ready`` means that it applies, and is live as soon as a server needs it. If the tree is the
+    installed one (`is_here`), this machine counts too.
     """
-    all_of_them = list(verdicts)
-    return {one.patch.id: _prospect(one, selection, is_here=is_here) for one in all_of_them}
+    return {one.patch.id: _prospect(one, selection, is_here=is_here) for one in verdicts}
 
 
 def table(
@@ -110,14 +126,9 @@ def table(
     *,
     with_all: bool,
 ) -> str:
-    """The patches by set.
+    """The patches of `shown`, by set, with their `prospects`; `verdicts` are those on all patches.
 
-    Args:
-        shown: of the patches to show.
-        verdicts: of all.
-        by_patch: as `prospects` gives it.
-        release: the sglang that was judged.
-        with_all: whether to show links, and what each patch does or why it is off.
+    `with_all` adds links, and what each patch does or why it is off.
     """
     rows = []
     for one in shown:
@@ -130,31 +141,25 @@ def table(
 
 def _prospect(judged: Verdict, selection: Selection, *, is_here: bool) -> tuple[str, str]:
     patch = judged.patch
-    if judged.word == "built-in":
-        return BUILT_IN, judged.reason
-    if judged.word == "absent":
-        return ABSENT, judged.reason
-    lacking = machine.lacking(patch) if is_here else []
-    if patch.id not in selection.ids:
-        if lacking:
-            return f"{NEEDS} {lacking[0]}", f"not chosen; {patch.summary}"
-        return (OFF if patch.is_default else OPT_IN), patch.summary
-    if judged.word == "refused":
+    if judged.word in {BUILT_IN, ABSENT}:
+        return judged.word, judged.reason
+    is_chosen = patch.id in selection.ids
+    if is_chosen and judged.word == REFUSED:
         return REFUSED, judged.reason
-    if lacking:
-        return f"{NEEDS} {lacking[0]}", patch.summary
-    return READY, patch.summary
+    if is_here and (lacking := machine.lacking(patch)):
+        return f"{NEEDS} {lacking[0]}", f"{'' if is_chosen else 'not chosen; '}{patch.summary}"
+    off = OFF if patch.is_default else OPT_IN
+    return READY if is_chosen else off, patch.summary
 
 
 def _text(
     tree: source.Tree,
     selection: Selection,
     verdicts: Sequence[Verdict],
+    by_patch: Mapping[str, tuple[str, str]],
     *,
     show_all: bool,
-    is_here: bool,
 ) -> str:
-    by_patch = prospects(selection, verdicts, is_here=is_here)
     shown = [
         one
         for one in verdicts
@@ -181,15 +186,10 @@ def _text(
             hidden.setdefault(by_patch[one.patch.id][0], []).append(one.patch.id)
     lines = [render.filled(f"{word}: {', '.join(ids)}", "", "  ") for word, ids in hidden.items()]
     if lines:
-        why = "Why these have nothing to do here: sglang-perf-patches list --all"
-        parts.append("\n".join([*lines, render.filled(why)]))
-    for line in (
-        "A figure with several numbers has one for each boot or run.",
-        f"{READY_MEANS} For your server: sglang-perf-patches list -- COMMAND",
-        "More about a patch, and its switch: sglang-perf-patches explain PATCH",
-    ):
-        parts.append(render.filled(line))
-    return "\n\n".join(filter(None, [*parts, entry_point.obstacle(tree) if is_here else ""]))
+        lines.append("Why these have nothing to do here: sglang-perf-patches list --all")
+        parts.append("\n".join(lines))
+    parts += [render.filled(line) for line in _CLOSING]
+    return "\n\n".join(parts)
 
 
 def counts(words: Iterable[str]) -> str:
@@ -203,33 +203,12 @@ def counts(words: Iterable[str]) -> str:
     )
 
 
-def _without_sglang(error: TreeError) -> int:
-    """Print the catalogue, for a reader who has not installed sglang yet; exit code 2."""
+def _catalogue() -> str:
+    """Every patch and what it does, without a sglang."""
     patches = [patch for patch_set in sets.load() for patch in patch_set.patches]
-    print(f"{len(patches)} patches, for sglang 0.5.9 and later:\n")
     widest = max(len(patch.id) for patch in patches) + 2
+    lines = [f"{len(patches)} patches, for sglang 0.5.9 and later:\n"]
     for patch in patches:
         does = patch.summary + ("" if patch.is_default else " (opt-in)")
-        print(render.filled(does, patch.id.ljust(widest), " " * widest), flush=True)
-    print(f"sglang-perf-patches: {error}", file=sys.stderr)
-    print(
-        "To ask about a release that is not installed: sglang-perf-patches list --sglang-version "
-        "0.5.23 (or --sglang-path DIR)",
-        file=sys.stderr,
-    )
-    return 2
-
-
-def _data(
-    tree: source.Tree, selection: Selection, verdicts: Sequence[Verdict], *, is_here: bool
-) -> dict[str, Any]:
-    """The JSON object of ``list --json``."""
-    by_patch = prospects(selection, verdicts, is_here=is_here)
-    return {
-        "sglang": {"version": tree.version, "path": str(tree.root)},
-        "selection": selection.text,
-        "patches": [
-            {**verdict_data(selection, one, tree.version), "here": by_patch[one.patch.id][0]}
-            for one in verdicts
-        ],
-    }
+        lines.append(render.filled(does, patch.id.ljust(widest), " " * widest))
+    return "\n".join(lines)

@@ -7,6 +7,7 @@ only the public names are kept. The result of `bench server` can be shared as it
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -21,8 +22,6 @@ from typing import Any, get_args
 from ... import __version__
 from ...bench_server import machine, public, secrets
 from ...compat.source import TreeError
-from ...compat.verdict import Verdict
-from ...model.errors import OperatorError
 from ...model.state import State
 from ...telemetry import procfs, records
 from .. import render
@@ -45,16 +44,10 @@ _SYSTEMS = ("Linux", "Darwin", "Windows")
 _KINDS = ("x86_64", "aarch64", "arm64", "AMD64", "ppc64le", "s390x", "riscv64")
 _GPU = re.compile(r"(\d{1,2}\.\d), (\d{1,7})", re.ASCII)
 
-_SAID_FIRST = ("sglang", "sglang-perf-patches", "python")
-
 _NEXT = (
     "Nothing was sent. Read it, then attach it to your issue, with the server's command, what you "
     "expected and what came, and the log line in which sglang-perf-patches says what is live."
 )
-
-
-class ReportError(OperatorError, OSError):
-    """The report can't be written to the given place."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -75,10 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if str(args.output) == "-":
         print(text, flush=True)
         return 0
-    try:
-        args.output.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ReportError(f"{args.output} can't be written: {error.strerror}") from error
+    args.output.write_text(text + "\n", encoding="utf-8")
     print(f"{args.output} holds, and nothing else:\n")
     print(render.table([*map(list, _contents(data))]))
     print(f"\n{render.filled(_NEXT)}")
@@ -88,16 +78,13 @@ def run(args: argparse.Namespace) -> int:
 def _contents(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """A line for each part of a report."""
     versions = {"sglang": data["sglang"] or "none", **data["versions"]}
-    others = [f"{name} {value}" for name, value in versions.items() if name not in _SAID_FIRST]
-    yield "versions", ", ".join([f"{name} {versions[name]}" for name in _SAID_FIRST] + others)
+    yield "versions", ", ".join(f"{name} {value}" for name, value in versions.items())
     gpus = [f"GPU {each['capability']} with {each['MiB']} MiB" for each in data["gpus"]]
     yield "machine", ", ".join([data["system"], f"cores {data['cores']}", *gpus])
     words = Counter(verdict["verdict"] for verdict in data["verdicts"])
     counts = ", ".join(f"{count} {word}" for word, count in words.items())
-    yield (
-        "verdicts",
-        f"{counts or 'none, without sglang'}, with SGLANG_PERF_PATCHES={data['selection']}",
-    )
+    chosen = f"with SGLANG_PERF_PATCHES={data['selection']}"
+    yield "verdicts", f"{counts or 'none, without sglang'}, {chosen}"
     live = {
         patch["id"]
         for each in data["processes"]
@@ -125,34 +112,24 @@ def _data() -> dict[str, Any]:
         "verdicts": [],
         "processes": [process(each, procfs.command(each["pid"])) for each in records.read_all()],
     }
-    try:
+    with contextlib.suppress(TreeError):
         tree = tree_at()
         data["sglang"] = public.version(tree.version)
         data["verdicts"] = [
-            {**_verdict(one), "selected": one.patch.id in selection.ids} for one in judged(tree)
+            {
+                "id": one.patch.id,
+                "verdict": one.word,
+                "release": one.release or one.nearest,  # of this code, or of code like it
+                "differs": list(one.unknown),
+                "selected": one.patch.id in selection.ids,
+            }
+            for one in judged(tree)
         ]
-    except TreeError:
-        pass
     return data
 
 
-def _verdict(one: Verdict) -> dict[str, Any]:
-    """A verdict, with the release that the code is from or nearest to, and what differs."""
-    return {
-        "id": one.patch.id,
-        "verdict": one.word,
-        "release": one.release or one.nearest,
-        "differs": list(one.unknown),
-    }
-
-
 def process(record: Mapping[str, Any], command: list[str]) -> dict[str, Any]:
-    """The part of a process's record and command that may be shown.
-
-    Args:
-        record: as `telemetry.records` gives it.
-        command: the words of its command.
-    """
+    """The part of a process's record (see `telemetry.records`) and command that may be shown."""
     return {
         "pid": record["pid"],
         "server": record["server"],

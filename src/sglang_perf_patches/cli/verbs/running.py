@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import Any
 
 from ... import bootstrap
 from ...model import switch
-from .. import entry_point, interpreter
+from .. import entry_point, interpreter, render
 from . import judged, selected, tree_at
 
 PARSER: dict[str, Any] = {
@@ -33,29 +32,25 @@ def run(args: argparse.Namespace) -> int:
     selection = selected()
     if selection.ids:
         tree = tree_at()
-        verdicts = judged(tree)
-        lost = [one for one in verdicts if selection.is_lost(one.patch.id, one.word)]
-        if lost and switch.strict_from_environment():
-            line = f"{lost[0].patch.id} is {lost[0].word}: {lost[0].reason}"
-            print(f"sglang-perf-patches: {line}", file=sys.stderr)
-            return 1
-        option = interpreter.cutting_off(interpreter.of(command))
-        if option:
-            line = f"this Python ignores what `run` sets, so it gets no patches: remove {option}"
-            print(f"sglang-perf-patches: {line}", file=sys.stderr)
-            if switch.strict_from_environment():
+        is_strict = switch.strict_from_environment()
+        for one in judged(tree) if is_strict else ():
+            if selection.is_lost(one.patch.id, one.word):
+                render.warn(f"{one.patch.id} is {one.word}: {one.reason}")
                 return 1
-        if entry_point.is_loaded_by(tree) and entry_point.is_filtered(
-            environment.get("SGLANG_PLUGINS", "")
-        ):
-            line = f"{entry_point.FILTERED}; `run` activates its patches all the same"
-            print(f"sglang-perf-patches: {line}", file=sys.stderr)
+        if option := interpreter.cutting_off(interpreter.of(command)):
+            ignores = "this Python ignores what `run` sets, so it gets no patches"
+            render.warn(f"{ignores}: remove {option}")
+            if is_strict:
+                return 1
+        allowed = environment.get("SGLANG_PLUGINS", "")
+        if entry_point.is_loaded_by(tree) and entry_point.is_filtered(allowed):
+            render.warn(f"{entry_point.FILTERED}; `run` activates its patches all the same")
         environment["PYTHONPATH"] = _python_path(environment.get("PYTHONPATH", ""))
     try:
         os.execvpe(command[0], command, environment)  # noqa: S606
     except OSError as error:
         # Like shells: 127 if the command does not exist, 126 if it can't run.
-        print(f"sglang-perf-patches: {command[0]}: {error.strerror}", file=sys.stderr)
+        render.warn(f"{command[0]}: {error.strerror}")
         return 127 if isinstance(error, FileNotFoundError) else 126
 
 

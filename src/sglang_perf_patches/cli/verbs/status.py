@@ -76,42 +76,38 @@ def _once(args: argparse.Namespace) -> int:
         for data in records.read_all(bad.append)
         if not args.pids or data["server"] in args.pids
     ]
-    for line in bad[:_BAD_SHOWN]:
-        print(f"sglang-perf-patches: {line}", file=sys.stderr)
-    if len(bad) > _BAD_SHOWN:
-        print(f"sglang-perf-patches: and {len(bad) - _BAD_SHOWN} more", file=sys.stderr)
+    more = len(bad) - _BAD_SHOWN
+    for line in [*bad[:_BAD_SHOWN], *([f"and {more} more"] if more > 0 else [])]:
+        render.warn(line)
     if args.json:
         shown = [{k: v for k, v in data.items() if k not in _HIDDEN} for data in processes]
         running = [one.data for one in servers.of(processes)]
         print(json.dumps({"processes": shown, "servers": running}, indent=2))
     elif processes:
-        print("\n\n".join(_servers(processes, show_all=args.all)))
+        print("\n\n".join(_server(one, show_all=args.all) for one in servers.of(processes)))
     elif not args.pids:
         print("no running sglang process of this user has these patches")
     missing = sorted({*args.pids} - {data["server"] for data in processes})
     for pid in missing:
         why = f"process {pid} started no server with these patches"
-        line = why if procfs.start_token(pid) else f"no process {pid}"
-        print(f"sglang-perf-patches: {line}", file=sys.stderr)
+        render.warn(why if procfs.start_token(pid) else f"no process {pid}")
     return 1 if missing or servers.lacks_something(processes) else 0
 
 
-def _servers(processes: Sequence[Record], *, show_all: bool) -> Iterator[str]:
-    """The lines about each server."""
-    for one in servers.of(processes):
-        server, members = one.pid, one.members
-        count = f"{len(members)} process{'es' if len(members) > 1 else ''}"
-        ended = "" if server in {data["pid"] for data in members} else ", its launcher has ended"
-        states = summary.over_processes(members)
-        head = f"{one.name}: {summary.counts(states)} ({count}{ended})"
-        first = min(members, key=lambda data: data["started"])
-        parts = [head, f"  sglang {first['sglang']}, since {_time(first['started'])}"]
-        if show_all:
-            parts += [_table(group) for group in _groups(members, by_run=True)]
-        else:
-            parts.append(render.table([*_lines(members)]))
-            parts += _troubles(members)
-        yield "\n".join(parts)
+def _server(one: servers.Running, *, show_all: bool) -> str:
+    """The lines about a server."""
+    members = one.members
+    count = f"{len(members)} process{'es' if len(members) > 1 else ''}"
+    ended = "" if one.pid in {data["pid"] for data in members} else ", its launcher has ended"
+    states = summary.counts(summary.over_processes(members))
+    first = min(members, key=lambda data: data["started"])
+    since = datetime.fromtimestamp(first["started"]).astimezone().isoformat(" ", "seconds")
+    parts = [f"{one.name}: {states} ({count}{ended})", f"  sglang {first['sglang']}, since {since}"]
+    if show_all:
+        parts += map(_table, _groups(members, by_run=True))
+    else:
+        parts += [render.table([*_lines(members)]), *_troubles(members)]
+    return "\n".join(parts)
 
 
 def _groups(members: Sequence[Record], *, by_run: bool = False) -> list[list[Record]]:
@@ -132,9 +128,8 @@ def _lines(members: Sequence[Record]) -> Iterator[list[str]]:
     for group in _groups(members):
         live = [patch["id"] for patch in group[0]["patches"] if patch["state"] == "live"]
         ran = {patch["id"] for data in group for patch in data["patches"] if patch["ran"]}
-        pids = " ".join(str(data["pid"]) for data in group)
-        which = ", ".join(live) or "-"
-        yield [f"  {_name(group)}", pids, str(len(live)), str(len(ran & set(live))), which]
+        counts = [str(len(live)), str(len(ran & set(live)))]
+        yield [f"  {_name(group)}", _pids(group), *counts, ", ".join(live) or "-"]
 
 
 def _troubles(members: Sequence[Record]) -> list[str]:
@@ -153,13 +148,16 @@ def _troubles(members: Sequence[Record]) -> list[str]:
 
 def _table(group: Sequence[Record]) -> str:
     """Every patch of a group of processes."""
-    pids = " ".join(str(data["pid"]) for data in group)
     rows = [["    PATCH", "STATE", "RUN", "WHY"]]
     for patch in group[0]["patches"]:
         ran = "has run" if patch["ran"] else "-"
         rows.append([f"    {patch['id']}", patch["state"], ran, patch["reason"]])
     shown = render.table(rows, column=1, colours=COLOURS)
-    return f"  {_name(group)}  {pids}\n{shown}"
+    return f"  {_name(group)}  {_pids(group)}\n{shown}"
+
+
+def _pids(group: Sequence[Record]) -> str:
+    return " ".join(str(data["pid"]) for data in group)
 
 
 def _name(group: Sequence[Record]) -> str:
@@ -173,7 +171,3 @@ def _name(group: Sequence[Record]) -> str:
 def _kind(role: str) -> str:
     """The role without its rank: ``scheduler`` for ``scheduler_TP3``."""
     return role.partition("_")[0].partition(":")[0] if role.startswith("scheduler") else role
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")

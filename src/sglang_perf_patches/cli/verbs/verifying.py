@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain, islice
 from typing import Any
 
 from ... import sets
@@ -15,7 +16,6 @@ from ...model.patch import by_id
 from ...model.selection import Selection, SelectionError
 from ...verify import runner as verify
 from .. import render
-from ..progress import Progress
 from . import add_json, judged, names_of_patches, tree_at
 
 PARSER: dict[str, Any] = {
@@ -54,37 +54,33 @@ def run(args: argparse.Namespace) -> int:
         print(f"sglang {tree.version}\nat {tree.root}\n", flush=True)
     width = max(map(len, named.ids))
     outcomes = []
-
-    def take(outcome: verify.Outcome) -> None:
+    for outcome in chain(plan.known, _compared(plan, args.timeout)):
         outcomes.append(outcome)
         if show:
             room = 6 if outcome.word == "proven" else 10  # that one is read as a sentence
             start = f"{outcome.patch:<{width}}  {outcome.word:<{room}} "
-            print(render.filled(_text(outcome), start, "    "))
-            sys.stdout.flush()
+            print(render.filled(_text(outcome), start, "    "), flush=True)
             if args.traceback and outcome.traceback:
                 print(outcome.traceback, flush=True)
-
-    for outcome in plan.known:
-        take(outcome)
-    with Progress(len(plan.cases)) as shown:
-        waiting = [f"{case.patch} on {verify.ON[case.device]}" for case in plan.cases]
-        if waiting:
-            shown.step(waiting.pop(0))
-        for outcome in verify.verify(plan.cases, limit_s=args.timeout):
-            shown.clear()
-            take(outcome)
-            if waiting:
-                shown.step(waiting.pop(0))
-    if show and not is_short:
-        print(f"\n{_closing(outcomes)}")
-    elif not show:
+    if args.json:
         data = {
             "sglang": {"version": tree.version, "path": str(tree.root)},
             "outcomes": [asdict(outcome) for outcome in outcomes],
         }
         print(json.dumps(data, indent=2))
+    elif not is_short:
+        print(f"\n{_closing(outcomes)}")
     return verify.exit_code(outcomes, named.in_full)
+
+
+def _compared(plan: verify.Plan, limit_s: float) -> Iterator[verify.Outcome]:
+    """Compare with stock, with a line on stderr as each step begins."""
+    outcomes = verify.verify(plan.cases, limit_s=limit_s)
+    for number, case in enumerate(plan.cases, 1):
+        step = f"[{number}/{len(plan.cases)}] {case.patch} on {verify.ON[case.device]} ..."
+        print(step, file=sys.stderr, flush=True)
+        yield from islice(outcomes, 1)
+    yield from outcomes
 
 
 def _named(names: Sequence[str]) -> Selection:
@@ -113,17 +109,18 @@ def _text(outcome: verify.Outcome) -> str:
 def _closing(outcomes: Sequence[verify.Outcome]) -> str:
     """The summary line: ``5 equal, 8 proven, 9 built-in or absent, 0 of 13 could not run``."""
     words: dict[str, set[str]] = {}
-    not_here = set()
     for outcome in outcomes:
         words.setdefault(outcome.patch, set()).add(outcome.word)
-        if outcome.word == "skipped" and outcome.reason.startswith(("absent: ", "built-in: ")):
-            not_here.add(outcome.patch)
+    not_here = {
+        outcome.patch
+        for outcome in outcomes
+        if outcome.word == "skipped" and outcome.reason.startswith(("absent: ", "built-in: "))
+    }
     here = [set_of for patch_id, set_of in words.items() if patch_id not in not_here]
     equal = sum(each <= {"equal", "skipped"} and "equal" in each for each in here)
     parts = [f"{equal} equal"]
     for word in ("proven", "different", "failed"):
-        count = sum(word in each for each in here)
-        if count:
+        if count := sum(word in each for each in here):
             parts.append(f"{count} {word}")
     parts.append(f"{len(not_here)} built-in or absent")
     could_not = sum(each == {"skipped"} for each in here)

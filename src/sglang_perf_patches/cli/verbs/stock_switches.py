@@ -13,7 +13,7 @@ from typing import Any
 
 from ...compat.source import Tree, TreeError
 from .. import render
-from . import measured_by
+from . import measured_by, text_of
 
 _ENVIRON = "sglang.srt.environ"
 _CACHE_ACTIONS = "sglang.srt.mem_cache.unified_cache.cache_action"
@@ -142,9 +142,8 @@ def of(tree: Tree, *, with_gpu: bool = True, with_mlx: bool = True) -> list[Swit
     present = []
     for switch in SWITCHES:
         try:
-            path = tree.path(switch.module)
-            text = path.read_text(encoding="utf-8") if path else ""
-        except (TreeError, OSError, UnicodeDecodeError):
+            text = text_of(tree, switch.module)
+        except TreeError:
             continue
         is_of_use = (with_gpu or not switch.of_gpu) and (with_mlx or not switch.of_mlx)
         if is_of_use and switch.marker in text:

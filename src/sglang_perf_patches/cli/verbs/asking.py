@@ -50,13 +50,13 @@ def run(args: argparse.Namespace, *, in_short: bool) -> int:
     gpu = _gpu(args.gpu, asked)
     tree = tree_at(args.sglang_path, args.sglang_version)
     selection = selected(asked.environment.get(switch.VARIABLE, "all"))
-    answered = answer.ask(asked, gpu, tree)
+    setup, conditions = answer.ask(asked, gpu, tree)
     verdicts = judged(tree)
-    found = answer.fates(selection, verdicts, answered.setup)
+    found = answer.fates(selection, verdicts, setup)
     live = {one.patch for one in found if one.state == LIVE}
-    known = faults.found(tree.version, answered.faults, live)
+    known = faults.found(tree.version, conditions, live)
     if args.json:
-        data = _data(asked, gpu, tree, selection, answered.setup, found)
+        data = _data(asked, gpu, tree, selection, setup, found)
         print(json.dumps({**data, "faults": [one.data for one in known]}, indent=2))
     else:
         shown = [one for one in found if args.all or _is_shown(one, in_short=in_short)]

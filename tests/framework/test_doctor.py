@@ -15,7 +15,7 @@ from typing import IO
 import pytest
 from throwaway import PUBLISHING, Throwaway
 
-from sglang_perf_patches.cli import downloads
+from sglang_perf_patches.cli import downloads, machine
 from sglang_perf_patches.cli.verbs import stock_switches
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.model import releases
@@ -128,13 +128,17 @@ def test_each_release_has_the_switches_that_it_brought(release: str) -> None:
     }
 
 
-def test_a_switch_is_named_where_it_has_something_to_switch() -> None:
+def test_a_switch_is_named_where_it_has_something_to_switch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tree = source.at(downloads.tree("0.5.23"))
     everywhere = {each.name for each in stock_switches.of(tree)}
-    of_mlx = {"MLX_USE_CUDA_GRAPHS=0"}
-    assert {each.name for each in stock_switches.of(tree, with_mlx=False)} == everywhere - of_mlx
-    without_gpu = {each.name for each in stock_switches.of(tree, with_gpu=False)}
-    assert without_gpu == {"SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1", "--mamba-max-states-per-path 1"}
+    for lacking, left in (
+        ("mlx", everywhere - {"MLX_USE_CUDA_GRAPHS=0"}),
+        ("a GPU", {"SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1", "--mamba-max-states-per-path 1"}),
+    ):
+        monkeypatch.setattr(machine, "has", lacking.__ne__)
+        assert {each.name for each in stock_switches.of(tree, is_here=True)} == left
 
 
 def test_the_way_back_gains(throwaway: Throwaway, other: Path) -> None:

@@ -133,7 +133,6 @@ def _data(
     setup: Setup,
     found: Sequence[Fate],
 ) -> Mapping[str, Any]:
-    shorts = {one.patch: patch_page.read(one.patch).on(tree.version) for one in found}
     return {
         "sglang": {"version": tree.version, "path": str(tree.root)},
         "selection": selection.text,
@@ -146,8 +145,9 @@ def _data(
                 "state": one.state,
                 "reason": one.reason,
                 "if_chosen": one.would or one.state,
-                "short": short._asdict() if (short := shorts[one.patch]) else None,
+                "short": short and short._asdict(),
             }
             for one in found
+            for short in [patch_page.read(one.patch).on(tree.version)]
         ],
     }

@@ -94,10 +94,7 @@ def run(args: argparse.Namespace) -> int:
                 for one, change, before in pairs or [(one, None, None) for one in verdicts]
             ],
             "lost": lost,
-            "stock_switches": [
-                {name: each.data[name] for name in ("name", "gains", "costs", "measure")}
-                for each in switches
-            ],
+            "stock_switches": [each.data for each in switches],
             "faults": [Found(one, is_sure=False).data for one in of_release(there.version)],
             **hints,
         }

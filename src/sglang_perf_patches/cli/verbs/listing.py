@@ -134,15 +134,15 @@ def _prospect(judged: Verdict, selection: Selection, *, is_here: bool) -> tuple[
         return BUILT_IN, judged.reason
     if judged.word == "absent":
         return ABSENT, judged.reason
-    lacking = machine.lacking(patch) if is_here else []
+    lacking = machine.lacking(patch) if is_here else ""
     if patch.id not in selection.ids:
         if lacking:
-            return f"{NEEDS} {lacking[0]}", f"not chosen; {patch.summary}"
+            return f"{NEEDS} {lacking}", f"not chosen; {patch.summary}"
         return (OFF if patch.is_default else OPT_IN), patch.summary
     if judged.word == "refused":
         return REFUSED, judged.reason
     if lacking:
-        return f"{NEEDS} {lacking[0]}", patch.summary
+        return f"{NEEDS} {lacking}", patch.summary
     return READY, patch.summary
 
 

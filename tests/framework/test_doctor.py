@@ -40,6 +40,12 @@ def other(throwaway: Throwaway) -> Path:
     return package.site / "sglang"
 
 
+def knowing(tree: Path) -> str:
+    """`SETS`, whose patches are known as another tree has them."""
+    there = f"gone, built, tree=source.Tree(source.find({str(tree)!r})))"
+    return "from sglang_perf_patches.compat import source" + SETS.replace("gone, built)", there)
+
+
 def changes(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     return {patch["id"]: patch["change"] for patch in json.loads(done.stdout)["patches"]}
 
@@ -143,12 +149,7 @@ def test_a_switch_is_named_where_it_has_something_to_switch(
 
 def test_the_way_back_gains(throwaway: Throwaway, other: Path) -> None:
     change(throwaway.site / "sglang", "a.py", "return x + 1", "return 1 + x")
-    throwaway.put(
-        "sitecustomize.py",
-        SETS.replace("t.use(", "from sglang_perf_patches.compat import source\nt.use(").replace(
-            "gone, built)", f"gone, built, tree=source.Tree(source.find({str(other)!r})))"
-        ),
-    )
+    throwaway.put("sitecustomize.py", knowing(other))
     done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert changes(done)["one.step"] == "gained"
     assert done.returncode == 0
@@ -160,12 +161,7 @@ def test_the_way_back_to_an_older_sglang_has_its_own_words(
     """Upstream's change is here and not there; code that is here is not there."""
     change(throwaway.site / "sglang", "a.py", "return x * scale", "return x * scale  # upstream")
     (other / "srt" / "b.py").unlink()
-    throwaway.put(
-        "sitecustomize.py",
-        SETS.replace("t.use(", "from sglang_perf_patches.compat import source\nt.use(").replace(
-            "gone, built)", f"gone, built, tree=source.Tree(source.find({str(other)!r})))"
-        ),
-    )
+    throwaway.put("sitecustomize.py", knowing(other))
     done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert changes(done)["two.built"] == "ours again"
     assert changes(done)["one.step"] == "applies as before"
@@ -274,10 +270,7 @@ def test_a_cache_folder_that_can_not_be_made_is_one_sentence(
 def test_without_a_sglang_to_upgrade_from(throwaway: Throwaway, other: Path) -> None:
     """It judges the other one alone; exit code 1 if that one refuses a chosen patch."""
     other = other.parent.rename(throwaway.site.parent / "elsewhere") / "sglang"
-    sets = SETS.replace("t.use(", "from sglang_perf_patches.compat import source\nt.use(").replace(
-        "built)", f"built, tree=source.Tree(source.find({str(other)!r})))"
-    )
-    throwaway.put("sitecustomize.py", sets)
+    throwaway.put("sitecustomize.py", knowing(other))
     (throwaway.site / "sglang").rename(throwaway.site / "not_sglang")
     done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert done.returncode == 0, done.stderr
@@ -287,7 +280,7 @@ def test_without_a_sglang_to_upgrade_from(throwaway: Throwaway, other: Path) -> 
     change(other, "a.py", "return x + 1", "return 1 + x")
     # The sets know the tree; an upgrade is judged by what they knew before.
     known = Throwaway.write(throwaway.site.parent / "first").site
-    throwaway.put("sitecustomize.py", sets.replace(str(other), str(known)))
+    throwaway.put("sitecustomize.py", knowing(known))
     done = throwaway.command("doctor", "--sglang-path", str(other))
     assert done.returncode == 1
     assert "this Python has no sglang" in done.stdout
@@ -396,12 +389,12 @@ def test_it_says_what_to_change(
 
 @contextlib.contextmanager
 def serving(
-    throwaway: Throwaway, program: str
+    throwaway: Throwaway, program: str, **variables: str
 ) -> Iterator[tuple[subprocess.Popen[str], IO[str], IO[str]]]:
     """A process that is up, its input and its output; it ends when its input does."""
     with subprocess.Popen(
         [sys.executable, "-c", program],
-        env=throwaway.environment(),
+        env=throwaway.environment(**variables),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -641,16 +634,7 @@ def test_a_gate_in_a_server_is_a_problem_and_its_flag_is_named(
     throwaway.put("sglang/srt/server_args.py", ARGUMENTS)
     word, change, code = found
     script = HEALTH.replace("use(STEP, POLICY)", RULED_PATCHES)
-    with subprocess.Popen(
-        [sys.executable, "-c", RULED],
-        env=throwaway.environment(WHY=why, SGLANG_PERF_PATCHES=chosen),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin
-        assert process.stdout
-        assert process.stdout.readline() == "up\n"
+    with serving(throwaway, RULED, WHY=why, SGLANG_PERF_PATCHES=chosen):
         deadline = time.monotonic() + 120
         while True:
             done, out = health(throwaway, "--json", script=script)
@@ -660,4 +644,3 @@ def test_a_gate_in_a_server_is_a_problem_and_its_flag_is_named(
                 break
             assert time.monotonic() < deadline, by_check
         assert (done, by_check["live"]["change"]) == (code, change)
-        process.stdin.close()

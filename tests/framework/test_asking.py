@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
 from pathlib import Path
 
 import pytest
@@ -355,24 +354,6 @@ def test_a_model_that_can_not_be_fetched_is_one_sentence(
         "of that name, give a folder that has the model's config.json\n"
     )
     assert asked.read_text().split() == [offline]
-
-
-def test_a_hub_that_stays_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = threading.Event()
-    monkeypatch.setattr(hub, "LIMIT_S", 0.1)
-
-    def connect(*_: object) -> socket.socket:
-        ended.wait(60)
-        return socket.socket()
-
-    monkeypatch.setattr(socket, "create_connection", connect)
-    before = {*threading.enumerate()}
-    try:
-        assert not hub._answers(hub._address({}))
-    finally:
-        ended.set()
-        for thread in {*threading.enumerate()} - before:
-            thread.join()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import IO
 import pytest
 from throwaway import PUBLISHING, Throwaway
 
-from sglang_perf_patches.cli import downloads
+from sglang_perf_patches.cli import downloads, machine
 from sglang_perf_patches.cli.verbs import stock_switches
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.model import releases
@@ -38,6 +38,12 @@ def other(throwaway: Throwaway) -> Path:
     package = Throwaway.write(throwaway.site.parent / "other")
     package.put("sglang/version.py", '__version__ = "2.0"\n')
     return package.site / "sglang"
+
+
+def knowing(tree: Path) -> str:
+    """`SETS`, whose patches are known as another tree has them."""
+    there = f"gone, built, tree=source.Tree(source.find({str(tree)!r})))"
+    return "from sglang_perf_patches.compat import source" + SETS.replace("gone, built)", there)
 
 
 def changes(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
@@ -128,23 +134,22 @@ def test_each_release_has_the_switches_that_it_brought(release: str) -> None:
     }
 
 
-def test_a_switch_is_named_where_it_has_something_to_switch() -> None:
+def test_a_switch_is_named_where_it_has_something_to_switch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tree = source.at(downloads.tree("0.5.23"))
     everywhere = {each.name for each in stock_switches.of(tree)}
-    of_mlx = {"MLX_USE_CUDA_GRAPHS=0"}
-    assert {each.name for each in stock_switches.of(tree, with_mlx=False)} == everywhere - of_mlx
-    without_gpu = {each.name for each in stock_switches.of(tree, with_gpu=False)}
-    assert without_gpu == {"SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1", "--mamba-max-states-per-path 1"}
+    for lacking, left in (
+        ("mlx", everywhere - {"MLX_USE_CUDA_GRAPHS=0"}),
+        ("a GPU", {"SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1", "--mamba-max-states-per-path 1"}),
+    ):
+        monkeypatch.setattr(machine, "has", lacking.__ne__)
+        assert {each.name for each in stock_switches.of(tree, is_here=True)} == left
 
 
 def test_the_way_back_gains(throwaway: Throwaway, other: Path) -> None:
     change(throwaway.site / "sglang", "a.py", "return x + 1", "return 1 + x")
-    throwaway.put(
-        "sitecustomize.py",
-        SETS.replace("t.use(", "from sglang_perf_patches.compat import source\nt.use(").replace(
-            "gone, built)", f"gone, built, tree=source.Tree(source.find({str(other)!r})))"
-        ),
-    )
+    throwaway.put("sitecustomize.py", knowing(other))
     done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert changes(done)["one.step"] == "gained"
     assert done.returncode == 0
@@ -156,12 +161,7 @@ def test_the_way_back_to_an_older_sglang_has_its_own_words(
     """Upstream's change is here and not there; code that is here is not there."""
     change(throwaway.site / "sglang", "a.py", "return x * scale", "return x * scale  # upstream")
     (other / "srt" / "b.py").unlink()
-    throwaway.put(
-        "sitecustomize.py",
-        SETS.replace("t.use(", "from sglang_perf_patches.compat import source\nt.use(").replace(
-            "gone, built)", f"gone, built, tree=source.Tree(source.find({str(other)!r})))"
-        ),
-    )
+    throwaway.put("sitecustomize.py", knowing(other))
     done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert changes(done)["two.built"] == "ours again"
     assert changes(done)["one.step"] == "applies as before"
@@ -270,10 +270,7 @@ def test_a_cache_folder_that_can_not_be_made_is_one_sentence(
 def test_without_a_sglang_to_upgrade_from(throwaway: Throwaway, other: Path) -> None:
     """It judges the other one alone; exit code 1 if that one refuses a chosen patch."""
     other = other.parent.rename(throwaway.site.parent / "elsewhere") / "sglang"
-    sets = SETS.replace("t.use(", "from sglang_perf_patches.compat import source\nt.use(").replace(
-        "built)", f"built, tree=source.Tree(source.find({str(other)!r})))"
-    )
-    throwaway.put("sitecustomize.py", sets)
+    throwaway.put("sitecustomize.py", knowing(other))
     (throwaway.site / "sglang").rename(throwaway.site / "not_sglang")
     done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert done.returncode == 0, done.stderr
@@ -283,7 +280,7 @@ def test_without_a_sglang_to_upgrade_from(throwaway: Throwaway, other: Path) -> 
     change(other, "a.py", "return x + 1", "return 1 + x")
     # The sets know the tree; an upgrade is judged by what they knew before.
     known = Throwaway.write(throwaway.site.parent / "first").site
-    throwaway.put("sitecustomize.py", sets.replace(str(other), str(known)))
+    throwaway.put("sitecustomize.py", knowing(known))
     done = throwaway.command("doctor", "--sglang-path", str(other))
     assert done.returncode == 1
     assert "this Python has no sglang" in done.stdout
@@ -380,12 +377,12 @@ def test_it_says_what_to_change(
 
 @contextlib.contextmanager
 def serving(
-    throwaway: Throwaway, program: str
+    throwaway: Throwaway, program: str, **variables: str
 ) -> Iterator[tuple[subprocess.Popen[str], IO[str], IO[str]]]:
     """A process that is up, its input and its output; it ends when its input does."""
     with subprocess.Popen(
         [sys.executable, "-c", program],
-        env=throwaway.environment(),
+        env=throwaway.environment(**variables),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -625,16 +622,7 @@ def test_a_gate_in_a_server_is_a_problem_and_its_flag_is_named(
     throwaway.put("sglang/srt/server_args.py", ARGUMENTS)
     word, change, code = found
     script = HEALTH.replace("use(STEP, POLICY)", RULED_PATCHES)
-    with subprocess.Popen(
-        [sys.executable, "-c", RULED],
-        env=throwaway.environment(WHY=why, SGLANG_PERF_PATCHES=chosen),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin
-        assert process.stdout
-        assert process.stdout.readline() == "up\n"
+    with serving(throwaway, RULED, WHY=why, SGLANG_PERF_PATCHES=chosen):
         deadline = time.monotonic() + 120
         while True:
             done, out = health(throwaway, "--json", script=script)
@@ -644,4 +632,3 @@ def test_a_gate_in_a_server_is_a_problem_and_its_flag_is_named(
                 break
             assert time.monotonic() < deadline, by_check
         assert (done, by_check["live"]["change"]) == (code, change)
-        process.stdin.close()

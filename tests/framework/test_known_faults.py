@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import re
 from collections.abc import Mapping
@@ -54,8 +53,7 @@ def test_the_data_names_what_there_is(one: Fault) -> None:
     words = re.findall(r"[a-z][a-z0-9-]*", one.on)
     assert set(words) <= WORDS
     assert one.on
-    spans = releases.from_spans(one.releases)
-    assert one.fixed == (spans[-1] != releases.KNOWN[-1])
+    assert releases.from_spans(one.releases)
     assert one.patch in {"", *PATCHES}
     assert one.threads or one.patch or one.help
     for value in (value for values in one.reads.values() for value in values):
@@ -103,7 +101,7 @@ def test_a_condition_holds_fails_or_cant_be_read() -> None:
 def test_a_live_patch_and_another_release_take_a_fault_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one = fault(on="states", patch="mamba.slot-exhaustion", fixed=True, help="drop it")
+    one = fault(on="states", patch="mamba.slot-exhaustion", help="drop it")
     monkeypatch.setattr(known, "FAULTS", (one,))
     held = faults.conditions(Served(**HYBRID))
     assert held == {"one": True}
@@ -159,10 +157,8 @@ def test_a_server_that_is_ready_warns_of_its_faults(
 
 
 def test_an_upgrade_says_what_it_fixes_and_brings(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = fault(fixed=True)
-    new = dataclasses.replace(
-        old, name="two", symptom="it hangs", releases="0.5.12 … 0.5.23", fixed=False
-    )
+    old = fault()
+    new = fault(name="two", symptom="it hangs", releases="0.5.12 … 0.5.23")
     monkeypatch.setattr(known, "FAULTS", (old, new))
     said = known_faults.of_upgrade("0.5.11", "0.5.12")
     assert "that 0.5.12 fixes, if your server has them:\n  - it dies: upgrade to 0.5.12" in said
@@ -179,5 +175,5 @@ def test_an_upgrade_says_what_it_fixes_and_brings(monkeypatch: pytest.MonkeyPatc
 def test_the_page_of_symptoms_is_made_from_the_data() -> None:
     page = (ROOT / symptoms.PAGE).read_text(encoding="utf-8")
     assert symptoms.page(page) == page, "python3 -m tests.maintain.tables"
-    for one in (*known.FAULTS, *known.SYMPTOMS):
+    for one in known.FAULTS:
         assert one.symptom in page

@@ -1,4 +1,4 @@
-"""The tables of ``help symptoms``, made from the known faults and the symptoms next to them."""
+"""The table of ``help symptoms`` that is made from the known faults."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from sglang_perf_patches.faults import THREAD
 from sglang_perf_patches.faults.fault import Fault
-from sglang_perf_patches.faults.known import FAULTS, SYMPTOMS
+from sglang_perf_patches.faults.known import FAULTS
 from sglang_perf_patches.model.patch import room_of
 
 from . import pages
@@ -18,24 +18,21 @@ _NUMBER = re.compile(r"#(\d+)")
 
 
 def page(text: str) -> str:
-    """The page with its tables as the data has them.
+    """The page with its table of faults as the data has them.
 
     Raises:
-        ValueError: the page lacks a block.
+        ValueError: the page lacks the block.
     """
-    faults = [["what you see", "releases", "what helps"], *map(_row, FAULTS)]
-    symptoms = [["what you see", "what helps"], *map(list, SYMPTOMS)]
-    for name, rows in (("faults", faults), ("symptoms", symptoms)):
-        linked = [[*map(_linked, row)] for row in rows]
-        text = pages.replace_block(text, name, pages.markdown(linked))
-    return text
+    rows = [["what you see", "releases", "what helps"], *map(_row, FAULTS)]
+    linked = [[*map(_linked, row)] for row in rows]
+    return pages.replace_block(text, "faults", pages.markdown(linked))
 
 
 def _row(fault: Fault) -> list[str]:
-    fixed = f", fixed in {fault.fixed_in}" if fault.fixed else ""
+    fixed = f", fixed in {fault.fixed_in}" if fault.fixed_in else ""
     threads = f" ({fault.numbers})" if fault.threads else ""
     prevents = f"our {fault.patch}" if fault.patch else ""
-    helps = ", or ".join(filter(None, (prevents, fault.help))) or ("" if fault.fixed else "nothing")
+    helps = ", or ".join(filter(None, (prevents, fault.help))) or ("" if fixed else "nothing")
     return [fault.symptom, f"{fault.releases}{fixed}{threads}", helps]
 
 

@@ -83,10 +83,9 @@ def test_the_hint_says_what_more_prefixes_fit_with(context: int) -> None:
         stock, few, more = hint.lines
         assert few.short >= stock.short
         assert more.long >= stock.long
-        assert f"{host_hint.VARIABLE}={context // -(-context // 8192)}" in few.give
+        assert f"{VARIABLE}={context // -(-context // 8192)}" in few.give
         assert host.given in hint.text
         assert "SGLANG_PERF_PATCHES=all,mamba.host-states" in hint.text
-    assert host_hint.VARIABLE == VARIABLE
     assert host_hint.hint("0.5.19", cells, device, host, context=context, chunk=8192) is None
 
 

@@ -12,6 +12,7 @@ import released
 from sglang_perf_patches.cli import downloads
 from sglang_perf_patches.cli.sizing import split as state_split
 from sglang_perf_patches.cli.sizing import states
+from sglang_perf_patches.cli.sizing.server import Server
 from sglang_perf_patches.cli.sizing.split import Load, Split
 from sglang_perf_patches.cli.sizing.states import Way
 from sglang_perf_patches.compat import source
@@ -98,6 +99,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 GIB = 34
+SERVER = Server(kv_gib=GIB)
 LOAD = Load(256, 4096)
 RANKS = (1, 2)
 EACH = pytest.mark.parametrize("release", [known for known in KNOWN if known != "0.5.8"])
@@ -138,7 +140,7 @@ def test_the_hint_is_what_the_release_makes_of_the_memory(release: str) -> None:
     for model, config in MODELS.items():
         (architecture,) = config["architectures"]
         for ranks in RANKS:
-            cells = state_split.cells_of(config, tensor_parallel=ranks)
+            cells = state_split.cells_of(config, Server(kv_gib=GIB, tp_size=ranks))
             assert cells is not None
             hint = states.hint(tree, architecture, cells, LOAD, GIB << 30)
             ways = states.ways(tree, architecture)
@@ -164,7 +166,7 @@ def test_the_hint_is_what_the_release_makes_of_the_memory(release: str) -> None:
 
 def test_more_fits_in_the_same_memory() -> None:
     """Whatever the load, as many requests as stock's share lets run at least, with their KV."""
-    cells = state_split.cells_of(MODELS["Qwen3.5-35B-A3B"])
+    cells = state_split.cells_of(MODELS["Qwen3.5-35B-A3B"], SERVER)
     assert cells is not None
     for context in (100, 1024, 4096, 16_384, 200_000):
         for requests in (1, 20, 256, 5000):
@@ -182,9 +184,9 @@ def test_more_fits_in_the_same_memory() -> None:
 
 
 def test_a_model_without_states_has_no_split() -> None:
-    assert state_split.cells_of({"model_type": "llama", "num_hidden_layers": 2}) is None
+    assert state_split.cells_of({"model_type": "llama", "num_hidden_layers": 2}, SERVER) is None
 
 
 def test_states_of_a_type_that_nobody_knows_are_refused() -> None:
     with pytest.raises(ValueError, match="float8"):
-        state_split.cells_of({**MODELS["Nemotron-H"], "mamba_ssm_dtype": "float8"})
+        state_split.cells_of({**MODELS["Nemotron-H"], "mamba_ssm_dtype": "float8"}, SERVER)

@@ -8,6 +8,7 @@ from typing import Any
 
 import sglang_perf_patches
 from sglang_perf_patches.cli.sizing import windows
+from sglang_perf_patches.cli.sizing.server import Server
 from sglang_perf_patches.sets.swa import growth
 from sglang_perf_patches.sets.swa.pool_ratio import body as pool_ratio
 from sglang_perf_patches.verify.stock import NoneByDefault
@@ -94,7 +95,8 @@ def the_hint_is_what_the_patch_does() -> None:
     }
     # Releases differ in how often they evict.
     interval = growth.eviction_interval(128, 1) + growth.kept_margin(1)
-    told = windows.hint(config, requests=requests, kv_bytes=budget, interval=interval)
+    server = Server(kv_gib=40, max_running_requests=requests)
+    told = windows.hint(config, server, interval=interval)
     _put_on()
     load = {"window": 128, "page_size": 1, "full": 12, "windowed": 12}
     pool_sizes, configurator = pools(budget, **load, max_running_requests=requests)

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from . import entry_point
-from .ask.command import CommandError, take_front
+from .ask.command import CommandError, is_python, take_front
 
 _LIMIT_S = 60
 _WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
-_PYTHON = re.compile(r"python[\d.]*")
 _CUTS_OFF = re.compile(r"-[A-Za-z]*[IES]")
 _PROBE = f"""
 import importlib.util, json, os, sys
@@ -54,7 +53,7 @@ def of(command: Sequence[str], path: str | None = None) -> list[str]:
     before = list(command[: len(command) - len(words)])
     if not words or (program := shutil.which(words[0], path=path)) is None:
         return []
-    if _PYTHON.fullmatch(os.path.basename(words[0])):
+    if is_python(words[0]):
         return [*before, words[0], *_options(words[1:])]
     python = _of_script(Path(program)) if os.path.basename(program) == "sglang" else []
     return [*before, *python] if python else []
@@ -62,8 +61,7 @@ def of(command: Sequence[str], path: str | None = None) -> list[str]:
 
 def cutting_off(words: Sequence[str]) -> str:
     """The option by which a Python ignores the environment that ``run`` sets; "" if none does."""
-    options = (word for word in words if word.startswith("-") and not word.startswith("--"))
-    return next((word for word in options if _CUTS_OFF.match(word)), "")
+    return next(filter(_CUTS_OFF.match, words), "")
 
 
 def obstacle(
@@ -82,7 +80,7 @@ def obstacle(
     seen = _probed([*prefix, *python], environment) if python else None
     if seen is None or not seen["sglang"] or (seen["watched"] and seen["package"]):
         return ""
-    name = next(word for word in python if _PYTHON.fullmatch(os.path.basename(word)))
+    name = next(filter(is_python, python))
     if not seen["package"]:
         return f"`{name}` can't import sglang_perf_patches: install it next to that sglang"
     if not seen["loads"]:
@@ -108,11 +106,12 @@ def _options(words: Sequence[str]) -> list[str]:
     for word in rest:
         if word in _WITH_VALUE:
             options += [word, next(rest, "")]
-        elif re.fullmatch(r"-[bBdEhiIOPqRsSuvVx?]+|-[WX].+", word):
-            options.append(word)
-        else:
-            joined = re.fullmatch(r"(-[bBdEhiIOPqRsSuvVx?]+)[mc].*", word)  # ``-Im MODULE``
-            return [*options, joined[1]] if joined else options
+            continue
+        option = re.match(r"-[bBdEhiIOPqRsSuvVx?]+|-[WX].+", word)
+        if option:
+            options.append(option[0])
+        if option is None or option[0] != word:  # ``-Im MODULE`` has both
+            break
     return options
 
 
@@ -126,8 +125,7 @@ def _of_script(program: Path) -> list[str]:
     named = re.match(r"#!(?!/bin/sh)(?:\S*/env )?(\S+)", lines[0]) if lines else None
     if named is None and len(lines) > 1:  # of a path too long for a first line
         named = re.match(r"'''exec' (?:\"(?=[^\"]+\"))?([^\"]+?)\"? \"\$0\"", lines[1])
-    is_python = named and _PYTHON.fullmatch(os.path.basename(named[1]))
-    return [named[1]] if named and is_python else []
+    return [named[1]] if named and is_python(named[1]) else []
 
 
 def _probed(words: Sequence[str], environment: Mapping[str, str]) -> dict[str, str] | None:

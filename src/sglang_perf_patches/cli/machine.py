@@ -7,28 +7,20 @@ import importlib.util
 
 from ..model.patch import Patch
 
-_GPU = "a GPU"
+GPU, MLX = "a GPU", "mlx"
 _DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri/renderD*", "/dev/davinci*", "/dev/dxg")
-_OF_SET = {"mlx": ("mlx",), "mla": (_GPU,), "mamba": (_GPU,), "swa": ()}
+_OF_SET = {"mlx": MLX, "mla": GPU, "mamba": GPU}
 
 
-def has_gpu() -> bool:
-    """Whether there is a GPU that sglang may run on."""
-    return _has(_GPU)
+def lacking(patch: Patch) -> str:
+    """What a patch needs to have an effect and this machine lacks; "" if it lacks nothing."""
+    what = _OF_SET.get(patch.set)
+    return "" if what is None or has(what) else what
 
 
-def has_mlx() -> bool:
-    """Whether MLX is installed."""
-    return _has("mlx")
-
-
-def lacking(patch: Patch) -> list[str]:
-    """What a patch needs to have an effect and this machine lacks: modules, or ``a GPU``."""
-    return [what for what in _OF_SET.get(patch.set, ()) if not _has(what)]
-
-
-def _has(what: str) -> bool:
-    if what == _GPU:
+def has(what: str) -> bool:
+    """Whether there is a `GPU` that sglang may run on, or whether a module is installed."""
+    if what == GPU:
         return any(glob.glob(pattern) for pattern in _DEVICES)
     try:
         return importlib.util.find_spec(what) is not None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..model import releases
-from ..model.feature import MISSING, Server, plain
+from ..model.feature import Server, Use
 from ..model.setups import FEATURES
 
 
@@ -18,8 +18,8 @@ class Fault:
     Attributes:
         name: one word for it.
         symptom: what an operator sees, as a sentence without its full stop.
-        releases: a span, as `model.releases.from_spans` reads it.
-        fixed: whether the release after the last one is without it.
+        releases: a span, as `model.releases.from_spans` reads it. The release after its last one is
+            without the fault.
         threads: numbers of upstream's issues and pull requests.
         on: what a server must have: features and uses of `model.setups`, separated by spaces.
             ``-word`` must be off; of ``one|other`` either is enough.
@@ -33,7 +33,6 @@ class Fault:
     name: str
     symptom: str
     releases: str
-    fixed: bool = False
     threads: tuple[int, ...] = ()
     on: str = ""
     reads: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -51,12 +50,13 @@ class Fault:
     def fixed_in(self) -> str:
         """The first release without it; "" if none is known."""
         last = releases.from_spans(self.releases)[-1]
-        return releases.KNOWN[releases.KNOWN.index(last) + 1] if self.fixed else ""
+        later = releases.KNOWN[releases.KNOWN.index(last) + 1 :]
+        return later[0] if later else ""
 
     @property
     def remedy(self) -> str:
         """What to do, as half a sentence."""
-        upgrade = f"upgrade to {self.fixed_in}" if self.fixed else ""
+        upgrade = f"upgrade to {self.fixed_in}" if self.fixed_in else ""
         patch = f"our {self.patch} prevents it where it is live" if self.patch else ""
         parts = filter(None, (", or ".join(filter(None, (upgrade, self.help))), patch))
         return "; ".join(parts) or "no remedy is known"
@@ -64,8 +64,9 @@ class Fault:
     def is_on(self, server: Server) -> bool | None:
         """Whether a server has it; None if that can't be read."""
         said = [_any(word.split("|"), server) for word in self.on.split()]
-        said += [_read(server, name, values) for name, values in self.reads.items()]
-        said += [_not(_read(server, name, values)) for name, values in self.unlike.items()]
+        uses = [Use(name="", lacking="", on={name: self.reads[name]}) for name in self.reads]
+        uses += [Use(name="", lacking="", off={name: self.unlike[name]}) for name in self.unlike]
+        said += [use.is_there(server) for use in uses]
         if False in said:
             return False
         return None if None in said or not self.is_sure else True
@@ -81,25 +82,13 @@ def _any(words: list[str], server: Server) -> bool | None:
 def _has(word: str, server: Server) -> bool | None:
     """Whether a feature is on or a use is there; None if that can't be read."""
     if word.startswith("-"):
-        return _not(_has(word[1:], server))
-    use = next((each for each in FEATURES.uses if each.name == word), None)
-    if use is not None:
-        return use.is_there(server)
+        said = _has(word[1:], server)
+        return None if said is None else not said
+    for use in FEATURES.uses:
+        if use.name == word:
+            return use.is_there(server)
     feature = next(each for each in FEATURES.all if each.name == word)
     try:
         return feature.is_on(server)
     except Exception:
         return None
-
-
-def _read(server: Server, name: str, values: tuple[Any, ...]) -> bool | None:
-    """Whether an argument has one of these values; None if it can't be read."""
-    try:
-        value = server.read(name)
-    except Exception:
-        return None
-    return None if value is MISSING else plain(value) in values
-
-
-def _not(said: bool | None) -> bool | None:
-    return None if said is None else not said

@@ -1,4 +1,4 @@
-"""The known faults of released sglang, and other symptoms that a patch or a flag helps with.
+"""The known faults of released sglang.
 
 Each fault was seen in the released wheels: the code of its first and last release has it, and that
 of the release after a fixed one has not. ``tests/releases/test_faults.py`` reads each condition
@@ -7,8 +7,6 @@ reproduces the first three.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from .fault import Fault
 
@@ -27,7 +25,6 @@ FAULTS = (
         symptom="a hybrid model's answers get worse under load: prefix-cache hits continue from "
         "states that were never written",
         releases="0.5.9 … 0.5.22",
-        fixed=True,
         threads=(39342, 39526),
         on="states prefix-cache mixed-chunks tracked-states|other-tracking",
         help="drop `--enable-mixed-chunk`",
@@ -37,7 +34,6 @@ FAULTS = (
         symptom="the answers of a Mamba2 model (Nemotron-H, Falcon-H1) get worse once several "
         "prompts share a prefill: the prefix cache keeps states of wrong positions",
         releases="0.5.13 … 0.5.19",
-        fixed=True,
         threads=(31833, 37836),
         on="states prefix-cache tracked-states|other-tracking",
         reads={_ARCHITECTURE: _MAMBA2},
@@ -49,7 +45,6 @@ FAULTS = (
         symptom="a Mamba2 model's answers get worse after a hit of a long prefix: the short "
         "remainder of the prompt starts from an empty state",
         releases="0.5.14",
-        fixed=True,
         threads=(29330, 29368),
         on="states prefix-cache tracked-states|other-tracking",
         reads={_ARCHITECTURE: _MAMBA2},
@@ -60,7 +55,6 @@ FAULTS = (
         symptom="the answers of a model with lightning attention (Ling 2.5) get worse each "
         "time a cached prefix is used again: the prefix cache keeps states of the wrong position",
         releases="0.5.13 … 0.5.16",
-        fixed=True,
         threads=(29973,),
         on="states prefix-cache tracked-states|other-tracking",
         reads={_ARCHITECTURE: ("bailingmoev2_5forcausallm",)},
@@ -71,7 +65,6 @@ FAULTS = (
         symptom="a hybrid model repeats itself or writes nonsense with NGRAM speculation: its "
         "states are never updated with the accepted tokens",
         releases="0.5.9 … 0.5.13.post1",
-        fixed=True,
         threads=(26351,),
         on="states ngram",
         help="another speculation, or none",
@@ -91,7 +84,6 @@ FAULTS = (
         symptom="a disaggregated decode server of a hybrid model with speculation does not start: "
         "`is not compatible with radix cache when using --mamba-scheduler-strategy no_buffer`",
         releases="0.5.9 … 0.5.10.post1",
-        fixed=True,
         threads=(25079, 19746),
         on="states decode-server eagle prefix-cache",
         help="`--disable-radix-cache`",
@@ -101,7 +93,6 @@ FAULTS = (
         symptom="a disaggregated decode server of a hybrid model crashes with "
         "`NotImplementedError` when its KV is full and it retracts a request",
         releases="0.5.9 … 0.5.10.post1",
-        fixed=True,
         threads=(22493,),
         on="states decode-server",
         help="fewer `--max-running-requests`",
@@ -111,7 +102,6 @@ FAULTS = (
         symptom="the scheduler crashes with `pinned by load-back` when two requests load the same "
         "prefix from the host",
         releases="0.5.18",
-        fixed=True,
         threads=(35931, 36317),
         on="host-cache states|windows",
         reads={"hicache_write_policy": ("write_back",)},
@@ -142,7 +132,6 @@ FAULTS = (
         symptom="an MLA model answers wrongly when prompts with unequal cached prefixes share a "
         "prefill",
         releases="0.5.9 … 0.5.10.post1",
-        fixed=True,
         threads=(22291, 22688),
         on="mla",
         reads={"attention_backend": ("trtllm_mla",), "disable_chunked_prefix_cache": (False,)},
@@ -153,7 +142,6 @@ FAULTS = (
         symptom="a disaggregated decode server of DeepSeek-V3.2 or GLM-5 crashes with `TypeError … "
         "mamba_indices` when its KV is full and it retracts a request",
         releases="0.5.12 … 0.5.13.post1",
-        fixed=True,
         threads=(27645,),
         on="decode-server",
         reads={_ARCHITECTURE: ("deepseekv32forcausallm", "glmmoedsaforcausallm")},
@@ -165,7 +153,6 @@ FAULTS = (
         symptom="long replies are retracted though the KV pool is nearly empty: the window pool "
         "is never evicted while DFLASH or DSPARK decodes",
         releases="0.5.14 … 0.5.17",
-        fixed=True,
         threads=(33805, 34924),
         on="dflash windows -no-window-pool",
         reads=_POOL,
@@ -176,7 +163,6 @@ FAULTS = (
         symptom="a sliding-window model with EAGLE's draft trees crashes with an illegal memory "
         "access: the trees index the window pool with slots of the full pool",
         releases="0.5.9 … 0.5.11",
-        fixed=True,
         threads=(24402, 24617),
         on="eagle draft-trees windows -no-window-pool",
         reads={"attention_backend": ("fa3",), **_POOL},
@@ -187,7 +173,6 @@ FAULTS = (
         symptom="a sliding-window model with speculation on FlashInfer crashes with `TypeError` in "
         "`update_sliding_window`",
         releases="0.5.9 … 0.5.13.post1",
-        fixed=True,
         threads=(22679,),
         on="eagle|standalone|ngram windows",
         reads={"attention_backend": ("flashinfer",)},
@@ -198,7 +183,6 @@ FAULTS = (
         symptom="a disaggregated decode server crashes with `AssertionError: "
         "swa_attn_allocator.available_size()`, or two requests write to one window slot",
         releases="0.5.12",
-        fixed=True,
         threads=(25805, 26078),
         on="decode-server windows -no-window-pool pages",
         reads=_POOL,
@@ -209,7 +193,6 @@ FAULTS = (
         symptom="a prefill server refuses a prompt that is longer than its window pool: `exceeds "
         "the maximum number of tokens`",
         releases="0.5.9 … 0.5.12.post1",
-        fixed=True,
         threads=(24523, 26607),
         on="prefill-server windows -no-window-pool",
         reads=_POOL,
@@ -254,7 +237,6 @@ FAULTS = (
         name="mlx-max-running",
         symptom="MLX crashes at boot: `'MlxModelRunnerStub' object has no attribute 'dp_size'`",
         releases="0.5.16",
-        fixed=True,
         threads=(32674, 32520),
         on="mlx",
         unlike={"max_running_requests": (None,)},
@@ -266,7 +248,6 @@ FAULTS = (
         "written over the prefix. Up to 0.5.17 it happens only after more requests in all than "
         "may run at once (`--max-running-requests`, else 4,096)",
         releases="0.5.11 … 0.5.21",
-        fixed=True,
         threads=(30093, 33547),
         on="mlx prefix-cache -states -windows",
         help="`--disable-radix-cache`",
@@ -278,7 +259,6 @@ FAULTS = (
         symptom="MLX crashes at boot, with any model: `'MlxModelRunnerStub' object has no "
         "attribute 'kv_cache_configurator'`",
         releases="0.5.21",
-        fixed=True,
         on="mlx",
         help="another release",
     ),
@@ -287,7 +267,6 @@ FAULTS = (
         symptom="MLX crashes, or loses KV, when one of several running requests passes 4,096 "
         "tokens",
         releases="0.5.11 … 0.5.14",
-        fixed=True,
         threads=(29271,),
         on="mlx",
         help="`--context-length 4096`",
@@ -298,7 +277,6 @@ FAULTS = (
         symptom="MLX does not start with a sliding-window model, or attends to more than its "
         "window",
         releases="0.5.11 … 0.5.17",
-        fixed=True,
         threads=(30050,),
         on="mlx windows",
         help="another release",
@@ -319,7 +297,6 @@ FAULTS = (
         symptom="MLX crashes at boot with a hybrid model: `'NoneType' object has no attribute "
         "'conv'`, or on 0.5.18 `object has no attribute 'mamba_allocator'`",
         releases="0.5.14 … 0.5.18",
-        fixed=True,
         threads=(32802, 29490),
         on="mlx states",
         patch="mlx.hybrid-cache",
@@ -356,83 +333,3 @@ FAULTS = (
     ),
 )
 """By area, in each the worst first."""
-
-
-class Symptom(NamedTuple):
-    """What costs time or memory, and what helps."""
-
-    symptom: str
-    helps: str
-
-
-SYMPTOMS = (
-    Symptom(
-        "a sliding-window model's first tokens come late on a disaggregated decode server at page "
-        "size 1, up to a minute late under load on old releases",
-        "`swa.page-size-1`",
-    ),
-    Symptom(
-        "few requests in flight on a disaggregated decode server, up to 0.5.11: it reserves KV of "
-        "the sliding-window layers for the whole prompt",
-        "`swa.tail-prealloc` at a page size above 1, `swa.page-size-1` at page size 1",
-    ),
-    Symptom(
-        "`Disable hybrid SWA memory for Gemma3…` in the log: long contexts of Gemma 2 or 3, "
-        "EXAONE 4 or Olmo 3 fill KV",
-        "`swa.window-pool`, opt-in, for text",
-    ),
-    Symptom(
-        "the GPU idles between two decode steps of gpt-oss on Triton, 0.5.16 … 0.5.21",
-        "`swa.window-metadata`",
-    ),
-    Symptom(
-        "`KV cache is full!`, although KV outside the window could be evicted",
-        "no patch: fixed in 0.5.21 (#29662)",
-    ),
-    Symptom("throughput of a sliding-window model falls after a retraction", "no patch (#26248)"),
-    Symptom(
-        "few requests of a hybrid model run though KV is free",
-        "stock's `--max-mamba-cache-size`: `doctor --model` prints the number to set",
-    ),
-    Symptom(
-        "the hierarchical cache of a hybrid model finds nothing on the host, 0.5.20 … 0.5.23",
-        "`mamba.host-states`, opt-in; `doctor --model … --hicache-size GB` prints what fits",
-    ),
-    Symptom(
-        "the GPU idles during a short prefill of Qwen3-Next or Qwen3.5 on Hopper, also with tensor "
-        "parallelism and MTP",
-        "`mamba.gdn-prefill-graph`",
-    ),
-    Symptom(
-        "the GPU idles during a short prefill of DeepSeek-V2-Lite on 0.5.23",
-        "stock's `--cuda-graph-backend-prefill full` (experimental, and results differ): `doctor` "
-        "prints the benchmark command",
-    ),
-    Symptom(
-        "speculative decoding waits for the GPU at each step",
-        "`mla.sync-opt-out` on 0.5.13 … 0.5.16. On FlashInfer: sglang options that `doctor` prints",
-    ),
-    Symptom(
-        "the GPU idles between LFM2's decode steps: with the radix cache, stock turns overlap "
-        "scheduling off",
-        "no patch (#38131): `--disable-radix-cache`, if your prompts share no prefix",
-    ),
-    Symptom(
-        "MLX answers as if no image had been sent",
-        "no patch: stock's MLX backend gets no pixels (seen on 0.5.23)",
-    ),
-    Symptom("on MLX, each further request slows decoding down", "`mlx.kv-arena`"),
-    Symptom(
-        "on MLX, one long chat slows all short ones down",
-        "`mlx.length-groups`, opt-in",
-    ),
-    Symptom(
-        "on MLX, short prompts that arrive together wait for one another, 0.5.18 … 0.5.23",
-        "`mlx.batched-prefill`, opt-in",
-    ),
-    Symptom(
-        "on MLX, gpt-oss recomputes the whole conversation at each turn",
-        "`mlx.next-turn`, opt-in",
-    ),
-)
-"""No release is at fault: only ``help symptoms`` lists them."""

@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from sglang_perf_patches.cli.ask.stand_ins import StandIns, Wrapper
+from sglang_perf_patches.cli.ask.stand_ins import Lent, StandIns
 
 _ATTENTION = "sglang.srt.layers.attention"
 
@@ -14,9 +14,10 @@ _ATTENTION = "sglang.srt.layers.attention"
 def flashinfer_mla() -> Any:
     """The FlashInfer MLA backend's module, planning what keeps its plans."""
     module: Any = import_module(f"{_ATTENTION}.flashinfer_mla_backend")
-    module.BatchMLAPagedAttentionWrapper = Wrapper
-    module.BatchPrefillWithRaggedKVCacheWrapper = Wrapper
-    module.fast_mla_decode_plan = Wrapper.begin_forward
+    wrapper = Lent("flashinfer").Wrapper
+    module.BatchMLAPagedAttentionWrapper = wrapper
+    module.BatchPrefillWithRaggedKVCacheWrapper = wrapper
+    module.fast_mla_decode_plan = wrapper.begin_forward
     module.envs.SGLANG_FLASHINFER_WORKSPACE_SIZE.set(0)
     return module
 

@@ -55,21 +55,10 @@ class Fate:
     would: str = ""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a release tells about a server.
+def ask(asked: Asked, gpu: Gpu | None, tree: Tree) -> tuple[Setup, Mapping[str, bool]]:
+    """A server's features and uses, and what `faults.conditions` returns for it.
 
-    Attributes:
-        setup: its features and uses.
-        faults: what `faults.conditions` returns for it.
-    """
-
-    setup: Setup
-    faults: Mapping[str, bool]
-
-
-def ask(asked: Asked, gpu: Gpu | None, tree: Tree) -> Answer:
-    """A server's features and faults, as its release resolves its arguments in a child process.
+    Its release resolves its arguments in a child process.
 
     Args:
         asked: the server's command.
@@ -98,7 +87,7 @@ def ask(asked: Asked, gpu: Gpu | None, tree: Tree) -> Answer:
             why = line.get("failed") or child.why_it_ended()
         if "on" in line:
             setup = Setup(line["on"], line["lacking"], frozenset(line["having"]))
-            return Answer(setup, line["faults"])
+            return setup, line["faults"]
         if "unfetched" in line:
             raise AskError(
                 f"can't fetch config.json of {' or '.join(hub.models(asked.arguments))} from "
@@ -145,26 +134,18 @@ def _bytecode(tree: Tree, environment: Mapping[str, str]) -> dict[str, str]:
 def fates(selection: Selection, verdicts: Iterable[Verdict], setup: Setup) -> list[Fate]:
     """The fate of each patch on that server, in declared order."""
     by_id = {verdict.patch.id: verdict for verdict in verdicts}
-    ruled = {name: _ruled(verdict, by_id, setup) for name, verdict in by_id.items()}
     found = []
-    for name, (state, reason) in ruled.items():
-        patch = by_id[name].patch
-        if name not in selection.ids:
-            word = OFF if patch.is_default else OPT_IN
-            is_there = by_id[name].word == "applies"
-            if is_there:
-                found.append(Fate(name, word, reason or "not chosen", state))
-            else:
-                found.append(Fate(name, state, reason))
+    for name, verdict in by_id.items():
+        if verdict.word != "applies":
+            found.append(Fate(name, verdict.word, verdict.reason))
             continue
-        found.append(Fate(name, state, reason))
+        needed = [by_id[each] for each in verdict.patch.requires]
+        acting = [each.patch for each in needed if each.word == "applies"]
+        ruled = ruling(verdict.patch.proven_in(verdict.variant), acting, setup)
+        state, reason = ruled or (LIVE, "")
+        if name in selection.ids:
+            found.append(Fate(name, state, reason))
+        else:
+            word = OFF if verdict.patch.is_default else OPT_IN
+            found.append(Fate(name, word, reason or "not chosen", state))
     return found
-
-
-def _ruled(verdict: Verdict, by_id: Mapping[str, Verdict], setup: Setup) -> tuple[str, str]:
-    """The state of a patch that is chosen."""
-    if verdict.word != "applies":
-        return verdict.word, verdict.reason
-    needed = [by_id[each] for each in verdict.patch.requires]
-    acting = [each.patch for each in needed if each.word == "applies"]
-    return ruling(verdict.patch.proven_in(verdict.variant), acting, setup) or (LIVE, "")

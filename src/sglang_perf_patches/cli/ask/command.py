@@ -55,12 +55,17 @@ def read(command: Sequence[str], environment: Mapping[str, str]) -> Asked:
     name = os.path.basename(word)
     if name == "sglang" and rest[:1] == ["serve"]:
         return Asked(_of_serve(rest[1:]), variables, under_run)
-    if not _PYTHON.fullmatch(name):
+    if not is_python(word):
         raise CommandError(f"can't see which command `{word}` starts: give {_FORMS} after --")
     module, rest = _python(rest)
     if module not in _LAUNCHERS:
         raise CommandError(f"`{' '.join(command)}` starts no sglang server: give {_FORMS}")
     return Asked(tuple(rest), variables, under_run)
+
+
+def is_python(word: str) -> bool:
+    """Whether a word starts a Python, by its name."""
+    return _PYTHON.fullmatch(os.path.basename(word)) is not None
 
 
 def take_front(words: list[str], variables: dict[str, str]) -> bool:
@@ -79,7 +84,7 @@ def take_front(words: list[str], variables: dict[str, str]) -> bool:
     under_run = False
     while words:
         name = os.path.basename(words[0])
-        module, rest = _python(words[1:]) if _PYTHON.fullmatch(name) else (name, words[1:])
+        module, rest = _python(words[1:]) if is_python(name) else (name, words[1:])
         if _ASSIGNMENT.match(words[0]):
             variable, _, value = words.pop(0).partition("=")
             variables[variable] = value
@@ -101,7 +106,7 @@ def take_front(words: list[str], variables: dict[str, str]) -> bool:
 def _is_head(word: str) -> bool:
     name = os.path.basename(word)
     known = {"env", "sglang", *_OURS, *_TRANSPARENT}
-    return name in known or bool(_PYTHON.fullmatch(name) or _ASSIGNMENT.match(word))
+    return name in known or is_python(word) or _ASSIGNMENT.match(word) is not None
 
 
 def _read_env(words: list[str], variables: dict[str, str]) -> None:

@@ -6,17 +6,15 @@ shortens. So `skip` leaves only the hub's local cache, and a model that is not c
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import re
 import socket
-import threading
 from collections.abc import Mapping, Sequence
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies
 
-LIMIT_S = 5.0
+_LIMIT_S = 5.0
 _OFFLINE = "HF_HUB_OFFLINE"
 _OTHERWISE = (_OFFLINE, "TRANSFORMERS_OFFLINE", "SGLANG_USE_MODELSCOPE")
 """Variables with which a server does not ask the hub."""
@@ -52,11 +50,16 @@ def skip(words: Sequence[str]) -> bool:
     Returns:
         whether the hub is left out.
     """
-    is_asked = bool(models(words)) and not any(map(os.environ.get, _OTHERWISE))
-    if not is_asked or {*getproxies()} - {"no"} or _answers(_address(os.environ)):
+    if not models(words) or any(map(os.environ.get, _OTHERWISE)) or {*getproxies()} - {"no"}:
         return False
-    os.environ[_OFFLINE] = "1"
-    return True
+    address = _address(os.environ)
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((address.hostname, port), _LIMIT_S).close()
+    except OSError:
+        os.environ[_OFFLINE] = "1"
+        return True
+    return False
 
 
 def why(error: BaseException | None) -> str:
@@ -70,19 +73,3 @@ def why(error: BaseException | None) -> str:
 
 def _address(environment: Mapping[str, str]) -> SplitResult:
     return urlsplit(environment.get("HF_ENDPOINT") or "https://huggingface.co")
-
-
-def _answers(address: SplitResult) -> bool:
-    """Whether a connection is made within `LIMIT_S`, the look-up of the name included."""
-    connected = threading.Event()
-
-    def connect() -> None:
-        port = address.port or (80 if address.scheme == "http" else 443)
-        with contextlib.suppress(OSError):
-            socket.create_connection((address.hostname, port), LIMIT_S).close()
-            connected.set()
-
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(LIMIT_S)
-    return connected.is_set()

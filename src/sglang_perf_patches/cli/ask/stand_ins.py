@@ -46,12 +46,17 @@ def lend() -> None:
     lend_torchvision()
 
 
-def lend_packages(*also: str) -> None:
-    """Stand in for optional packages that are not installed, and for `also` even if they are."""
+def lend_packages() -> None:
+    """Stand in for optional packages that are not installed.
+
+    Also tolerate configurations that sglang registers and that a newer transformers already has.
+    """
     sys.meta_path.append(StandIns(OPTIONAL))
-    if also:
-        sys.meta_path.insert(0, StandIns(also))
-    _lend_configurations()
+    mapping: Any = importlib.import_module(
+        "transformers.models.auto.configuration_auto"
+    ).CONFIG_MAPPING
+    register = mapping.register
+    mapping.register = lambda key, value, **_: register(key, value, exist_ok=True)
 
 
 def lend_torchvision() -> None:
@@ -74,15 +79,6 @@ def lend_torchvision() -> None:
             )
 
 
-def _lend_configurations() -> None:
-    """Tolerate configurations that sglang registers and that a newer transformers already has."""
-    mapping: Any = importlib.import_module(
-        "transformers.models.auto.configuration_auto"
-    ).CONFIG_MAPPING
-    register = mapping.register
-    mapping.register = lambda key, value, exist_ok=False: register(key, value, exist_ok=True)
-
-
 def lend_kernel_sources() -> None:
     """Pretend that the folders of C++ sources exist: a module of sglang checks when imported."""
     exists: Any = Path.exists
@@ -93,18 +89,6 @@ def lend_kernel_sources() -> None:
         return bool(exists(self, **options))
 
     Path.exists = seen  # type: ignore[method-assign]
-
-
-class Wrapper:
-    """Replaces flashinfer's attention wrappers: takes any options and plan, computes nothing."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass  # any options: those of flashinfer's releases differ
-
-    def begin_forward(self, *_: Any, **__: Any) -> None:
-        """Nothing to plan."""
-
-    plan = begin_forward
 
 
 class _Names(type):
@@ -119,11 +103,10 @@ class _Names(type):
 def _made(name: str) -> Any:
     """The stand-in for a name of a replaced module.
 
-    A class without content, which also serves as a field of a pydantic model and as a base class;
-    called by a name in lower case it is a kernel, which raises.
+    A class without content, which also serves as a field of a pydantic model, as a base class and
+    as one of flashinfer's wrappers, which takes any plan and computes nothing; called by a name in
+    lower case it is a kernel, which raises.
     """
-    if name.endswith("Wrapper"):
-        return Wrapper
 
     def new(cls: type, *_args: Any, **_kwargs: Any) -> Any:
         if name[:1].islower():
@@ -134,7 +117,8 @@ def _made(name: str) -> Any:
         return importlib.import_module("pydantic_core").core_schema.any_schema()
 
     content = {"__new__": new, "__get_pydantic_core_schema__": classmethod(schema)}
-    return _Names(name, (), {**content, "__init__": lambda *_, **__: None})
+    computed = dict.fromkeys(("__init__", "begin_forward", "plan"), lambda *_, **__: None)
+    return _Names(name, (), {**content, **computed})
 
 
 class Lent(ModuleType):

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ...compat.source import Tree, TreeError
-from ...model.errors import OperatorError
+from ...model.feature import flag
 from ...sets.mamba.host_split import Cells
 from ..verbs import measured_by, tree_at
 from . import host as of_host
 from . import split, windows
 from . import states as of_states
+from .server import ModelError, Server
 
-_Found = TypeVar("_Found")
-
-
-class ModelError(OperatorError, ValueError):
-    """The model's ``config.json`` can't be read, or an option is missing for an answer."""
+_HYBRID = "this is a hybrid model"
 
 
 def _positive(text: str) -> int:
@@ -42,31 +38,18 @@ def _above_zero(text: str) -> float:
     return number
 
 
-_OPTIONS: dict[str, tuple[Any, Any, str, str | None]] = {
-    "max_running_requests": (None, _positive, "N", None),
-    "kv_gib": (
-        *(None, _above_zero, "G"),
-        "memory for KV on one GPU, and for states, in GiB (required)",
-    ),
-    "context": (
-        *(None, _positive, "N"),
-        "tokens of a request, prompt and reply, on average (required for a hybrid model)",
-    ),
-    "hicache_size": (
-        *(None, _above_zero, "GB"),
-        "hierarchical cache of a hybrid model: memory of the host's pools for one GPU",
-    ),
-    "hicache_ratio": (None, _above_zero, "R", "the same as a multiple of the GPU's pools"),
-    "page_size": (1, _positive, "N", None),
-    "tp_size": (1, _positive, "N", None),
-    "chunked_prefill_size": (8192, _positive, "N", None),
-    "kv_cache_bytes": (2, _positive, "N", "bytes per value"),
-}
-"""Option → default, type, letter and help. They are only allowed with ``--model``."""
-
-
-def _flag(option: str) -> str:
-    return f"--{option.replace('_', '-')}"
+_OPTIONS: tuple[tuple[str, Any, str, str | None], ...] = (
+    ("--kv-gib", _above_zero, "G", "memory for KV and states on one GPU, in GiB (required)"),
+    ("--max-running-requests", _positive, "N", None),
+    ("--context", _positive, "N", "average tokens of a request (a hybrid model needs it)"),
+    ("--hicache-size", _above_zero, "GB", "host memory for a hybrid model's cache, for one GPU"),
+    ("--hicache-ratio", _above_zero, "R", "the same as a multiple of the GPU's pools"),
+    ("--page-size", _positive, "N", None),
+    ("--tp-size", _positive, "N", None),
+    ("--chunked-prefill-size", _positive, "N", None),
+    ("--kv-cache-bytes", _positive, "N", "bytes per value"),
+)
+"""Flag, type, letter and help of each option of `Server`."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -77,11 +60,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "(--max-mamba-cache-size) of a model, give its folder and the values of its server:",
     )
     group.add_argument("--model", type=Path, metavar="DIR", help="a folder with config.json")
-    one = group.add_mutually_exclusive_group()
-    for option, (_, kind, letter, text) in _OPTIONS.items():
-        to = one if option.startswith("hicache") else group
-        to.add_argument(_flag(option), type=kind, metavar=letter, help=text)
+    host = group.add_mutually_exclusive_group()
+    for name, kind, letter, text in _OPTIONS:
+        to = host if name.startswith("--hicache") else group
+        to.add_argument(name, type=kind, metavar=letter, help=text)
     group.add_argument("--disable-radix-cache", action="store_true", default=None)
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `Server` that were given."""
+    values = {field.name: getattr(args, field.name) for field in fields(Server)}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def require_none(args: argparse.Namespace) -> None:
@@ -90,157 +79,97 @@ def require_none(args: argparse.Namespace) -> None:
     Raises:
         ModelError: one was given.
     """
-    for option in (*_OPTIONS, "disable_radix_cache"):
-        if getattr(args, option) is not None:
-            raise ModelError(
-                f"{_flag(option)} needs --model DIR; to ask about a server, give its whole "
-                "command: sglang-perf-patches doctor -- python -m sglang.launch_server ..."
-            )
+    for option in _given(args):
+        raise ModelError(
+            f"{flag(option)} needs --model DIR; to ask about a server, give its whole "
+            "command: sglang-perf-patches doctor -- python -m sglang.launch_server ..."
+        )
 
 
-@dataclass(frozen=True)
-class Hints:
-    """The hints that follow from the options.
+def hints(args: argparse.Namespace, tree: Tree | None = None) -> tuple[dict[str, Any], str]:
+    """The hints that follow from the options, as a JSON object and in words.
 
-    Attributes:
-        pools: on the sliding-window pool.
-        states: on slots for states; None for a model without states, or with an unknown kind.
-        host: on the host's pools; None if not asked for, or if the release's rule is unknown.
+    Args:
+        args: the options.
+        tree: the release of the server; None for the installed one.
+
+    Raises:
+        ModelError: the model's file is missing, is not JSON or lacks a field; an option or a
+            release is missing; or no request fits.
     """
-
-    pools: windows.Hint
-    states: of_states.StateHint | None
-    host: of_host.HostHint | None = None
-
-    @classmethod
-    def of(cls, args: argparse.Namespace, tree: Tree | None = None) -> Hints:
-        """Compute the hints.
-
-        Args:
-            args: the options.
-            tree: the release of the server; None for the installed one.
-
-        Raises:
-            ModelError: the model's file is missing, is not JSON or lacks a field; an option or a
-                release is missing; or no request fits.
-        """
-        if not args.model.exists():
-            raise ModelError(f"no folder {args.model}: --model needs a folder with config.json")
-        for option, (default, *_) in _OPTIONS.items():
-            if getattr(args, option) is None:
-                setattr(args, option, default)
-        if args.kv_gib is None:
-            args.parser.error("--model needs --kv-gib")
-        available = int(args.kv_gib * 2**30)
-        states = _states(args, available, tree)
-        return cls(_pools(args, available), states, _host(args, states))
-
-    @property
-    def text(self) -> str:
-        """The hints in words."""
-        parts = [self.states.text if self.states else self.pools.text]
-        parts += [self.host.text] if self.host else []
-        return "\n\n".join([*parts, f"measure: {self.measure}"] if self.measure else parts)
-
-    @property
-    def measure(self) -> str:
-        """The command that measures the hint on the operator's server; "" if there is none."""
-        if self.states:
-            best = max(self.states.lines, key=lambda line: line.split.in_flight)
-            limit = f"--max-running-requests {self.states.load.requests}"
-            return measured_by(f"{best.give} {limit}") if best.give else ""
-        ratio = self.pools.ratio
-        return "" if ratio is None else measured_by(f"--swa-full-tokens-ratio {ratio:.3f}")
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {
-            "hint": asdict(self.pools),
-            "states": self.states and asdict(self.states),
-            "host": self.host and asdict(self.host),
-            "measure": self.measure,
-        }
+    if args.kv_gib is None:
+        args.parser.error("--model needs --kv-gib")
+    server = Server(**_given(args))
+    path = args.model / "config.json" if args.model.is_dir() else args.model
+    config = _read(path)
+    try:
+        pools = windows.hint(config, server)
+        cells = split.cells_of(config, server)
+        architecture = config["architectures"][0] if cells else ""
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} does not describe a model's attention: {error!r}") from error
+    states = _states(server, tree, architecture, cells) if cells else None
+    host = _host(server, states)
+    adds = "" if pools.ratio is None else f"--swa-full-tokens-ratio {pools.ratio:.3f}"
+    if states:
+        best = max(states.lines, key=lambda line: line.split.in_flight).give
+        adds = best and f"{best} --max-running-requests {states.load.requests}"
+    measure = adds and measured_by(adds)
+    data = {
+        "hint": asdict(pools),
+        "states": states and asdict(states),
+        "host": host and asdict(host),
+        "measure": measure,
+    }
+    parts = [states.text if states else pools.text, host.text if host else ""]
+    return data, "\n\n".join(filter(None, [*parts, measure and f"measure: {measure}"]))
 
 
-def _pools(args: argparse.Namespace, available: int) -> windows.Hint:
-    hint = _read(
-        args,
-        lambda config: windows.hint(
-            config,
-            requests=args.max_running_requests,
-            kv_bytes=available,
-            page_size=args.page_size,
-            tensor_parallel=args.tp_size,
-            value_bytes=args.kv_cache_bytes,
-            chunked_prefill=args.chunked_prefill_size,
-            prefix_cache=not args.disable_radix_cache,
-        ),
-    )
-    if hint.reason == windows.NEEDS_REQUESTS:
-        raise ModelError(hint.reason)
-    return hint
+def _read(path: Path) -> Any:
+    """The model's configuration."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(
+            f"{path} can't be read ({error.strerror}): --model needs a folder with config.json"
+        ) from error
+    except ValueError as error:
+        raise ModelError(f"{path} is not a model's config.json: {error}") from error
 
 
 def _states(
-    args: argparse.Namespace, available: int, tree: Tree | None
-) -> of_states.StateHint | None:
-    """The hint on slots; None for a model without states, or with states of an unknown kind."""
-
-    def named_cells(config: Any) -> tuple[str, Cells] | None:
-        cells = split.cells_of(
-            config, tensor_parallel=args.tp_size, value_bytes=args.kv_cache_bytes
-        )
-        return None if cells is None else (config["architectures"][0], cells)
-
-    of_model = _read(args, named_cells)
-    if of_model is None:
-        return None
-    for option in ("max_running_requests", "context"):
-        if getattr(args, option) is None:
-            raise ModelError(
-                f"this is a hybrid model: {_flag(option)} is missing, the split depends on it"
-            )
-    load = split.Load(args.max_running_requests, args.context)
+    server: Server, tree: Tree | None, architecture: str, cells: Cells
+) -> of_states.StateHint:
+    """The hint on slots."""
+    load = split.Load(
+        server.needed("max_running_requests", _HYBRID), server.needed("context", _HYBRID)
+    )
     try:
         hint = of_states.hint(
-            *(tree or tree_at(), *of_model, load, available),
-            prefix_cache=not args.disable_radix_cache,
+            *(tree or tree_at(), architecture, cells, load, server.available),
+            prefix_cache=not server.disable_radix_cache,
         )
     except TreeError as error:
         raise ModelError(f"{error}: name the server's release with --sglang-version") from error
     if len(hint.lines) < 2:
-        raise ModelError(f"{args.kv_gib:g} GiB hold no request of {args.context} tokens")
+        raise ModelError(f"{server.kv_gib:g} GiB hold no request of {load.context} tokens")
     return hint
 
 
-def _host(args: argparse.Namespace, states: of_states.StateHint | None) -> of_host.HostHint | None:
+def _host(server: Server, states: of_states.StateHint | None) -> of_host.HostHint | None:
     """The hint on the host's pools; None if no option asks for it."""
-    host = of_host.Host(args.hicache_ratio or 0, args.hicache_size or 0)
+    host = of_host.Host(server.hicache_ratio, server.hicache_size)
     if not (host.ratio or host.gigabytes):
         return None
-    if states is None or args.disable_radix_cache:
+    if states is None or server.disable_radix_cache:
         raise ModelError(
             "--hicache-size and --hicache-ratio need a hybrid model and a prefix cache"
         )
     hint = of_host.hint(
         *(states.release, states.cells, states.lines[0].split, host),
-        context=args.context,
-        chunk=args.chunked_prefill_size,
+        context=states.load.context,
+        chunk=server.chunked_prefill_size,
     )
     if hint is None:
         raise ModelError(f"it is unknown how {states.release} divides the host's memory")
     return hint
-
-
-def _read(args: argparse.Namespace, say: Callable[[Any], _Found]) -> _Found:
-    """Read the model's configuration, and return what `say` computes from it."""
-    path = args.model / "config.json" if args.model.is_dir() else args.model
-    try:
-        return say(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ModelError(f"{path} can't be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ModelError(f"{path} is not a model's config.json: {error}") from error
-    except (LookupError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path} does not describe a model's attention: {error!r}") from error

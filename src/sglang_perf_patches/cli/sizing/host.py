@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from ...sets.mamba import host_split
 from ...sets.mamba.host_split import Cells, Pools
 from ...sets.mamba.host_states import PATCH
+from ...sets.mamba.host_states.body import VARIABLE
 from .. import render
 from .split import Split
-
-VARIABLE = "SGLANG_PERF_PATCHES_TOKENS_PER_STATE"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...sets.mamba.host_split import Cells
+from .server import ModelError, Server
 
 STOCK_RATIO = 0.9
 """Default ratio of the memory of states to that of KV (``--mamba-full-memory-ratio``)."""
@@ -55,7 +56,6 @@ def stock(
     *,
     available: int,
     slots_each: int,
-    ratio: float = STOCK_RATIO,
     pads: bool = True,
 ) -> Split:
     """How stock divides memory.
@@ -65,10 +65,9 @@ def stock(
         load: the load that the server must hold.
         available: bytes for states and KV.
         slots_each: slots that a request reserves.
-        ratio: memory of states : memory of KV.
         pads: whether the release counts the slot that pads a batch; none does up to 0.5.16.
     """
-    slots = int(available * ratio / (1 + ratio) // cells.state) - pads
+    slots = int(available * STOCK_RATIO / (1 + STOCK_RATIO) // cells.state) - pads
     return _split(cells, load, available, slots, slots_each)
 
 
@@ -90,24 +89,22 @@ def fitted(cells: Cells, load: Load, *, available: int, slots_each: int) -> Spli
     return _split(cells, load, available, running * slots_each + cached, slots_each)
 
 
-def cells_of(
-    model: Mapping[str, Any], *, tensor_parallel: int = 1, value_bytes: int = 2
-) -> Cells | None:
+def cells_of(model: Mapping[str, Any], server: Server) -> Cells | None:
     """The sizes of a model's states and KV; None for a model without states, or of an unknown kind.
 
     Args:
         model: the model's ``config.json``; for a multimodal model, its text part is used.
-        tensor_parallel: the number of GPUs that share the heads.
-        value_bytes: bytes of one KV value: 2 for bfloat16, 1 for fp8.
+        server: the options.
 
     Raises:
         KeyError: a field is missing.
-        ValueError: the states are of an unknown type.
+        ModelError: the states are of an unknown type.
     """
     text: Mapping[str, Any] = model.get("text_config") or model.get("llm_config") or model
     kind = str(text.get("model_type", ""))
+    ranks, value_bytes = server.tp_size, server.kv_cache_bytes
     if kind.startswith("kimi_linear"):
-        return _kimi(text, tensor_parallel, value_bytes)
+        return _kimi(text, ranks, value_bytes)
     fields = next((names for prefix, names in _FIELDS.items() if kind.startswith(prefix)), None)
     if fields is None:
         return None
@@ -116,15 +113,15 @@ def cells_of(
     if kind.startswith("falcon_h1"):
         width = (text.get("mamba_d_ssm") or text["mamba_expand"] * text["hidden_size"]) // heads
     # Groups are repeated where they can't be spread evenly.
-    spread = groups if groups % tensor_parallel == 0 else tensor_parallel
-    convolved = (heads * width + 2 * spread * depth) // tensor_parallel * (kernel - 1)
+    spread = groups if groups % ranks == 0 else ranks
+    convolved = (heads * width + 2 * spread * depth) // ranks * (kernel - 1)
     dtype = text.get("mamba_ssm_dtype") or "float32"
     if dtype not in _BYTES:
-        raise ValueError(f"its states are of type {dtype}")
-    recurrent = heads // tensor_parallel * width * depth * _BYTES[dtype]
+        raise ModelError(f"its states are of type {dtype}")
+    recurrent = heads // ranks * width * depth * _BYTES[dtype]
     head = text.get("head_dim") or text.get("attention_head_dim")
     head = head or text["hidden_size"] // text["num_attention_heads"]
-    values = 2 * int(head) * max(1, int(text["num_key_value_heads"]) // tensor_parallel)
+    values = 2 * int(head) * max(1, int(text["num_key_value_heads"]) // ranks)
     return Cells(states * (convolved * _CONV_BYTES + recurrent), full * values * value_bytes)
 
 

@@ -7,12 +7,12 @@ about costs were written from reading that source too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...compat.source import Tree, TreeError
+from ...compat.source import Tree
 from ...sets.mamba.host_split import Cells
 from .. import render
+from ..verbs import text_of
 from .split import Load, Split, fitted, stock, stock_without_cache
 
 _ENVIRON = "sglang.srt.environ"
@@ -30,19 +30,16 @@ _TRACKED = re.compile(
     re.DOTALL,
 )
 
-COSTS = {
-    "skip": (
-        f"{_SKIPS}: the cached state of a running request may be evicted; then a later turn "
-        "finds a shorter prefix"
-    ),
-    "lazy": "extra_buffer_lazy: not for disaggregated servers",
-    "no_buffer": (
-        "no_buffer: no overlap of scheduling and forward passes, page size 1, and states are "
-        "cached only at the end of a prefill"
-    ),
-    "no_cache": "--disable-radix-cache: no prefix is reused",
-}
-"""Short name → what an option costs."""
+_OF_SKIP = (
+    f"{_SKIPS}: the cached state of a running request may be evicted; then a later turn finds a "
+    "shorter prefix"
+)
+_OF_LAZY = "extra_buffer_lazy: not for disaggregated servers"
+_OF_NO_BUFFER = (
+    "no_buffer: no overlap of scheduling and forward passes, page size 1, and states are cached "
+    "only at the end of a prefill"
+)
+_OF_NO_CACHE = "--disable-radix-cache: no prefix is reused"
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class Way:
     Attributes:
         give: what an operator adds to the command; "" for stock's defaults.
         slots_each: slots that a request then reserves.
-        costs: keys of `COSTS`.
+        costs: what it costs, in words.
     """
 
     give: str
@@ -134,10 +131,10 @@ def hint(
     choices = ways(tree, architecture)
     if prefix_cache:
         each = choices[0].slots_each
-        pads = "max_mamba_cache_size + 1)" in "".join(_texts(tree, (_CONFIGURATOR,)))
+        pads = "max_mamba_cache_size + 1)" in text_of(tree, _CONFIGURATOR)
         plain = stock(cells, load, available=available, slots_each=each, pads=pads)
     else:
-        choices = [way for way in choices if "no_cache" in way.costs]
+        choices = choices[-1:]
         plain = stock_without_cache(cells, load, available=available)
     lines = [Line(choices[0].give, choices[0].slots_each, plain)]
     for way in choices:
@@ -146,42 +143,33 @@ def hint(
             continue
         give = f"{way.give} --max-mamba-cache-size {split.slots}".strip()
         lines.append(Line(give, way.slots_each, split))
-    costs = dict.fromkeys(name for way in choices for name in way.costs) if prefix_cache else ()
-    return StateHint(tree.version, cells, load, tuple(lines), tuple(COSTS[name] for name in costs))
+    costs = dict.fromkeys(cost for way in choices for cost in way.costs) if prefix_cache else ()
+    return StateHint(tree.version, cells, load, tuple(lines), tuple(costs))
 
 
 def ways(tree: Tree, architecture: str) -> list[Way]:
-    """The ways to set up a server of a release for a model; the first is its default.
+    """The ways to set up a server of a release for a model.
+
+    The first is its default, the last has no prefix cache.
 
     Raises:
         TreeError: a file of the tree can't be read.
     """
-    arguments = "".join(_texts(tree, _ARGUMENTS))
+    arguments = text_of(tree, *_ARGUMENTS)
     match = _TRACKED.search(arguments)
     tracked = match is not None and f'"{architecture}"' in match[0]
-    skips = f"{_SKIPS} = EnvBool(False)" in "".join(_texts(tree, (_ENVIRON,)))
+    skips = f"{_SKIPS} = EnvBool(False)" in text_of(tree, _ENVIRON)
     lazy = "--mamba-radix-cache-strategy extra_buffer_lazy"
     all_ways = [Way("", 5 if tracked else 3)]
     if tracked:
         has_lazy = '"extra_buffer_lazy"' in arguments
         if skips:
-            all_ways.append(Way(f"{_SKIPS}=1", 4, ("skip",)))
+            all_ways.append(Way(f"{_SKIPS}=1", 4, (_OF_SKIP,)))
         if has_lazy:
-            all_ways.append(Way(lazy, 4, ("lazy",)))
+            all_ways.append(Way(lazy, 4, (_OF_LAZY,)))
         if skips and has_lazy:
-            all_ways.append(Way(f"{_SKIPS}=1 {lazy}", 3, ("skip", "lazy")))
+            all_ways.append(Way(f"{_SKIPS}=1 {lazy}", 3, (_OF_SKIP, _OF_LAZY)))
         without = "--mamba-radix-cache-strategy no_buffer --disable-overlap-schedule"
-        all_ways.append(Way(without, 3, ("no_buffer",)))
-    all_ways.append(Way("--disable-radix-cache", 1, ("no_cache",)))
+        all_ways.append(Way(without, 3, (_OF_NO_BUFFER,)))
+    all_ways.append(Way("--disable-radix-cache", 1, (_OF_NO_CACHE,)))
     return all_ways
-
-
-def _texts(tree: Tree, modules: tuple[str, ...]) -> Iterator[str]:
-    for module in modules:
-        path = tree.path(module)
-        if path is None:
-            continue
-        try:
-            yield path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise TreeError(f"{path} can't be read: {error}") from error

@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...sets.swa.pool_ratio.sizes import STOCK_RATIO, Needs, fit
-
-NEEDS_REQUESTS = (
-    "the model has a sliding window: --max-running-requests is missing, its pool depends on it"
-)
-"""The reason if the number of requests is missing."""
+from .server import Server
 
 
 @dataclass(frozen=True)
@@ -44,32 +40,16 @@ class Hint:
         )
 
 
-def hint(
-    model: Mapping[str, Any],
-    *,
-    requests: int | None,
-    kv_bytes: int,
-    page_size: int = 1,
-    tensor_parallel: int = 1,
-    value_bytes: int = 2,
-    interval: int = 128,
-    chunked_prefill: int = 8192,
-    prefix_cache: bool = True,
-    ratio: float = STOCK_RATIO,
-) -> Hint:
+def hint(model: Mapping[str, Any], server: Server, *, interval: int = 128) -> Hint:
     """The ``--swa-full-tokens-ratio`` that fits most tokens, and how many.
 
     Args:
         model: the model's ``config.json``; for a multimodal model, its text part is used.
-        requests: ``--max-running-requests``; None if it is not given.
-        kv_bytes: memory for KV on one GPU.
-        page_size: in tokens.
-        tensor_parallel: the number of GPUs that share the KV heads.
-        value_bytes: bytes of one value: 2 for bfloat16, 1 for fp8.
+        server: the options.
         interval: steps between two evictions (``SGLANG_SWA_EVICTION_INTERVAL``).
-        chunked_prefill: ``--chunked-prefill-size``, in tokens.
-        prefix_cache: whether the radix cache is on.
-        ratio: the server's present ratio.
+
+    Raises:
+        ModelError: there is a window pool, and the number of requests is missing.
     """
     text: Mapping[str, Any] = model.get("text_config") or model
     window = text.get("sliding_window")
@@ -78,26 +58,32 @@ def hint(
         return Hint(reason="the model has no sliding window")
     if not kinds[0]:
         return Hint(reason="every layer has a sliding window: there is no other pool")
-    if requests is None:
-        return Hint(reason=NEEDS_REQUESTS)
-    heads = max(1, int(text["num_key_value_heads"]) // tensor_parallel)
+    requests = server.needed("max_running_requests", "the model has a sliding window")
+    heads = max(1, int(text["num_key_value_heads"]) // server.tp_size)
     head = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
-    a_layer = heads * head * 2 * value_bytes
+    a_layer = heads * head * 2 * server.kv_cache_bytes
     needs = Needs(
         requests=requests,
         window=window,
-        page_size=page_size,
+        page_size=server.page_size,
         interval=interval,
         a_step=1,
-        ahead=page_size,
-        chunks=2 * chunked_prefill,
-        tails=None if prefix_cache else 0,
+        ahead=server.page_size,
+        chunks=2 * server.chunked_prefill_size,
+        tails=0 if server.disable_radix_cache else None,
     )
-    cells = {"full_cell": kinds[0] * a_layer, "swa_cell": kinds[1] * a_layer}
-    pools = fit(needs, **cells, ratio=ratio, available=kv_bytes)
+    full_cell, swa_cell = (layers * a_layer for layers in kinds)
+    pools = fit(
+        needs,
+        full_cell=full_cell,
+        swa_cell=swa_cell,
+        ratio=STOCK_RATIO,
+        available=server.available,
+    )
     if pools is None:
-        return Hint(reason=f"{requests} requests need no less than --swa-full-tokens-ratio {ratio}")
-    stock = int(kv_bytes / (cells["full_cell"] + ratio * cells["swa_cell"]))
+        least = f"--swa-full-tokens-ratio {STOCK_RATIO}"
+        return Hint(reason=f"{requests} requests need no less than {least}")
+    stock = int(server.available / (full_cell + STOCK_RATIO * swa_cell))
     return Hint(pools.ratio, stock, pools.full, pools.swa)
 
 

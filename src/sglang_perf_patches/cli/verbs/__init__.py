@@ -43,6 +43,19 @@ def tree_at(path: str | None = None, version: str | None = None) -> source.Tree:
     return source.installed()
 
 
+def text_of(tree: source.Tree, *modules: str) -> str:
+    """The source of those of these modules that a tree has.
+
+    Raises:
+        TreeError: a file can't be read.
+    """
+    paths = filter(None, map(tree.path, modules))
+    try:
+        return "".join(path.read_text(encoding="utf-8") for path in paths)
+    except (OSError, UnicodeDecodeError) as error:
+        raise source.TreeError(f"the source of sglang can't be read: {error}") from error
+
+
 def judged(tree: source.Tree) -> list[Verdict]:
     """The verdict on every patch, in declared order."""
     return verdict.judge_each(sets.load(), tree)

@@ -50,13 +50,13 @@ def run(args: argparse.Namespace, *, in_short: bool) -> int:
     gpu = _gpu(args.gpu, asked)
     tree = tree_at(args.sglang_path, args.sglang_version)
     selection = selected(asked.environment.get(switch.VARIABLE, "all"))
-    answered = answer.ask(asked, gpu, tree)
+    setup, conditions = answer.ask(asked, gpu, tree)
     verdicts = judged(tree)
-    found = answer.fates(selection, verdicts, answered.setup)
+    found = answer.fates(selection, verdicts, setup)
     live = {one.patch for one in found if one.state == LIVE}
-    known = faults.found(tree.version, answered.faults, live)
+    known = faults.found(tree.version, conditions, live)
     if args.json:
-        data = _data(asked, gpu, tree, selection, answered.setup, found)
+        data = _data(asked, gpu, tree, selection, setup, found)
         print(json.dumps({**data, "faults": [one.data for one in known]}, indent=2))
     else:
         shown = [one for one in found if args.all or _is_shown(one, in_short=in_short)]
@@ -133,7 +133,6 @@ def _data(
     setup: Setup,
     found: Sequence[Fate],
 ) -> Mapping[str, Any]:
-    shorts = {one.patch: patch_page.read(one.patch).on(tree.version) for one in found}
     return {
         "sglang": {"version": tree.version, "path": str(tree.root)},
         "selection": selection.text,
@@ -146,8 +145,9 @@ def _data(
                 "state": one.state,
                 "reason": one.reason,
                 "if_chosen": one.would or one.state,
-                "short": short._asdict() if (short := shorts[one.patch]) else None,
+                "short": short and short._asdict(),
             }
             for one in found
+            for short in [patch_page.read(one.patch).on(tree.version)]
         ],
     }

@@ -59,12 +59,12 @@ def run(args: argparse.Namespace) -> int:
     if args.sglang_path is None and args.sglang_version is None:
         if args.model is None:
             return health.run(as_json=args.json)
-        alone = sizing.Hints.of(args)
-        print(json.dumps(alone.data, indent=2) if args.json else alone.text)
+        hints, said = sizing.hints(args)
+        print(json.dumps(hints, indent=2) if args.json else said)
         return 0
     selection = selected()
     there = tree_at(args.sglang_path, args.sglang_version)
-    hints = sizing.Hints.of(args, there) if args.model is not None else None
+    hints, said = ({}, "") if args.model is None else sizing.hints(args, there)
     verdicts, switches = judged(there), stock_switches.of(there)
     here, prospects = None, []
     with contextlib.suppress(TreeError):
@@ -94,12 +94,9 @@ def run(args: argparse.Namespace) -> int:
                 for one, change, before in pairs or [(one, None, None) for one in verdicts]
             ],
             "lost": lost,
-            "stock_switches": [
-                {name: each.data[name] for name in ("name", "gains", "costs", "measure")}
-                for each in switches
-            ],
+            "stock_switches": [each.data for each in switches],
             "faults": [Found(one, is_sure=False).data for one in of_release(there.version)],
-            **(hints.data if hints else {}),
+            **hints,
         }
         print(json.dumps(data, indent=2))
         return 1 if lost else 0
@@ -125,6 +122,6 @@ def run(args: argparse.Namespace) -> int:
             f"{more} more do not change: add --all" if more else "",
         ]
     known = known_faults.of_upgrade(here.version if here else None, there.version)
-    parts += [known, stock_switches.text(switches), hints.text if hints else ""]
+    parts += [known, stock_switches.text(switches), said]
     print("\n\n".join(filter(None, parts)))
     return 1 if lost else 0

@@ -15,7 +15,7 @@ from ...faults import Found, of_release
 from ...model.feature import flag_in
 from ...model.selection import TROUBLE, Selection
 from ...telemetry import records, summary
-from .. import entry_point, machine, render
+from .. import entry_point, render
 from ..table import READY
 from . import (
     any_is_lost,
@@ -59,7 +59,7 @@ def run(*, as_json: bool) -> int:
     here = f"sglang-perf-patches {__version__} next to sglang {tree.version}"
     installed = Check("installed", "ok", f"{here}, Python {platform.python_version()}")
     checks = [installed, _loaded(tree), _chosen(tree, selection), *_servers()]
-    switches = stock_switches.of(tree, with_gpu=machine.has_gpu(), with_mlx=machine.has_mlx())
+    switches = stock_switches.of(tree, is_here=True)
     is_bad = any(check.word == "bad" for check in checks)
     if as_json:
         data = {

@@ -147,7 +147,7 @@ def _prospect(judged: Verdict, selection: Selection, *, is_here: bool) -> tuple[
     if is_chosen and judged.word == REFUSED:
         return REFUSED, judged.reason
     if is_here and (lacking := machine.lacking(patch)):
-        return f"{NEEDS} {lacking[0]}", f"{'' if is_chosen else 'not chosen; '}{patch.summary}"
+        return f"{NEEDS} {lacking}", f"{'' if is_chosen else 'not chosen; '}{patch.summary}"
     off = OFF if patch.is_default else OPT_IN
     return READY if is_chosen else off, patch.summary
 

@@ -7,13 +7,14 @@ graphs and the MLX options were also measured, see ``tests/benchmarks/results/st
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ...compat.source import Tree, TreeError
-from .. import render
-from . import measured_by
+from .. import machine, render
+from . import measured_by, text_of
 
 _ENVIRON = "sglang.srt.environ"
 _CACHE_ACTIONS = "sglang.srt.mem_cache.unified_cache.cache_action"
@@ -30,10 +31,9 @@ class Switch:
         name: how an operator turns it on.
         gains: what it does, and for whom.
         costs: what it costs, or where it has no effect.
-        of_gpu: whether it only has an effect on a GPU.
-        of_mlx: whether it only has an effect with MLX.
         module: the module whose source shows that a release has it.
         marker: the text there that shows it, and that it is off by default.
+        needs: what a machine must have for it to have an effect (see `machine.has`).
     """
 
     name: str
@@ -41,8 +41,7 @@ class Switch:
     costs: str
     module: str
     marker: str
-    of_gpu: bool = True
-    of_mlx: bool = False
+    needs: tuple[str, ...] = (machine.GPU,)
 
     @property
     def command(self) -> str:
@@ -52,12 +51,14 @@ class Switch:
     @property
     def data(self) -> dict[str, Any]:
         """As a JSON object."""
-        return asdict(self) | {"measure": self.command}
+        return {"name": self.name, "gains": self.gains, "costs": self.costs} | {
+            "measure": self.command
+        }
 
 
-def _off(variable: str, gains: str, costs: str, *, of_gpu: bool = True) -> Switch:
+def _off(variable: str, gains: str, costs: str, needs: tuple[str, ...] = (machine.GPU,)) -> Switch:
     marker = f"{variable} = EnvBool(False)"
-    return Switch(f"{variable}=1", gains, costs, _ENVIRON, marker, of_gpu)
+    return Switch(f"{variable}=1", gains, costs, _ENVIRON, marker, needs)
 
 
 SWITCHES = (
@@ -86,7 +87,7 @@ SWITCHES = (
         "each running request of a hybrid model holds one state slot less, so more can run",
         "the state of a matched prefix may be evicted while its request decodes. No effect without "
         "the unified tree",
-        of_gpu=False,
+        needs=(),
     ),
     Switch(
         "--mamba-max-states-per-path 1",
@@ -95,7 +96,7 @@ SWITCHES = (
         "the first request that branches off inside a prefix computes the prefix again",
         _CACHE_ACTIONS,
         "class MambaEvictExcessPathStates",
-        of_gpu=False,
+        needs=(),
     ),
     Switch(
         "--cuda-graph-backend-prefill full",
@@ -126,30 +127,24 @@ SWITCHES = (
         "a single client got 0.59 to 1.12 times the tokens per second. No effect on Metal",
         _MLX,
         "class MlxModelRunner",
-        of_mlx=True,
+        needs=(machine.GPU, machine.MLX),
     ),
 )
 
 
-def of(tree: Tree, *, with_gpu: bool = True, with_mlx: bool = True) -> list[Switch]:
+def of(tree: Tree, *, is_here: bool = False) -> list[Switch]:
     """The switches that a tree has, without those in files that can't be read.
 
     Args:
         tree: the tree.
-        with_gpu: whether to include those that need a GPU.
-        with_mlx: whether to include those that need MLX.
+        is_here: whether to leave out those that have no effect on this machine.
     """
     present = []
     for switch in SWITCHES:
-        try:
-            path = tree.path(switch.module)
-            text = path.read_text(encoding="utf-8") if path else ""
-        except (TreeError, OSError, UnicodeDecodeError):
-            continue
-        is_of_use = (with_gpu or not switch.of_gpu) and (with_mlx or not switch.of_mlx)
-        if is_of_use and switch.marker in text:
-            present.append(switch)
-    return present
+        with contextlib.suppress(TreeError):
+            if switch.marker in text_of(tree, switch.module):
+                present.append(switch)
+    return [one for one in present if not is_here or all(map(machine.has, one.needs))]
 
 
 def text(switches: Sequence[Switch], where: str = "there") -> str:

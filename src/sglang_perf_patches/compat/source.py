@@ -11,7 +11,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES
 from pathlib import Path
@@ -190,57 +190,39 @@ class Tree:
         return None
 
     def _look_up(self, reference: str) -> Definition | None:
-        def restored(path: Path, kept: Any) -> Definition | None:
-            return None if kept is None else _from_kept(reference, path, kept)
-
-        def to_keep(definition: Definition | None) -> Any:
-            return None if definition is None else _to_keep(definition)
-
-        return self._read("definition", reference, restored, to_keep)
+        return self._read("definition", reference, lambda path, kept: _made(reference, path, kept))
 
     def _class_body(self, reference: str) -> ClassBody | None:
-        def restored(path: Path, kept: Any) -> ClassBody | None:
-            return None if kept is None else ClassBody(kept[0], tuple(kept[1]), dict(kept[2]))
-
-        def to_keep(body: ClassBody | None) -> Any:
-            return None if body is None else [body.own, body.bases, body.constants]
-
-        return self._read("class_body", reference, restored, to_keep)
+        return self._read("class_body", reference, lambda _, kept: ClassBody(*kept))
 
     def _read(
-        self,
-        what: str,
-        reference: str,
-        restored: Callable[[Path, Any], _Found | None],
-        to_keep: Callable[[_Found | None], Any],
+        self, what: str, reference: str, made: Callable[[Path, Any], _Found]
     ) -> _Found | None:
         """Call a method of `parsing.Module`, or take its result from the cache.
 
         Args:
             what: the name of the method.
             reference: its argument.
-            restored: makes the result from the file's path and a cached value.
-            to_keep: makes the value to cache.
+            made: makes the result from the file's path and what the method returned.
         """
         module = module_of(reference)
         path = self.path(module)
         if path is None:
             return None
         name = f"{what}:{reference}"
-        if self.cache is not None:
-            kept = self.cache.get(path, name)
-            if kept is not NOTHING:
-                try:
-                    return restored(path, kept)
-                except (TypeError, ValueError, LookupError, AttributeError):
-                    pass  # damaged: parse again
+        kept = NOTHING if self.cache is None else self.cache.get(path, name)
+        if kept is not NOTHING:
+            try:
+                return None if kept is None else made(path, kept)
+            except (TypeError, ValueError, LookupError, AttributeError):
+                pass  # damaged: parse again
         try:
-            found: _Found | None = getattr(self._parsed(module, path), what)(reference)
+            found = getattr(self._parsed(module, path), what)(reference)
         except RecursionError as error:
             raise TreeError(f"{path} is nested too deep") from error
         if self.cache is not None:
-            self.cache.put(path, name, to_keep(found))
-        return found
+            self.cache.put(path, name, found)
+        return None if found is None else made(path, found)
 
     def _with_read(self, definition: Definition) -> Definition:
         """Add what a definition reads from classes and other files to its parts and values."""
@@ -285,24 +267,17 @@ class Tree:
         from .parsing import Module
 
         if module not in self._modules:
-            self._modules[module] = Module(path)
+            self._modules[module] = Module(path, module)
         return self._modules[module]
 
 
-def _to_keep(definition: Definition) -> dict[str, Any]:
-    """A definition as a JSON value; `_from_kept` is the inverse."""
-    known = {"reference", "path", "members"}
-    kept = {each.name: getattr(definition, each.name) for each in fields(definition)}
-    members = {member.reference: _to_keep(member) for member in definition.members}
-    return {**{name: kept[name] for name in kept if name not in known}, "members": members}
-
-
-def _from_kept(reference: str, path: Path, kept: dict[str, Any]) -> Definition:
+def _made(reference: str, path: Path, kept: dict[str, Any]) -> Definition:
+    """A definition from what `parsing.Module.definition` returned, also after a way by JSON."""
     lists = {
         "lines": tuple((int(first), int(last)) for first, last in kept["lines"]),
         "bases": tuple(kept["bases"]),
         "classes": {name: tuple(read) for name, read in kept["classes"].items()},
-        "members": tuple(_from_kept(name, path, each) for name, each in kept["members"].items()),
+        "members": tuple(_made(name, path, each) for name, each in kept["members"].items()),
     }
     return Definition(**{**kept, **lists, "reference": reference, "path": path})
 

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import py_compile
-import subprocess
-import sys
-import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -257,39 +252,3 @@ def test_a_pyc_of_another_text_is_a_conflict(throwaway: Throwaway) -> None:
         UNKNOWN.format(change="assert a.Worker().step(1) == 3", patch="one.step")
         + "\nassert a.Worker().step(1) == 3 and a.helper(1) == 1001\n"
     )
-
-
-def test_what_was_compared_is_kept_for_later_processes(throwaway: Throwaway) -> None:
-    home = throwaway.site.parent / "home"
-    old = time.time() - 60
-    for path in throwaway.site.rglob("*.py"):
-        os.utime(path, (old, old))
-    time.sleep(2.1)  # a file that was just made may be made again within one tick of its clock
-    script = """
-        import sys
-        from throwaway_patches import *
-        use(STEP, HELPER, tree=source.installed())
-        from sglang_perf_patches.live import compiled, engine
-        calls = []
-        by_compiling = compiled.is_compiled_from
-        compiled.is_compiled_from = lambda *words: calls.append(words) or by_compiling(*words)
-        import sglang.srt.a as a
-        if "other" in sys.argv:
-            a.helper.__code__ = a.helper.__code__.replace(co_consts=(None, "other"))
-        print(*(state.state for state in engine.activate("all").patches), len(calls))
-        engine.look_again()       # keeps what was compared
-    """
-    words = [sys.executable, "-c", textwrap.dedent(script)]
-
-    def run(*more: str) -> str:
-        environment = throwaway.environment(XDG_CACHE_HOME=str(home))
-        done = subprocess.run([*words, *more], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    assert run() == "live live 2"
-    assert run() == "live live 0"
-    assert run("other") == "live conflict 1"
-    path = throwaway.site / "sglang" / "srt" / "a.py"
-    path.write_text(path.read_text() + "\n# changed\n")
-    assert run() == "live live 2"

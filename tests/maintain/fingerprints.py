@@ -14,7 +14,6 @@ leaves alone applies there already.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import lzma
 import re
@@ -26,7 +25,6 @@ from typing import Any
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import downloads
 from sglang_perf_patches.compat import shipped, source, verdict
-from sglang_perf_patches.compat.cache import NOTHING, Cache
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import PatchSet
 
@@ -83,29 +81,11 @@ def read_of_releases() -> dict[str, dict[str, Any]]:
     """What `compat` reads of the files of all releases for all sets, as `shipped` calls them."""
     found: dict[str, dict[str, Any]] = {}
     for release in releases.KNOWN:
-        tree = source.Tree(source.find(downloads.tree(release)), recorder := _Recorder())
+        tree = source.Tree(source.find(downloads.tree(release)), table=dict)
         verdict.judge_each(sets.load(), tree)
-        for path, values in recorder.values.items():
-            stamp = hashlib.sha256(path.read_bytes()).hexdigest()
-            key = shipped.key(stamp, path.relative_to(tree.root).as_posix())
-            found.setdefault(key, {}).update(json.loads(json.dumps(values)))
+        for path, values in tree.read.items():
+            found.setdefault(shipped.key(path, tree.root), {}).update(values)
     return found
-
-
-class _Recorder(Cache):
-    """Takes what is read of a tree, and gives nothing."""
-
-    def __init__(self) -> None:
-        self.values: dict[Path, dict[str, Any]] = {}
-
-    def get(self, path: Path, name: str) -> Any:
-        return NOTHING
-
-    def put(self, path: Path, name: str, value: Any) -> None:
-        self.values.setdefault(path, {})[name] = value
-
-    def save(self) -> None:
-        pass
 
 
 def report(patch_sets: Sequence[PatchSet], tree: source.Tree) -> str:

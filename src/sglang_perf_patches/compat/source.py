@@ -8,9 +8,10 @@ the file don't count.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..model.patch import module_of
-from .cache import NOTHING, Cache
+from . import shipped
 from .definition import (
     ClassBody,
     Definition,
@@ -51,23 +52,21 @@ __all__ = [
 
 
 def installed() -> Tree:
-    """The tree that this interpreter would import, with a cache.
+    """The tree that this interpreter would import.
 
     Raises:
         TreeError: there is none.
     """
-    root = find_installed()
-    return Tree(root, Cache(root))
+    return Tree(find_installed())
 
 
 def at(path: str | Path) -> Tree:
-    """The tree at `path` (see `find`), with a cache.
+    """The tree at `path` (see `find`).
 
     Raises:
         TreeError: there is none.
     """
-    root = find(path)
-    return Tree(root, Cache(root))
+    return Tree(find(path))
 
 
 def find(path: str | Path) -> Path:
@@ -110,12 +109,13 @@ class Tree:
 
     Attributes:
         root: the package folder itself (see `find`).
-        cache: keeps what was parsed for later processes; None parses every file.
+        read: file → what was read of it, as `shipped` has it.
     """
 
-    def __init__(self, root: Path, cache: Cache | None = None) -> None:
+    def __init__(self, root: Path, table: Callable[[], Mapping[str, str]] = shipped.table) -> None:
         self.root = root
-        self.cache = cache
+        self.read: dict[Path, dict[str, Any]] = {}
+        self._read_table = table
         self._paths: dict[str, Path | None] = {}
         self._modules: dict[str, Module] = {}
         self._definitions: dict[str, Definition | None] = {}
@@ -167,11 +167,6 @@ class Tree:
                 raise
         return self._definitions[reference]
 
-    def save(self) -> None:
-        """Write what was parsed to the cache, if there is one."""
-        if self.cache is not None:
-            self.cache.save()
-
     def _path(self, module: str) -> Path | None:
         below = self.root.joinpath(*module.split(".")[1:])
         try:
@@ -198,7 +193,7 @@ class Tree:
     def _read(
         self, what: str, reference: str, made: Callable[[Path, Any], _Found]
     ) -> _Found | None:
-        """Call a method of `parsing.Module`, or take its result from the cache.
+        """Call a method of `parsing.Module`, or take its result from the table.
 
         Args:
             what: the name of the method.
@@ -209,20 +204,27 @@ class Tree:
         path = self.path(module)
         if path is None:
             return None
+        kept = self._read_of(path)
         name = f"{what}:{reference}"
-        kept = NOTHING if self.cache is None else self.cache.get(path, name)
-        if kept is not NOTHING:
+        if name not in kept:
             try:
-                return None if kept is None else made(path, kept)
-            except (TypeError, ValueError, LookupError, AttributeError):
-                pass  # damaged: parse again
-        try:
-            found = getattr(self._parsed(module, path), what)(reference)
-        except RecursionError as error:
-            raise TreeError(f"{path} is nested too deep") from error
-        if self.cache is not None:
-            self.cache.put(path, name, found)
-        return None if found is None else made(path, found)
+                kept[name] = getattr(self._parsed(module, path), what)(reference)
+            except RecursionError as error:
+                raise TreeError(f"{path} is nested too deep") from error
+        return None if kept[name] is None else made(path, kept[name])
+
+    def _read_of(self, path: Path) -> dict[str, Any]:
+        if path not in self.read:
+            try:
+                key = shipped.key(path, self.root)
+            except OSError as error:
+                raise TreeError(f"{path} can't be read: {error.strerror or error}") from error
+            self.read[path] = json.loads(self._table.get(key, "{}"))
+        return self.read[path]
+
+    @cached_property
+    def _table(self) -> Mapping[str, str]:
+        return self._read_table()
 
     def _with_read(self, definition: Definition) -> Definition:
         """Add what a definition reads from classes and other files to its parts and values."""

@@ -20,11 +20,7 @@ OF_NAME = "of "
 
 
 class TreeError(OperatorError, ValueError):
-    """The path is not a sglang tree, or a file of it can't be read or parsed."""
-
-
-class NoSourceError(TreeError):
-    """A module exists, but without its source."""
+    """The path is not a sglang tree, or a file of it can't be read or parsed, or is missing."""
 
 
 class ClassBody(NamedTuple):

@@ -23,7 +23,6 @@ from . import shipped
 from .definition import (
     ClassBody,
     Definition,
-    NoSourceError,
     TreeError,
     digest_of,
     lines_of,
@@ -38,7 +37,6 @@ _Found = TypeVar("_Found")
 
 __all__ = [
     "Definition",
-    "NoSourceError",
     "Tree",
     "TreeError",
     "at",
@@ -80,9 +78,6 @@ def find(path: str | Path) -> Path:
         for candidate in (place / "python" / "sglang", place / "sglang", place):
             if (candidate / "srt").is_dir() and _is_package(candidate):
                 return candidate.resolve()
-        archive = _archive(place)
-        if archive and _holds_sglang(archive):
-            return archive.resolve() / "sglang"
     except OSError as error:
         raise TreeError(f"{place} can't be read: {error.strerror or error}") from error
     raise TreeError(f"{place} is not a sglang tree: it has no sglang package with a folder 'srt'")
@@ -99,7 +94,7 @@ def find_installed() -> Path:
     except (ImportError, ValueError):
         spec = None
     for place in (spec.submodule_search_locations or ()) if spec else ():
-        if (Path(place) / "srt").is_dir() or _archive(Path(place)):
+        if (Path(place) / "srt").is_dir():
             return Path(place).resolve()
     raise TreeError("sglang is not installed for this Python; use one that has it")
 
@@ -143,8 +138,7 @@ class Tree:
         """The file of a module such as ``sglang.srt.utils``; None if there is no such module.
 
         Raises:
-            TreeError: a folder on the way can't be read.
-            NoSourceError: the module exists without its source.
+            TreeError: a folder on the way can't be read, or the module exists without its source.
         """
         if module not in self._paths:
             self._paths[module] = self._path(module)
@@ -154,8 +148,7 @@ class Tree:
         """The definition at a reference; None if the module or the name is missing.
 
         Raises:
-            TreeError: the file can't be read or parsed.
-            NoSourceError: the module exists without its source.
+            TreeError: the file can't be read or parsed, or the module exists without its source.
         """
         if reference not in self._definitions:
             self._definitions[reference] = None  # ends the recursion of circular imports
@@ -173,13 +166,10 @@ class Tree:
             for candidate in (below / "__init__.py", below.with_suffix(".py")):
                 if candidate.is_file():
                     return candidate
-            archive = _archive(self.root)
-            if archive:
-                raise NoSourceError(f"no source: sglang is in the archive {archive}")
             for suffix in (*BYTECODE_SUFFIXES, *EXTENSION_SUFFIXES):
                 for stem in (below / "__init__", below):
                     if os.path.isfile(f"{stem}{suffix}"):
-                        raise NoSourceError(f"no source: {module} has only {stem}{suffix}")
+                        raise TreeError(f"no source: {module} has only {stem}{suffix}")
         except OSError as error:
             raise TreeError(f"{below} can't be read: {error.strerror or error}") from error
         return None
@@ -286,19 +276,3 @@ def _made(reference: str, path: Path, kept: dict[str, Any]) -> Definition:
 
 def _is_package(folder: Path) -> bool:
     return any((folder / f"__init__{suffix}").is_file() for suffix in (".py", *BYTECODE_SUFFIXES))
-
-
-def _holds_sglang(archive: Path) -> bool:
-    import zipfile
-
-    if not zipfile.is_zipfile(archive):
-        return False
-    with zipfile.ZipFile(archive) as opened:
-        return any(name.startswith("sglang/srt/") for name in opened.namelist())
-
-
-def _archive(place: Path) -> Path | None:
-    """The file that `place` is, or is inside, such as a zip archive on ``sys.path``; else None."""
-    if place.is_dir():
-        return None
-    return next((path for path in (place, *place.parents) if path.is_file()), None)

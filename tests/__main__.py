@@ -27,8 +27,8 @@ FOLDER = ROOT / ".venv"
 QUICK = tuple(
     f"tests/framework/test_{name}.py"
     for name in (
-        *("cache", "description", "gains", "imports", "known", "naming", "patch_page", "quotes"),
-        *("selection", "slots", "source", "verdict", "worth", "wrappers"),
+        *("description", "gains", "imports", "known", "naming", "patch_page", "quotes"),
+        *("selection", "slots", "source", "table", "verdict", "worth", "wrappers"),
     )
 )
 """The tests of ``quick``: what needs no network and starts few processes."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import py_compile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -238,34 +236,3 @@ def test_a_pyc_of_another_text_is_a_conflict(throwaway: Throwaway) -> None:
     change = "assert a.Worker().step(1) == 3"
     script = UNKNOWN.format(change=change, patch="one.step", name="Worker.step")
     throwaway.play(f"{script}{change} and a.helper(1) == 1001\n")
-
-
-def test_what_was_compared_is_kept_for_later_processes(throwaway: Throwaway) -> None:
-    home = throwaway.site.parent / "home"
-    old = time.time() - 60
-    for path in throwaway.site.rglob("*.py"):
-        os.utime(path, (old, old))
-    time.sleep(2.1)  # a file that was just made may be made again within one tick of its clock
-    script = """
-use(STEP, HELPER, tree=source.installed())
-from sglang_perf_patches.live import compiled
-calls = []
-by_compiling = compiled.is_compiled_from
-compiled.is_compiled_from = lambda *words: calls.append(words) or by_compiling(*words)
-import sglang.srt.a as a
-{change}
-print(*(state.state for state in engine.activate("all").patches), len(calls))
-engine.look_again()       # keeps what was compared
-"""
-
-    def run(change: str = "") -> str:
-        done = throwaway.play(script.replace("{change}", change), XDG_CACHE_HOME=str(home))
-        return done.stdout.strip()
-
-    assert run() == "live live 2"
-    assert run() == "live live 0"
-    other = "a.helper.__code__ = a.helper.__code__.replace(co_consts=(None, 'other'))"
-    assert run(other) == "live conflict 1"
-    path = throwaway.site / "sglang" / "srt" / "a.py"
-    path.write_text(path.read_text() + "\n# changed\n")
-    assert run() == "live live 2"

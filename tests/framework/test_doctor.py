@@ -1,4 +1,4 @@
-"""``doctor`` and ``fingerprints --report``: what another sglang means for the patches."""
+"""``doctor``: what another sglang means for the patches."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from sglang_perf_patches.cli import downloads, machine
 from sglang_perf_patches.cli.verbs import stock_switches
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.model import releases
-from sglang_perf_patches.model.patch import Patch, PatchSet, Variant
-from tests.maintain import fingerprints
 
 SETS = """
 import throwaway_patches as t
@@ -200,31 +198,6 @@ def test_bad_input_is_exit_2(throwaway: Throwaway, other: Path, words: tuple[str
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("sglang-perf-patches")
-
-
-def declared(tree: source.Tree) -> PatchSet:
-    """A set whose only patch is known as the tree has it."""
-    references = ("sglang.srt.a:Worker.step", "sglang.srt.a:helper")
-    texts = {name: name for name in ("summary",)}
-    variant = Variant(releases=("1.0",), install="none:none", targets=references)
-    known = {
-        reference: {definition.digest: ("1.0",)}
-        for reference in references
-        if (definition := tree.definition(reference))
-    }
-    return PatchSet("one", "one", (Patch(id="one.step", variants=(variant,), **texts),), known)
-
-
-def test_a_report_says_what_a_new_release_changes(throwaway: Throwaway, other: Path) -> None:
-    patch_set = declared(source.Tree(throwaway.site / "sglang"))
-    same = fingerprints.report([patch_set], source.Tree(other)).splitlines()
-    assert len(same) == 2
-    assert "applies" in same[1]
-
-    change(other, "a.py", "return x * scale", "return scale * x")
-    told = fingerprints.report([patch_set], source.Tree(other)).splitlines()
-    assert "refused" in told[1]
-    assert told[-1] == "  one.step: sglang.srt.a:helper"
 
 
 def test_without_pip_a_release_can_not_be_fetched_and_the_reason_is_told(

@@ -78,7 +78,7 @@ def struck(outcomes: list[dict[str, Any]], *modules: str) -> list[dict[str, Any]
                 "telemetry/recorder",
             ),
         ),
-        ("compat/,sets/", ("compat/cache", "compat/parsing", "compat/source", "compat/verdict")),
+        ("compat/,sets/", ("compat/parsing", "compat/source", "compat/verdict")),
     ],
 )
 def test_a_fault_at_any_call_leaves_stock_or_patched(

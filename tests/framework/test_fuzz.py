@@ -20,7 +20,6 @@ import tiers
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import downloads, main
 from sglang_perf_patches.compat import source, verdict
-from sglang_perf_patches.compat.cache import Cache
 from sglang_perf_patches.model.patch import Patch, PatchSet, Variant, by_id, module_of, qualname_of
 from sglang_perf_patches.model.selection import Selection, SelectionError, parse
 from sglang_perf_patches.model.switch import is_off
@@ -360,42 +359,34 @@ def test_a_path_that_is_no_tree(
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What verdicts read of one release, to be mangled and restored, and a cache of it.
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What verdicts read of one release, to be mangled and restored.
 
-    So only the file that is mangled is parsed again.
+    Only the file that is mangled is parsed: the package knows the others.
     """
     whole = source.Tree(source.find(downloads.tree("0.5.17")))
     verdict.judge_each(sets.load(), whole)
     root = tmp_path_factory.mktemp("release") / "sglang"
-    for module in (*whole._modules, "sglang", "sglang.version", "sglang._version"):
-        path = whole.path(module)
-        if path:
-            target = root / path.relative_to(whole.root)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, target)
-    caches = str(tmp_path_factory.mktemp("caches"))
-    with mock.patch.dict(os.environ, XDG_CACHE_HOME=caches):
-        tree = kept(root)
-        verdict.judge_each(sets.load(), tree)
-        tree.save()
-        yield root
-
-
-def kept(root: Path) -> source.Tree:
-    return source.Tree(root, Cache(root))
+    versions = filter(None, map(whole.path, ("sglang", "sglang.version", "sglang._version")))
+    for path in (*whole.read, *versions):
+        target = root / path.relative_to(whole.root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    return root
 
 
 @settings(PATIENT, max_examples=40 * int(os.environ.get(tiers.DEPTH, "4")))
 @given(data=st.data())
 def test_a_mangled_release(copy: Path, data: st.DataObject) -> None:
-    before = {judged.patch.id: judged for judged in verdict.judge_each(sets.load(), kept(copy))}
+    before = {
+        judged.patch.id: judged for judged in verdict.judge_each(sets.load(), source.Tree(copy))
+    }
     path = data.draw(st.sampled_from(sorted(copy.rglob("*.py"))))
     whole = path.read_bytes()
     text = data.draw(mangled_bytes(whole))
     path.write_bytes(text)
     try:
-        after = verdict.judge_each(sets.load(), kept(copy))
+        after = verdict.judge_each(sets.load(), source.Tree(copy))
     finally:
         path.write_bytes(whole)
     meant = functools.cache(meaning)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import compileall
 import json
 import os
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,34 +92,14 @@ def test_one_file_that_can_not_be_read_leaves_the_other_patches(
     agree(both_words)
 
 
-def compiled_only(throwaway: Throwaway) -> dict[str, str]:
+def test_a_tree_without_sources_is_refused_and_never_absent(
+    throwaway: Throwaway, both: Callable[..., Both]
+) -> None:
     package = throwaway.site / "sglang"
     assert compileall.compile_dir(package, legacy=True, quiet=2)
     for path in package.rglob("*.py"):
         path.unlink()
-    return {}
-
-
-def zipped(throwaway: Throwaway) -> dict[str, str]:
-    package = throwaway.site / "sglang"
-    archive = throwaway.site.parent / "packages.zip"
-    with zipfile.ZipFile(archive, "w") as opened:
-        for path in sorted(package.rglob("*.py")):
-            opened.write(path, path.relative_to(throwaway.site))
-            path.unlink()
-    for folder in (package / "srt", package):
-        folder.rmdir()
-    places = [str(archive), str(throwaway.site), str(REPOSITORY / "src")]
-    return {"PYTHONPATH": os.pathsep.join(places)}
-
-
-@pytest.mark.parametrize("strip", [compiled_only, zipped])
-def test_a_tree_without_sources_is_refused_and_never_absent(
-    throwaway: Throwaway,
-    both: Callable[..., Both],
-    strip: Callable[[Throwaway], dict[str, str]],
-) -> None:
-    both_words = both(**strip(throwaway))
+    both_words = both()
     assert words(both_words) == dict.fromkeys(ALL_APPLY, "refused")
     assert all(reason.startswith("no source: ") for _, reason in both_words[0].values())
     agree(both_words)

@@ -28,11 +28,7 @@ def newest_of_each_group(name: str) -> tuple[str, ...]:
 
 @cache
 def applying(name: str, release: str) -> tuple[str, ...]:
-    """The patches of a set that apply to a release.
-
-    What is read of a release is kept, as by a server: each process of a run asks for most of them
-    while it collects, and would parse for a quarter of a minute.
-    """
+    """The patches of a set that apply to a release."""
     tree = source.at(downloads.tree(release))
     chosen = [each for each in sets.load() if each.name == name]
     return tuple(each.patch.id for each in judge_each(chosen, tree) if each.word == "applies")

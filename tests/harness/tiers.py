@@ -37,10 +37,6 @@ Its name begins otherwise than sglang's and ours, which no test hands on.
 FIRST = ("server", "releases", "proof", "swa", "mamba", "mla", "mlx")
 """Folders in the order of their longest tests, so that no long one is left for the end."""
 
-ALONGSIDE = ("framework", "bench_server")
-"""Folders that hardly need an environment. Their tests come second, behind the first test that has
-one made: with an empty cache folder they run while pip works."""
-
 
 def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """The tests among `items` that this run's tier does not play."""
@@ -149,15 +145,7 @@ def group_of(item: pytest.Item) -> str:
 
 def in_order(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """The tests in the order of a run."""
-    if not items:
-        return []
-    first = group_of(min(items, key=_weight))
-
-    def place(item: pytest.Item) -> tuple[int, int]:
-        alongside = item.path.parent.name in ALONGSIDE
-        return (0 if group_of(item) == first else 1 if alongside else 2), _weight(item)
-
-    return sorted(items, key=place)
+    return sorted(items, key=_weight)
 
 
 def _weight(item: pytest.Item) -> int:

@@ -5,28 +5,22 @@ their declarations, and the table of what was read of the releases' files (``com
 ``tests/releases`` checks that they are what the wheels give. Source builds (``git-…``) have no
 wheel, so their entries are carried over as they are. ``--origin NAME=DIR`` takes them from a
 checkout.
-
-``--report V`` is for a release that came out after the declarations were written. It prints what V
-changes for each patch, and which definitions need a person. It writes nothing: a patch whose code V
-leaves alone applies there already.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import lzma
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import downloads
 from sglang_perf_patches.compat import shipped, source, verdict
-from sglang_perf_patches.compat.cache import NOTHING, Cache
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import PatchSet
 
@@ -83,43 +77,11 @@ def read_of_releases() -> dict[str, dict[str, Any]]:
     """What `compat` reads of the files of all releases for all sets, as `shipped` calls them."""
     found: dict[str, dict[str, Any]] = {}
     for release in releases.KNOWN:
-        tree = source.Tree(source.find(downloads.tree(release)), recorder := _Recorder())
+        tree = source.Tree(source.find(downloads.tree(release)), table=dict)
         verdict.judge_each(sets.load(), tree)
-        for path, values in recorder.values.items():
-            stamp = hashlib.sha256(path.read_bytes()).hexdigest()
-            key = shipped.key(stamp, path.relative_to(tree.root).as_posix())
-            found.setdefault(key, {}).update(json.loads(json.dumps(values)))
+        for path, values in tree.read.items():
+            found.setdefault(shipped.key(path, tree.root), {}).update(values)
     return found
-
-
-class _Recorder(Cache):
-    """Takes what is read of a tree, and gives nothing."""
-
-    def __init__(self) -> None:
-        self.values: dict[Path, dict[str, Any]] = {}
-
-    def get(self, path: Path, name: str) -> Any:
-        return NOTHING
-
-    def put(self, path: Path, name: str, value: Any) -> None:
-        self.values.setdefault(path, {})[name] = value
-
-    def save(self) -> None:
-        pass
-
-
-def report(patch_sets: Sequence[PatchSet], tree: source.Tree) -> str:
-    """What a new release changes: one verdict per patch, and what a person must look at."""
-    newest = releases.KNOWN[-1]
-    lines = [f"sglang {tree.version}, judged by the code of the releases up to {newest}:"]
-    waiting = []
-    for judged in verdict.judge_each(patch_sets, tree):
-        lines.append(f"  {judged.patch.id:<30} {judged.word:<9} {judged.reason}")
-        if judged.word == "refused":
-            waiting += [f"  {judged.patch.id}: {reference}" for reference in judged.unknown]
-    if waiting:
-        lines += ["", "needs a person (`explain PATCH --sglang-path` shows each diff):", *waiting]
-    return "\n".join(lines)
 
 
 def _digest(
@@ -201,18 +163,14 @@ def main(arguments: Iterable[str] | None = None) -> int:
     """Run the command; 0 fine, 2 bad usage or a bad declaration."""
     parser = argparse.ArgumentParser(prog="python3 -m tests.maintain.fingerprints")
     parser.add_argument("sets", nargs="*", metavar="SET", help="all sets where none is named")
-    parser.add_argument("--report", metavar="V", help="say what a newer release would change")
     parser.add_argument("--origin", action="append", default=[], metavar="NAME=DIR")
     options = parser.parse_args(None if arguments is None else list(arguments))
     unknown = sorted(set(options.sets) - set(sets.NAMES))
     if unknown:
         parser.error(f"unknown set {unknown[0]!r}: the sets are {', '.join(sets.NAMES)}")
-    if options.report:
-        return _report(options.report, options.sets or sets.NAMES)
-    origins = {}
-    for text in options.origin:
-        name, _, folder = text.partition("=")
-        origins[name] = Path(folder)
+    origins = {
+        name: Path(path) for name, _, path in (text.partition("=") for text in options.origin)
+    }
     for name in options.sets or sets.NAMES:
         try:
             patch_set = sets.declared(name)
@@ -228,16 +186,6 @@ def main(arguments: Iterable[str] | None = None) -> int:
     if lzma.decompress(table) != lzma.decompress(shipped.TABLE.read_bytes()):
         shipped.TABLE.write_bytes(table)
         print(f"{shipped.TABLE.name} is written")
-    return 0
-
-
-def _report(version: str, names: Sequence[str]) -> int:
-    try:
-        tree = source.at(downloads.tree(version))
-    except (downloads.DownloadError, source.TreeError) as error:
-        print(f"fingerprints of {version}: {error}", file=sys.stderr)
-        return 2
-    print(report([sets.declared(name) for name in names], tree))
     return 0
 
 

@@ -48,7 +48,7 @@ _Change = tuple[str, int, str, str]
 def test_a_changed_constant_or_header_refuses(
     release: str, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    whole = source.Tree(source.find(downloads.tree(release)))
+    whole = source.Tree(source.find(downloads.tree(release)), table=dict)
     applying = [each for each in judge_each(sets.load(), whole) if each.word == "applies"]
     concerned: dict[_Change, set[str]] = {}
     for verdict in applying:
@@ -81,7 +81,7 @@ def test_a_changed_constant_or_header_refuses(
 
 def test_a_changed_release_is_no_source_build(tmp_path: Path) -> None:
     """Only the definitions' own source of a build is known, and a release may have the same."""
-    whole = source.Tree(source.find(downloads.tree("0.5.11")))
+    whole = source.Tree(source.find(downloads.tree("0.5.11")), table=dict)
     cache = "sglang.srt.hardware_backend.mlx.kv_cache.contiguous_cache:ContiguousKVCache"
     targets = (f"{cache}._grow", f"{cache}.write_token")
     patch = Patch(

@@ -7,7 +7,6 @@ import pytest
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import downloads
 from sglang_perf_patches.compat import source
-from sglang_perf_patches.compat.cache import Cache
 from sglang_perf_patches.compat.verdict import judge_each
 from sglang_perf_patches.model import releases
 
@@ -15,23 +14,11 @@ MOST_PARSED = 10
 """Files. Declarations may have changed since ``tests.maintain.fingerprints`` wrote the table."""
 
 
-class Empty(Cache):
-    """The cache of a process that has no place for one."""
-
-    def _loaded(self) -> dict[str, tuple[str, dict[str, object]]]:
-        if self._files is None:
-            self._files = {}
-        return self._files
-
-    def save(self) -> None:
-        pass
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize("release", releases.KNOWN)
-def test_without_a_cache_a_release_is_judged_the_same_and_hardly_parsed(release: str) -> None:
+def test_a_release_is_judged_the_same_and_hardly_parsed(release: str) -> None:
     root = source.find(downloads.tree(release))
-    fast, slow = source.Tree(root, Empty(root)), source.Tree(root)
+    fast, slow = source.Tree(root), source.Tree(root, table=dict)
     verdicts = judge_each(sets.load(), fast)
     assert len(fast._modules) <= MOST_PARSED
     assert len(fast._definitions) > 100

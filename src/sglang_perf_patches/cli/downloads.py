@@ -10,7 +10,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from ..compat.cache import user_folder
+from ..model import private
 from ..model.errors import OperatorError
 
 # Releases are wheels for one platform from 0.5.11 on; their Python files do not depend on it.
@@ -42,7 +42,7 @@ def tree(version: str) -> Path:
     if not re.fullmatch(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)*", version):
         raise DownloadError(f"{version!r} is not a version of sglang: write it like 0.5.23")
     try:
-        folder = user_folder() / "releases" / version
+        folder = private.cache() / "releases" / version
         if not folder.is_dir():
             _fetch(version, folder)
     except OSError as error:

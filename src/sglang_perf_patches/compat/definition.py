@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from ..model.errors import OperatorError
 
@@ -19,18 +20,42 @@ OF_NAME = "of "
 
 
 class TreeError(OperatorError, ValueError):
-    """The path is not a sglang tree, or a file of it can't be read or parsed."""
+    """The path is not a sglang tree, or a file of it can't be read or parsed, or is missing."""
 
 
-class NoSourceError(TreeError):
-    """A module exists, but without its source."""
+class ClassBody(NamedTuple):
+    """A class whose attributes other code reads, or an import that re-exports one.
+
+    Attributes:
+        own: the part digest of its source.
+        bases: the reference of each base that is a class of sglang, the last name of any other.
+        constants: name that its body assigns → part digest of the assignments.
+    """
+
+    own: str
+    bases: Sequence[str]
+    constants: Mapping[str, str]
+
+    @property
+    def is_enumeration(self) -> bool:
+        """Whether a base is named like an enumeration of the standard library."""
+        return any(":" not in base and base.endswith(("Enum", "Flag")) for base in self.bases)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What around a definition decides how it behaves.
+class Definition:
+    """One definition as read from source, with what around it decides how it behaves.
 
     Attributes:
+        reference: ``"module:Qual.name"``.
+        path: the file.
+        lines: first line (decorators included) and last line of each piece. A name that is bound
+            several times, such as a property and its setter, has several pieces.
+        own: sha256 of `text`, in hexadecimal.
+        decorators: the number of decorators of the last piece.
+        is_class: whether it is a class.
+        is_function: whether it is a function, also a coroutine function or a generator.
+        members: the functions in the body of a class.
         parts: key of `PARTS` → digest of that part.
         values: literal that it reads: reference → ``repr``.
         defaults: parameter with a default: name → ``repr`` of a literal, or `OF_NAME` and a dotted
@@ -43,50 +68,6 @@ class Surroundings:
             the attributes.
     """
 
-    parts: Mapping[str, str] = field(default_factory=dict)
-    values: Mapping[str, str] = field(default_factory=dict)
-    defaults: Mapping[str, str] = field(default_factory=dict)
-    bases: tuple[str, ...] = ()
-    imports: Mapping[str, str] = field(default_factory=dict)
-    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ClassBody:
-    """A class whose attributes other code reads, or an import that re-exports one.
-
-    Attributes:
-        own: the part digest of its source.
-        bases: the reference of each base that is a class of sglang, the last name of any other.
-        constants: name that its body assigns → part digest of the assignments.
-    """
-
-    own: str
-    bases: tuple[str, ...] = ()
-    constants: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def is_enumeration(self) -> bool:
-        """Whether a base is named like an enumeration of the standard library."""
-        return any(":" not in base and base.endswith(("Enum", "Flag")) for base in self.bases)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Definition(Surroundings):
-    """One definition as read from source, with its surroundings.
-
-    Attributes:
-        reference: ``"module:Qual.name"``.
-        path: the file.
-        lines: first line (decorators included) and last line of each piece. A name that is bound
-            several times, such as a property and its setter, has several pieces.
-        own: sha256 of `text`, in hexadecimal.
-        decorators: the number of decorators of the last piece.
-        is_class: whether it is a class.
-        is_function: whether it is a function, also a coroutine function or a generator.
-        members: the functions in the body of a class.
-    """
-
     reference: str
     path: Path
     lines: tuple[Span, ...]
@@ -94,7 +75,13 @@ class Definition(Surroundings):
     decorators: int
     is_class: bool
     is_function: bool
-    members: tuple[Definition, ...] = ()
+    members: tuple[Definition, ...]
+    parts: Mapping[str, str]
+    values: Mapping[str, str]
+    defaults: Mapping[str, str]
+    bases: tuple[str, ...]
+    imports: Mapping[str, str]
+    classes: Mapping[str, tuple[str, ...]]
 
     @property
     def digest(self) -> str:
@@ -146,7 +133,8 @@ def text_of(lines: Sequence[str], spans: Sequence[Span]) -> str:
 def differing(known: str, actual: str) -> str:
     """The first part in which two digests differ, in words; "" if they are equal."""
     before, after = (
-        dict(part.partition("=")[::2] for part in _split(digest)) for digest in (known, actual)
+        dict(part.partition("=")[::2] for part in f"={digest}".split(" "))
+        for digest in (known, actual)
     )
     for name in ("", *PARTS):
         if before.get(name) != after.get(name):
@@ -162,11 +150,6 @@ PARTS = {
     "imported": "a value that it reads from a class or another file",
 }
 """Key → description of the parts of a digest that follow the definition's own source."""
-
-
-def _split(digest: str) -> list[str]:
-    own, *parts = digest.split(" ")
-    return [f"={own}", *parts]
 
 
 def digest_of(text: str) -> str:

@@ -108,7 +108,7 @@ def class_body(lines: Sequence[str], node: ast.stmt, name: str, names: Names) ->
     """The class that a statement binds to a name; None if it is neither a class nor an import."""
     if isinstance(node, ast.ImportFrom):
         origin = dict(names.origins([node])).get(name)
-        return ClassBody(part_digest_of(origin), (origin,)) if origin else None
+        return ClassBody(part_digest_of(origin), (origin,), {}) if origin else None
     if not isinstance(node, ast.ClassDef):
         return None
     bases = [dotted(base) for base in node.bases]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from ..model.patch import module_of, qualname_of
-from .definition import ClassBody, Definition, TreeError, digest_of, lines_of, text_of
+from ..model.patch import qualname_of
+from .definition import ClassBody, TreeError, digest_of, lines_of, text_of
 from .elsewhere import Names, class_body
-from .statements import Function, Named, span
+from .statements import Function, Named, span, statements
 from .surroundings import rebound_names, surroundings
 
 _Scope = ast.Module | ast.ClassDef
@@ -18,86 +19,60 @@ _Scope = ast.Module | ast.ClassDef
 class Module:
     """The text and syntax of one file.
 
+    What its methods return can be written as JSON.
+
     Raises:
         TreeError: it can't be read or parsed.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, name: str) -> None:
         self.lines = lines_of(path)
         try:
             self.syntax = ast.parse("\n".join(self.lines))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             where = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
             raise TreeError(f"{path} can't be parsed{where}: {type(error).__name__}") from error
-        self._names: Names | None = None
+        self._names = Names(self.syntax, name, is_package=path.name == "__init__.py")
         self._rebound = rebound_names(self.lines, self.syntax)
 
-    def definition(self, reference: str) -> Definition | None:
-        """The definition at a reference of this module; None if the file has no such name."""
+    def definition(self, reference: str) -> dict[str, Any] | None:
+        """The attributes of the `Definition` at a reference of this module, without its path.
+
+        None if the file has no such name. The members of a class are by their references.
+        """
         pieces = self._pieces(reference)
         if not pieces:
             return None
         last = pieces[-1]
-        members: list[Definition | None] = []
+        members: dict[str, Any] = {}
         if isinstance(last, ast.ClassDef):
-            functions = [node for node in last.body if isinstance(node, Function)]
-            names = dict.fromkeys(node.name for node in functions)
-            members = [self.definition(f"{reference}.{name}") for name in names]
-        around = surroundings(
-            self.lines,
-            self.syntax,
-            self._rebound,
-            reference,
-            pieces,
-            self._names_of(reference),
-        )
-        spans = tuple(map(span, pieces))
-        return Definition(
-            reference=reference,
-            path=self.path,
-            lines=spans,
-            own=digest_of(text_of(self.lines, spans)),
-            decorators=len(last.decorator_list) if isinstance(last, Named) else 0,
-            is_class=isinstance(last, ast.ClassDef),
-            is_function=isinstance(last, Function),
-            members=tuple(member for member in members if member),
-            **vars(around),
-        )
+            functions = (node for node in last.body if isinstance(node, Function))
+            members = dict.fromkeys(f"{reference}.{node.name}" for node in functions)
+        spans = [span(node) for node in pieces]
+        return {
+            **surroundings(self.lines, self.syntax, self._rebound, reference, pieces, self._names),
+            "lines": spans,
+            "own": digest_of(text_of(self.lines, spans)),
+            "decorators": len(last.decorator_list) if isinstance(last, Named) else 0,
+            "is_class": isinstance(last, ast.ClassDef),
+            "is_function": isinstance(last, Function),
+            "members": {member: self.definition(member) for member in members},
+        }
 
     def class_body(self, reference: str) -> ClassBody | None:
         """The class at a reference, or the import that re-exports one; None if neither."""
         pieces = self._pieces(reference)
         name = qualname_of(reference)
-        return (
-            class_body(self.lines, pieces[-1], name, self._names_of(reference)) if pieces else None
-        )
+        return class_body(self.lines, pieces[-1], name, self._names) if pieces else None
 
     def _pieces(self, reference: str) -> list[ast.stmt]:
-        """The statements that bind the name of a reference, in order."""
+        """The statements that bind or delete the name of a reference, in order."""
         nodes: Sequence[ast.stmt | ast.Module] = [self.syntax]
         for name in qualname_of(reference).split("."):
             scopes = [node for node in nodes if isinstance(node, _Scope)]
-            nodes = [bound for scope in scopes for bound in _bindings(scope.body, name)]
+            inside = [node for scope in scopes for node in statements(scope.body)]
+            nodes = [node for node in inside if name in _bound_by(node)]
         return [node for node in nodes if isinstance(node, ast.stmt)]
-
-    def _names_of(self, reference: str) -> Names:
-        if self._names is None:
-            is_package = self.path.name == "__init__.py"
-            self._names = Names(self.syntax, module_of(reference), is_package=is_package)
-        return self._names
-
-
-def _bindings(body: Sequence[ast.stmt], name: str) -> Iterator[ast.stmt]:
-    """The statements that bind or delete `name`, at any depth but not in other scopes."""
-    for node in body:
-        if name in _bound_by(node):
-            yield node
-        elif not isinstance(node, Named):
-            for block in ("body", "orelse", "finalbody"):
-                yield from _bindings(getattr(node, block, ()), name)
-            for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-                yield from _bindings(part.body, name)
 
 
 def _bound_by(node: ast.stmt) -> Iterator[str]:

@@ -1,16 +1,14 @@
 """A table, shipped with the package, of what was parsed from the files of the known releases.
 
-So a process need not parse them, even if it has no cache. An entry is found by a file's content and
-path, so the table also helps with a changed release or a source build: only their changed files are
-parsed. If the table can't be used, every file is parsed.
+So a process need not parse them. An entry is found by a file's content and path, so the table also
+helps with a changed release or a source build: only their changed files are parsed. If the table
+can't be used, every file is parsed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
 TABLE = Path(__file__).with_name("releases.xz")
 """Its first line is `makers` at the time of writing; then it has a line for each file."""
@@ -25,30 +23,18 @@ def makers() -> str:
     return hashlib.sha256(b"\0".join(texts)).hexdigest()
 
 
-def key(stamp: str, place: str) -> str:
-    """The key of a file in the table.
+def key(path: Path, root: Path) -> str:
+    """The key in the table of a file below a ``sglang`` package: its content and its place.
 
-    Args:
-        stamp: sha256 of its content, in hexadecimal.
-        place: its path relative to the ``sglang`` package, with slashes.
+    Raises:
+        OSError: it can't be read.
     """
-    return f"{stamp} {place}"
+    stamp = hashlib.sha256(path.read_bytes()).hexdigest()
+    return f"{stamp} {path.relative_to(root).as_posix()}"
 
 
-class Shipped:
-    """The table, read at the first call of `of`."""
-
-    def __init__(self) -> None:
-        self._lines: dict[str, str] | None = None
-
-    def of(self, stamp: str, place: str) -> dict[str, Any]:
-        """Name → value parsed from a file; empty if the table lacks this content at this place."""
-        if self._lines is None:
-            self._lines = _read()
-        return dict(json.loads(self._lines.get(key(stamp, place), "{}")))
-
-
-def _read() -> dict[str, str]:
+def table() -> dict[str, str]:
+    """The table: `key` → what was parsed, as JSON; empty if the table can't be used."""
     try:
         import lzma
     except ImportError:  # a Python can be built without it
@@ -58,6 +44,6 @@ def _read() -> dict[str, str]:
         if made_by != makers():
             return {}
         split = (line.split(" ", 2) for line in lines)
-        return {key(stamp, place): text for stamp, place, text in split}
+        return {f"{stamp} {place}": text for stamp, place, text in split}
     except (OSError, EOFError, ValueError, lzma.LZMAError):
         return {}

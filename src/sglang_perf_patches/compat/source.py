@@ -8,21 +8,21 @@ the file don't count.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import fields, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..model.patch import module_of
-from .cache import NOTHING, Cache
+from . import shipped
 from .definition import (
     ClassBody,
     Definition,
-    NoSourceError,
     TreeError,
     digest_of,
     lines_of,
@@ -37,7 +37,6 @@ _Found = TypeVar("_Found")
 
 __all__ = [
     "Definition",
-    "NoSourceError",
     "Tree",
     "TreeError",
     "at",
@@ -51,23 +50,21 @@ __all__ = [
 
 
 def installed() -> Tree:
-    """The tree that this interpreter would import, with a cache.
+    """The tree that this interpreter would import.
 
     Raises:
         TreeError: there is none.
     """
-    root = find_installed()
-    return Tree(root, Cache(root))
+    return Tree(find_installed())
 
 
 def at(path: str | Path) -> Tree:
-    """The tree at `path` (see `find`), with a cache.
+    """The tree at `path` (see `find`).
 
     Raises:
         TreeError: there is none.
     """
-    root = find(path)
-    return Tree(root, Cache(root))
+    return Tree(find(path))
 
 
 def find(path: str | Path) -> Path:
@@ -81,9 +78,6 @@ def find(path: str | Path) -> Path:
         for candidate in (place / "python" / "sglang", place / "sglang", place):
             if (candidate / "srt").is_dir() and _is_package(candidate):
                 return candidate.resolve()
-        archive = _archive(place)
-        if archive and _holds_sglang(archive):
-            return archive.resolve() / "sglang"
     except OSError as error:
         raise TreeError(f"{place} can't be read: {error.strerror or error}") from error
     raise TreeError(f"{place} is not a sglang tree: it has no sglang package with a folder 'srt'")
@@ -100,7 +94,7 @@ def find_installed() -> Path:
     except (ImportError, ValueError):
         spec = None
     for place in (spec.submodule_search_locations or ()) if spec else ():
-        if (Path(place) / "srt").is_dir() or _archive(Path(place)):
+        if (Path(place) / "srt").is_dir():
             return Path(place).resolve()
     raise TreeError("sglang is not installed for this Python; use one that has it")
 
@@ -110,12 +104,13 @@ class Tree:
 
     Attributes:
         root: the package folder itself (see `find`).
-        cache: keeps what was parsed for later processes; None parses every file.
+        read: file → what was read of it, as `shipped` has it.
     """
 
-    def __init__(self, root: Path, cache: Cache | None = None) -> None:
+    def __init__(self, root: Path, table: Callable[[], Mapping[str, str]] = shipped.table) -> None:
         self.root = root
-        self.cache = cache
+        self.read: dict[Path, dict[str, Any]] = {}
+        self._read_table = table
         self._paths: dict[str, Path | None] = {}
         self._modules: dict[str, Module] = {}
         self._definitions: dict[str, Definition | None] = {}
@@ -143,8 +138,7 @@ class Tree:
         """The file of a module such as ``sglang.srt.utils``; None if there is no such module.
 
         Raises:
-            TreeError: a folder on the way can't be read.
-            NoSourceError: the module exists without its source.
+            TreeError: a folder on the way can't be read, or the module exists without its source.
         """
         if module not in self._paths:
             self._paths[module] = self._path(module)
@@ -154,8 +148,7 @@ class Tree:
         """The definition at a reference; None if the module or the name is missing.
 
         Raises:
-            TreeError: the file can't be read or parsed.
-            NoSourceError: the module exists without its source.
+            TreeError: the file can't be read or parsed, or the module exists without its source.
         """
         if reference not in self._definitions:
             self._definitions[reference] = None  # ends the recursion of circular imports
@@ -167,80 +160,61 @@ class Tree:
                 raise
         return self._definitions[reference]
 
-    def save(self) -> None:
-        """Write what was parsed to the cache, if there is one."""
-        if self.cache is not None:
-            self.cache.save()
-
     def _path(self, module: str) -> Path | None:
         below = self.root.joinpath(*module.split(".")[1:])
         try:
             for candidate in (below / "__init__.py", below.with_suffix(".py")):
                 if candidate.is_file():
                     return candidate
-            archive = _archive(self.root)
-            if archive:
-                raise NoSourceError(f"no source: sglang is in the archive {archive}")
             for suffix in (*BYTECODE_SUFFIXES, *EXTENSION_SUFFIXES):
                 for stem in (below / "__init__", below):
                     if os.path.isfile(f"{stem}{suffix}"):
-                        raise NoSourceError(f"no source: {module} has only {stem}{suffix}")
+                        raise TreeError(f"no source: {module} has only {stem}{suffix}")
         except OSError as error:
             raise TreeError(f"{below} can't be read: {error.strerror or error}") from error
         return None
 
     def _look_up(self, reference: str) -> Definition | None:
-        def restored(path: Path, kept: Any) -> Definition | None:
-            return None if kept is None else _from_kept(reference, path, kept)
-
-        def to_keep(definition: Definition | None) -> Any:
-            return None if definition is None else _to_keep(definition)
-
-        return self._read("definition", reference, restored, to_keep)
+        return self._read("definition", reference, lambda path, kept: _made(reference, path, kept))
 
     def _class_body(self, reference: str) -> ClassBody | None:
-        def restored(path: Path, kept: Any) -> ClassBody | None:
-            return None if kept is None else ClassBody(kept[0], tuple(kept[1]), dict(kept[2]))
-
-        def to_keep(body: ClassBody | None) -> Any:
-            return None if body is None else [body.own, body.bases, body.constants]
-
-        return self._read("class_body", reference, restored, to_keep)
+        return self._read("class_body", reference, lambda _, kept: ClassBody(*kept))
 
     def _read(
-        self,
-        what: str,
-        reference: str,
-        restored: Callable[[Path, Any], _Found | None],
-        to_keep: Callable[[_Found | None], Any],
+        self, what: str, reference: str, made: Callable[[Path, Any], _Found]
     ) -> _Found | None:
-        """Call a method of `parsing.Module`, or take its result from the cache.
+        """Call a method of `parsing.Module`, or take its result from the table.
 
         Args:
             what: the name of the method.
             reference: its argument.
-            restored: makes the result from the file's path and a cached value.
-            to_keep: makes the value to cache.
+            made: makes the result from the file's path and what the method returned.
         """
         module = module_of(reference)
         path = self.path(module)
         if path is None:
             return None
+        kept = self._read_of(path)
         name = f"{what}:{reference}"
-        if self.cache is not None:
-            kept = self.cache.get(path, name)
-            if kept is not NOTHING:
-                try:
-                    return restored(path, kept)
-                except (TypeError, ValueError, LookupError, AttributeError):
-                    pass  # damaged: parse again
-        try:
-            found: _Found | None = getattr(self._parsed(module, path), what)(reference)
-        except RecursionError as error:
-            raise TreeError(f"{path} is nested too deep") from error
-        if self.cache is not None:
-            self.cache.put(path, name, to_keep(found))
-        return found
+        if name not in kept:
+            try:
+                kept[name] = getattr(self._parsed(module, path), what)(reference)
+            except RecursionError as error:
+                raise TreeError(f"{path} is nested too deep") from error
+        return None if kept[name] is None else made(path, kept[name])
+
+    def _read_of(self, path: Path) -> dict[str, Any]:
+        if path not in self.read:
+            try:
+                key = shipped.key(path, self.root)
+            except OSError as error:
+                raise TreeError(f"{path} can't be read: {error.strerror or error}") from error
+            self.read[path] = json.loads(self._table.get(key, "{}"))
+        return self.read[path]
+
+    @cached_property
+    def _table(self) -> Mapping[str, str]:
+        return self._read_table()
 
     def _with_read(self, definition: Definition) -> Definition:
         """Add what a definition reads from classes and other files to its parts and values."""
@@ -285,43 +259,20 @@ class Tree:
         from .parsing import Module
 
         if module not in self._modules:
-            self._modules[module] = Module(path)
+            self._modules[module] = Module(path, module)
         return self._modules[module]
 
 
-def _to_keep(definition: Definition) -> dict[str, Any]:
-    """A definition as a JSON value; `_from_kept` is the inverse."""
-    known = {"reference", "path", "members"}
-    kept = {each.name: getattr(definition, each.name) for each in fields(definition)}
-    members = {member.reference: _to_keep(member) for member in definition.members}
-    return {**{name: kept[name] for name in kept if name not in known}, "members": members}
-
-
-def _from_kept(reference: str, path: Path, kept: dict[str, Any]) -> Definition:
+def _made(reference: str, path: Path, kept: dict[str, Any]) -> Definition:
+    """A definition from what `parsing.Module.definition` returned, also after a way by JSON."""
     lists = {
         "lines": tuple((int(first), int(last)) for first, last in kept["lines"]),
         "bases": tuple(kept["bases"]),
         "classes": {name: tuple(read) for name, read in kept["classes"].items()},
-        "members": tuple(_from_kept(name, path, each) for name, each in kept["members"].items()),
+        "members": tuple(_made(name, path, each) for name, each in kept["members"].items()),
     }
     return Definition(**{**kept, **lists, "reference": reference, "path": path})
 
 
 def _is_package(folder: Path) -> bool:
     return any((folder / f"__init__{suffix}").is_file() for suffix in (".py", *BYTECODE_SUFFIXES))
-
-
-def _holds_sglang(archive: Path) -> bool:
-    import zipfile
-
-    if not zipfile.is_zipfile(archive):
-        return False
-    with zipfile.ZipFile(archive) as opened:
-        return any(name.startswith("sglang/srt/") for name in opened.namelist())
-
-
-def _archive(place: Path) -> Path | None:
-    """The file that `place` is, or is inside, such as a zip archive on ``sys.path``; else None."""
-    if place.is_dir():
-        return None
-    return next((path for path in (place, *place.parents) if path.is_file()), None)

@@ -29,18 +29,18 @@ def span(node: ast.stmt) -> Span:
     return first, node.end_lineno or node.lineno
 
 
+def targets(node: ast.stmt) -> list[ast.expr]:
+    """What a statement assigns to, annotates or deletes."""
+    if isinstance(node, ast.Assign | ast.Delete):
+        return node.targets
+    return [node.target] if isinstance(node, ast.AnnAssign | ast.AugAssign) else []
+
+
 def assigned(node: ast.stmt) -> Iterator[str]:
     """The plain names to which a statement assigns a value."""
-    if isinstance(node, ast.Assign):
-        targets = node.targets
-    elif isinstance(node, ast.AugAssign) or (isinstance(node, ast.AnnAssign) and node.value):
-        targets = [node.target]
-    else:
-        return
-    for target in targets:
-        for each in ast.walk(target):
-            if isinstance(each, ast.Name):
-                yield each.id
+    if getattr(node, "value", None) is not None:  # a bare annotation or ``del`` has none
+        for target in targets(node):
+            yield from (each.id for each in ast.walk(target) if isinstance(each, ast.Name))
 
 
 def dotted(node: ast.expr) -> list[str]:

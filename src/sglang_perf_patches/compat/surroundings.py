@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from . import elsewhere
-from .definition import OF_NAME, Span, Surroundings, part_digest_of, text_of
-from .statements import Function, Named, assigned, dotted, statements
+from .definition import OF_NAME, Span, part_digest_of, text_of
+from .statements import Function, Named, assigned, dotted, span, statements, targets
 
 
 def rebound_names(lines: Sequence[str], syntax: ast.Module) -> frozenset[str]:
@@ -30,8 +31,8 @@ def surroundings(
     reference: str,
     own: Sequence[ast.stmt],
     of_file: elsewhere.Names,
-) -> Surroundings:
-    """The surroundings of a definition.
+) -> dict[str, Any]:
+    """The attributes of a `Definition` that are about what is around it.
 
     Args:
         lines: the file's lines.
@@ -72,14 +73,15 @@ def surroundings(
     }
     if not isinstance(own[-1], Named):
         literals[qualname] = _literal(own)
-    return Surroundings(
-        parts={name: part_digest_of(text) for name, text in texts.items()},
-        values={f"{module}:{name}": text for name, text in literals.items() if text is not None},
-        defaults=_defaults(own[-1]),
-        bases=_base_names([*classes, own[-1]]),
-        imports=elsewhere.constants(own, read, of_file),
-        classes=elsewhere.classes(own, classes, of_file),
-    )
+    values = {f"{module}:{name}": text for name, text in literals.items() if text is not None}
+    return {
+        "parts": {name: part_digest_of(text) for name, text in texts.items()},
+        "values": values,
+        "defaults": _defaults(own[-1]),
+        "bases": _base_names([*classes, own[-1]]),
+        "imports": elsewhere.constants(own, read, of_file),
+        "classes": elsewhere.classes(own, classes, of_file),
+    }
 
 
 def _enclosing(syntax: ast.Module, names: Sequence[str]) -> list[ast.ClassDef]:
@@ -134,7 +136,7 @@ def _later(syntax: ast.Module, names: Sequence[str], last: str) -> list[ast.stmt
     qualname = [*names, last]
     replacing: list[ast.stmt] = []
     for node in statements(syntax.body):
-        chains = [chain for target in _stored(node) if (chain := dotted(target))]
+        chains = [chain for target in targets(node) if (chain := dotted(target))]
         if names and isinstance(node, Function | ast.Assign | ast.AnnAssign):
             bound = [node.name] if isinstance(node, Function) else list(assigned(node))
             if names[0] in bound:
@@ -147,12 +149,6 @@ def _later(syntax: ast.Module, names: Sequence[str], last: str) -> list[ast.stmt
         if replaces or (isinstance(node, ast.Expr) and _sets_attribute(node.value, qualname[0])):
             replacing.append(node)
     return replacing
-
-
-def _stored(node: ast.stmt) -> list[ast.expr]:
-    if isinstance(node, ast.Assign | ast.Delete):
-        return node.targets
-    return [node.target] if isinstance(node, ast.AnnAssign | ast.AugAssign) else []
 
 
 def _sets_attribute(call: ast.expr, name: str) -> bool:
@@ -192,7 +188,7 @@ def _base_names(nodes: Iterable[ast.stmt]) -> tuple[str, ...]:
 
 def _header(node: ast.ClassDef) -> Span:
     parts = [*node.decorator_list, *node.bases, *(each.value for each in node.keywords)]
-    first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+    first, _ = span(node)
     last = max([node.lineno, *(each.end_lineno or 0 for each in parts)])
     return first, last
 

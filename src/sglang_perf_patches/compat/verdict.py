@@ -50,7 +50,7 @@ class Verdict:
 def judge_each(
     sets: Iterable[PatchSet], tree: Tree, only: Collection[str] | None = None
 ) -> list[Verdict]:
-    """Judge patches, each together with those it requires. Writes the tree's cache, if it has one.
+    """Judge patches, each together with those it requires.
 
     A file that can't be read, or has no source, refuses only the patches that need it.
 
@@ -69,7 +69,6 @@ def judge_each(
             patch, known = homes[id]
             alone[id] = _alone(patch, known, tree)
             waiting.extend(patch.requires)
-    tree.save()
     return [_with_requirements(alone[id], alone) for id in homes if id in wanted]
 
 

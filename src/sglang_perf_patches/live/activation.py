@@ -111,7 +111,6 @@ class Activation:
     def take(self, tree: Tree, verdicts: Iterable[Verdict]) -> None:
         """Take the verdicts on the installed sglang for the selected patches."""
         self._version = tree.version
-        self._verifier.compiled = Compiled(tree.cache)
         for verdict in verdicts:
             member = self._registry[verdict.patch.id]
             member.verdict = verdict
@@ -132,10 +131,6 @@ class Activation:
     def look_now(self) -> None:
         """`look_again` for a caller that is already inside a request of the executor."""
         self._do(self._look)
-
-    def save(self) -> None:
-        """Write what was compared to the tree's cache; call it from one thread at a time."""
-        self._verifier.compiled.save()
 
     def report(self) -> Report:
         """The state of each patch."""

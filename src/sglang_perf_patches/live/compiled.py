@@ -9,7 +9,6 @@ from __future__ import annotations
 import __future__
 
 import hashlib
-import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,6 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from ..compat.cache import NOTHING, Cache
 from ..compat.definition import OF_NAME
 from ..compat.source import Definition, TreeError, digest_of, lines_of, text_of
 from ..model.patch import qualname_of
@@ -38,20 +36,13 @@ _COMPARED = (
 )
 if sys.version_info >= (3, 11):
     _COMPARED += ("co_exceptiontable",)
-_KEPT_AS = f"code:{importlib.util.MAGIC_NUMBER.hex()}:{sys.flags.optimize}"
 
 
 class Compiled:
-    """Compares code with its source, and remembers code that is equal.
+    """Compares code with its source, and remembers code that is equal."""
 
-    Args:
-        cache: the tree's; keeps fingerprints of equal code for later processes.
-    """
-
-    def __init__(self, cache: Cache | None = None) -> None:
-        self._cache = cache
+    def __init__(self) -> None:
         self._verified: dict[str, CodeType] = {}
-        self._new: list[tuple[Path, str, str]] = []
 
     def has(self, code: CodeType, definition: Definition) -> bool:
         """Whether `code` is what this Python compiles from the source of `definition`.
@@ -62,22 +53,10 @@ class Compiled:
         """
         if code is self._verified.get(definition.reference):
             return True
-        name = f"{_KEPT_AS}:{code.co_firstlineno}:{definition.reference}"
-        kept = self._cache.get(definition.path, name) if self._cache else NOTHING
-        if kept is NOTHING or kept != fingerprint(code):
-            if not is_compiled_from(code, definition):
-                return False
-            self._new.append((definition.path, name, fingerprint(code)))
+        if not is_compiled_from(code, definition):
+            return False
         self._verified[definition.reference] = code
         return True
-
-    def save(self) -> None:
-        """Write new fingerprints to the cache; call it from one thread at a time."""
-        if self._cache is None or not self._new:
-            return
-        while self._new:
-            self._cache.put(*self._new.pop())
-        self._cache.save()
 
 
 def is_compiled_from(code: CodeType, definition: Definition) -> bool:

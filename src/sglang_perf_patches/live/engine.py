@@ -96,8 +96,6 @@ def look_again() -> None:
     activation = _present()
     if activation is not None:
         activation.look_again()
-        with contextlib.suppress(Exception):  # the cache only saves later processes time
-            activation.save()
 
 
 def observe(observer: Observer) -> None:
@@ -136,8 +134,6 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
     if chosen.ids:
         read = tree or source.installed()
         activation.take(read, judge_each(sets.load(), read, only=chosen.ids))
-        if read.cache and read.cache.trouble:
-            logger.warning("sglang-perf-patches: %s", read.cache.trouble)
     _current[:] = [activation]
     return activation
 

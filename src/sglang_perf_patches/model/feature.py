@@ -6,10 +6,13 @@ them, and from functions that name the platform.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 from typing import Any, Protocol
+
+from .immaterial import makes_no_difference
 
 MISSING: Any = object()
 """The value of a name that the release does not have."""
@@ -17,8 +20,8 @@ MISSING: Any = object()
 NOTHING: tuple[Any, ...] = (None, False, 0, "", "none", "null", "off")
 """Values of an argument that switch nothing on."""
 
-
-_UNPROVEN = ": this patch was not tested with that"
+UNPROVEN = ": this patch was not tested with that"
+"""The end of the reason of a patch that was not proven with a feature."""
 
 
 class Server(Protocol):
@@ -38,22 +41,39 @@ class Server(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Feature:
-    """Something that a server can use. It is on if any one of its arguments says so.
+class Condition:
+    """Something that holds for a server if any one of its arguments says so.
 
     Attributes:
-        name: the word by which a patch declares it (`Patch.proven_with`).
-        clause: the same as half a sentence: "LoRA is on".
-        off: argument → the values that leave it off; any other switches it on.
-        on: argument → the values that switch it on; any other leaves it off.
+        name: the word by which patches declare it.
+        off: argument → the values with which it doesn't hold; with any other it does.
+        on: argument → the values with which it holds; with any other it doesn't.
+    """
+
+    name: str
+    off: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    on: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def answers(self, server: Server) -> Iterator[tuple[str, bool]]:
+        """Each argument that the release has, and whether it says so."""
+        for values_of, is_one in ((self.off, False), (self.on, True)):
+            for name, values in values_of.items():
+                value = server.read(name)
+                if value is not MISSING:
+                    yield name, (plain(value) in values) == is_one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature(Condition):
+    """Something that a server can use; patches declare it in `Patch.proven_with`.
+
+    Attributes:
+        clause: its name as half a sentence: "LoRA is on".
         changed: arguments that switch it on if they differ from the release's default.
         only: argument → values; with any other value there, the feature is off.
     """
 
-    name: str
     clause: str
-    off: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    on: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
@@ -66,7 +86,7 @@ class Feature:
         return [
             " ".join([flag(name), "|".join(map(str, self.on.get(name, ())))]).rstrip()
             for name in self.arguments()
-            if name.isidentifier() and name != f"is_{self.name}"
+            if self._has_flag(name)
         ]
 
     def is_on(self, server: Server) -> bool:
@@ -75,10 +95,12 @@ class Feature:
         Raises:
             Exception: an argument can't be read.
         """
-        return self.switch(server) is not None
+        return self.told(server) is not None
 
-    def switch(self, server: Server) -> str | None:
-        """The first argument that switches it on; None if it is off.
+    def told(self, server: Server) -> str | None:
+        """The clause with its flag: ``LoRA is on (--enable-lora)``; None if the feature is off.
+
+        The flag is the first one that switches it on.
 
         Raises:
             Exception: an argument can't be read.
@@ -86,61 +108,37 @@ class Feature:
         if any(plain(server.read(name)) not in values for name, values in self.only.items()):
             return None
         changed = server.unlike_default() if self.changed else ()
-        for name in self.changed:
-            if name in changed:
-                return name
-        for values_of, is_one in ((self.off, False), (self.on, True)):
-            for name, values in values_of.items():
-                value = server.read(name)
-                if value is not MISSING and (plain(value) in values) == is_one:
-                    return name
-        return None
-
-    def told(self, server: Server) -> str | None:
-        """The clause with its flag: ``LoRA is on (--enable-lora)``; None if the feature is off.
-
-        The platform has no flag, nor has a value that the release computes.
-
-        Raises:
-            Exception: an argument can't be read.
-        """
-        name = self.switch(server)
+        switches = (name for name in self.changed if name in changed)
+        answering = (name for name, is_on in self.answers(server) if is_on)
+        name = next(chain(switches, answering), None)
         if name is None:
             return None
-        has_flag = name.isidentifier() and name != f"is_{self.name}"
-        return f"{self.clause} ({flag(name)})" if has_flag else self.clause
+        return f"{self.clause} ({flag(name)})" if self._has_flag(name) else self.clause
+
+    def _has_flag(self, name: str) -> bool:
+        """Whether an argument is one; not the platform, nor a value that the release computes."""
+        return name.isidentifier() and name != f"is_{self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Use:
+class Use(Condition):
     """Something that patches need to have any effect, and that a server may lack.
 
-    It is there if any one of its arguments says so. Arguments that the release lacks don't count.
+    Patches declare it in `Patch.only_with`.
 
     Attributes:
-        name: the word by which a patch declares it (`Patch.only_with`).
         lacking: the clause for a server without it: "speculation is off".
-        off: argument → the values that mean it is lacking; any other means it is there.
-        on: argument → the values that mean it is there; any other means it is lacking.
     """
 
-    name: str
     lacking: str
-    off: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    on: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def is_there(self, server: Server) -> bool | None:
         """Whether a server has it; None if unknown, which the rulings treat as having it."""
         try:
-            said = [
-                (plain(value) in values) == is_one
-                for values_of, is_one in ((self.off, False), (self.on, True))
-                for name, values in values_of.items()
-                if (value := server.read(name)) is not MISSING
-            ]
+            answers = [is_there for _, is_there in self.answers(server)]
         except Exception:
             return None
-        return any(said) if said else None
+        return any(answers) if answers else None
 
 
 @dataclass(frozen=True)
@@ -161,26 +159,19 @@ class Setup:
 class Features:
     """All features and uses that this project knows.
 
-    Args:
-        features: the features.
-        is_classed: whether an argument is known to switch no feature on.
+    Attributes:
+        all: the features.
         uses: the uses.
     """
 
-    def __init__(
-        self,
-        features: Iterable[Feature],
-        is_classed: Callable[[str], bool],
-        uses: Iterable[Use] = (),
-    ) -> None:
+    def __init__(self, features: Iterable[Feature], uses: Iterable[Use]) -> None:
         self.all = tuple(features)
         self.uses = tuple(uses)
-        self._is_classed = is_classed
         self._named = {name for feature in self.all for name in feature.arguments()}
 
     def knows(self, argument: str) -> bool:
         """Whether an argument switches a known feature, or is known to switch none."""
-        return argument in self._named or self._is_classed(argument)
+        return argument in self._named or makes_no_difference(argument)
 
     def of(self, server: Server) -> dict[str, str]:
         """Feature that is on → its clause.
@@ -217,17 +208,6 @@ def flag(argument: str) -> str:
     return "--" + argument.replace("_", "-")
 
 
-def unproven(proven_with: Mapping[str, str], on: Mapping[str, str]) -> str | None:
-    """Why a patch is gated on a server; None if it was proven with all that the server has on.
-
-    Args:
-        proven_with: feature → the check that runs the patch with it.
-        on: feature → its clause, as `Features.of` gives it.
-    """
-    missing = [clause for name, clause in on.items() if name not in proven_with]
-    return f"{missing[0]}{_UNPROVEN}" if missing else None
-
-
 def cause(reason: str) -> str:
     """The reason of a gated patch, shortened for a log line about several patches.
 
@@ -240,7 +220,7 @@ def cause(reason: str) -> str:
     """
     while reason.startswith("it needs ") and ": " in reason:  # one that may need another
         reason = reason.partition(": ")[2]
-    clause = reason.removesuffix(_UNPROVEN).partition(" (--")[0]
+    clause = reason.removesuffix(UNPROVEN).partition(" (--")[0]
     short = clause.removesuffix(" is on")
     return f"by {short}" if short != clause else f"because {clause}"
 

@@ -1,13 +1,25 @@
-"""Folders that only this user can read and write, so that what is read there can be trusted.
-
-If the folder that the environment names can't be used, the user's folder in the temporary folder
-takes its place.
-"""
+"""The folders of this user, and whether only this user can read and write one."""
 
 from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
+
+
+def cache() -> Path:
+    """This project's folder below ``$XDG_CACHE_HOME``, else below ``~/.cache``.
+
+    Raises:
+        OSError: this user has no home.
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):
+        try:
+            base = os.fspath(Path.home() / ".cache")
+        except RuntimeError as error:
+            raise OSError(str(error)) from error
+    return Path(base) / "sglang-perf-patches"
 
 
 def require(folder: str | os.PathLike[str], about: os.stat_result) -> None:

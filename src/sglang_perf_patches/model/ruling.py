@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from .feature import Setup, unproven
+from .feature import UNPROVEN, Setup
 from .patch import Patch
 
 Ruling = tuple[Literal["not needed", "gated"], str]
@@ -40,9 +40,9 @@ def ruling(patch: Patch, needed: Iterable[Patch], setup: Setup) -> Ruling | None
         if lacking is not None:
             return "not needed", _whose(each, patch) + lacking
     for each in (patch, *needed):
-        reason = unproven(each.proven_with, setup.on) if each.proven_with is not None else None
-        if reason is not None:
-            return "gated", _whose(each, patch) + reason
+        for name, clause in setup.on.items():
+            if each.proven_with is not None and name not in each.proven_with:
+                return "gated", _whose(each, patch) + clause + UNPROVEN
     return None
 
 

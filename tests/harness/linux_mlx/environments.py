@@ -10,12 +10,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from linux_mlx.processes import Failure, last_lines, started
 
@@ -23,9 +21,7 @@ _REQUIREMENTS = Path(__file__).parent / "requirements"
 _OTHERS = _REQUIREMENTS / "others"  # releases that only the whole matrix boots
 _CHECKOUT = Path(__file__).parents[3]
 _PACKAGE = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src")
-_REPORT_S = 10
 _DEFAULT_INDEX = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
-_used: dict[Path, TextIO] = {}  # marker files that this process locks, by path
 
 
 @dataclass(frozen=True)
@@ -59,30 +55,30 @@ def sglang_environment(release: str) -> Environment:
 def environment(requirements: Path) -> Environment:
     """The environment for a file of pinned requirements; built unless a finished one exists.
 
-    The folder's name depends on its contents, so a changed pin creates a new environment. The one
-    with the earlier pins is removed once no process uses it. Only a complete build leaves the
-    marker file ``finished``. If several processes need the environment, one of them builds it.
+    The folder's name depends on its contents, so a changed pin creates a new environment. Only a
+    complete build leaves the marker file ``finished``. If several processes need the environment,
+    one of them builds it.
     """
-    return _environment(requirements, _build)
+    return _environment(requirements, _fill)
 
 
 def _environment(
-    requirements: Path, build: Callable[[Environment, Sequence[str]], None]
+    requirements: Path, fill: Callable[[Environment, Sequence[str]], None]
 ) -> Environment:
     pins = _pins(requirements)
     kind = "\n".join([*pins, platform.python_version(), platform.machine()])
     key = hashlib.sha256(kind.encode()).hexdigest()[:12]
     environment = Environment(_cache() / f"{requirements.stem}-{key}")
     finished = environment.folder / "finished"
-    _use(environment)
     with _alone(environment):
         if not (finished.exists() and environment.python.exists()):
             shutil.rmtree(environment.folder, ignore_errors=True)
             environment.folder.mkdir(parents=True)
             _lock(environment).write_text("\n".join(pins) + "\n")
-            build(environment, pins)
+            _say(f"making an environment in {environment.folder}")
+            _run([sys.executable, "-m", "venv", environment.folder], environment, "python -m venv")
+            fill(environment, pins)
             finished.touch()
-    _remove_earlier(environment, requirements.stem, pins)
     return environment
 
 
@@ -129,15 +125,7 @@ def variables(**more: str | Path) -> dict[str, str]:
     return kept | {name: str(value) for name, value in more.items()}
 
 
-def _build(made: Environment, pins: Sequence[str]) -> None:
-    uv = _uv()
-    _say(f"making an environment in {made.folder}")
-    words = ["--quiet", "--allow-existing", "--seed", "--python", sys.executable]
-    try:
-        _run([uv.script("uv"), "venv", *words, made.folder], made, "uv venv", _as_pip(uv))
-    except Failure as failure:
-        _say(f"  {failure}")
-        _run([sys.executable, "-m", "venv", made.folder], made, "python -m venv")
+def _fill(made: Environment, pins: Sequence[str]) -> None:
     # Dependencies are resolved only for torch, since they depend on the build that is selected. The
     # pins contain all other packages, and resolving sglang would install CUDA packages.
     torch = [pin for pin in pins if pin.startswith("torch==")]
@@ -169,12 +157,8 @@ def _pip(into: Environment, arguments: Sequence[str | Path], what: str) -> None:
 
 def _uv() -> Environment:
     """The environment that uv has for itself."""
-    return _environment(_REQUIREMENTS / "uv.txt", _build_with_pip)
-
-
-def _build_with_pip(made: Environment, pins: Sequence[str]) -> None:
-    _run([sys.executable, "-m", "venv", made.folder], made, "python -m venv")
-    _pip(made, pins, ", ".join(pins))
+    requirements = _REQUIREMENTS / "uv.txt"
+    return _environment(requirements, lambda made, pins: _pip(made, pins, ", ".join(pins)))
 
 
 def _as_pip(uv: Environment) -> dict[str, str]:
@@ -213,27 +197,13 @@ def _run(
     what: str,
     more: Mapping[str, str] | None = None,
 ) -> None:
-    """Run a step of a build, with further variables, and report progress regularly."""
+    """Run a step of a build, with further variables."""
     log = made.folder / "build.log"
-    start = time.monotonic()
     _say(f"  {what} …")
-    settings = variables(PYTHONUNBUFFERED="1", **(more or {}))
-    with started(command, variables=settings, log=log) as process:
-        while process.poll() is None:
-            try:
-                process.wait(_REPORT_S)
-            except subprocess.TimeoutExpired:
-                _say(f"  {what}: {time.monotonic() - start:.0f} s{_progress(log)} …")
+    with started(command, variables=variables(**(more or {})), log=log) as process:
+        process.wait()
     if process.returncode:
         raise Failure(f"{what} failed:\n{last_lines(log)}")
-
-
-def _progress(log: Path) -> str:
-    text = log.read_text(errors="replace")
-    if "\nInstalling collected packages" in text or "\nPrepared" in text:
-        return ", installing"
-    lines = re.findall(r"^ *(?:Collecting|Processing|Downloaded) ", text, re.MULTILINE)
-    return f", {len(lines)} found" if lines else ""
 
 
 def _pins(requirements: Path) -> list[str]:
@@ -269,37 +239,6 @@ def _alone(environment: Environment) -> Iterator[None]:
             _say(f"waiting for another process that works on {environment.folder.name}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _use(environment: Environment) -> None:
-    """Protect an environment from removal while this process lives."""
-    mark = Path(f"{environment.folder}.used")
-    if mark not in _used:
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        file = mark.open("w")
-        fcntl.flock(file, fcntl.LOCK_SH)
-        _used[mark] = file
-
-
-def _remove_earlier(made: Environment, name: str, pins: Sequence[str]) -> None:
-    """Remove unused environments that have the same name but other pins.
-
-    One with the same pins belongs to another Python version, and stays.
-    """
-    for folder in made.folder.parent.glob(f"{name}-*"):
-        lock = _lock(Environment(folder))
-        if not re.fullmatch(r"[0-9a-f]{12}", folder.name.removeprefix(f"{name}-")):
-            continue
-        if lock.is_file() and lock.read_text().splitlines() == list(pins):
-            continue
-        with Path(f"{folder}.lock").open("w") as build, Path(f"{folder}.used").open("w") as used:
-            try:
-                for file in (build, used):
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            _say(f"removing {folder.name}: its pins have changed")
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _digest(root: Path, names: Sequence[str]) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ... import faults, worker
-from ...compat.cache import user_folder
 from ...compat.source import Tree
 from ...compat.verdict import Verdict
 from ...model import private
@@ -123,7 +122,7 @@ def _bytecode(tree: Tree, environment: Mapping[str, str]) -> dict[str, str]:
         compiled = Path(importlib.util.cache_from_source(source))
         if not compiled.exists() and (may_not_write or not os.access(source.parent, os.W_OK)):
             with contextlib.suppress(OSError):  # compiled code that others can write must not run
-                folder = user_folder() / "bytecode"
+                folder = private.cache() / "bytecode"
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 folder.mkdir(mode=0o700, exist_ok=True)
                 private.require(folder, folder.lstat())

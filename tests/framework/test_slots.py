@@ -33,7 +33,7 @@ def show(change: Change) -> None:
     if change.layers:
         slot.place()
     table = slot._dispatch.now.replaced({slot: change}, slot.functions(change), frozenset())
-    assert slot._dispatch.exchange(table, slot.codes(), lambda: True)
+    slot._dispatch.now = table
     slot.settle()
 
 

@@ -69,36 +69,6 @@ class DispatchTable:
         self.now: Any = Table()
         self.slots: dict[tuple[int, str], Any] = {}
 
-    def exchange(
-        self,
-        table: Table,
-        codes: Collection[CodeType],
-        is_due: Callable[[], bool] = lambda: True,
-        before: Callable[[], None] = lambda: None,
-        after: Callable[[], None] = lambda: None,
-    ) -> bool:
-        """Make `table` the current one, if no other thread is inside one of `codes`.
-
-        The caller must know that its own thread is not.
-
-        Args:
-            table: made from `now`.
-            codes: the code of every function that changes.
-            is_due: whether the exchange may be done; called when no such thread is left.
-            before: puts the forwarders in place.
-            after: makes memory agree with the new table.
-
-        Returns:
-            whether it was exchanged; if not, nothing has changed.
-        """
-
-        def show() -> None:
-            before()
-            self.now = table  # one statement: an interruption leaves all of it or nothing
-            after()
-
-        return at_rest(codes, show, is_due)
-
 
 def at_rest(
     codes: Collection[CodeType], act: Callable[[], None], is_due: Callable[[], bool] = lambda: True

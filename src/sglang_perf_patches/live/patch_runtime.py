@@ -16,7 +16,7 @@ from ..compat.source import Definition
 from ..compat.verdict import Verdict
 from ..model.patch import Patch, Variant
 from ..model.state import RunFlag, State
-from .dispatch_table import DispatchTable, has_gil, is_alone, runs_here
+from .dispatch_table import DispatchTable, at_rest, has_gil, is_alone, runs_here
 from .swap import Layer, Slot
 
 logger = logging.getLogger("sglang_perf_patches")
@@ -179,12 +179,13 @@ class Registry:
             functions,
             frozenset(member.patch.id for member in after),
         )
-        return self.dispatch.exchange(
-            *(table, codes),
-            is_due=lambda: not any(member.waits_for() for member in holding),
-            before=lambda: _each(slot.place for slot in coming),
-            after=lambda: _each(partial(slot.settle, is_at_rest=True) for slot in slots),
-        )
+
+        def exchange() -> None:
+            _each(slot.place for slot in coming)
+            self.dispatch.now = table  # one statement: an interruption leaves all of it or nothing
+            _each(partial(slot.settle, is_at_rest=True) for slot in slots)
+
+        return at_rest(codes, exchange, lambda: not any(each.waits_for() for each in holding))
 
     def made_with(self, member: PatchRuntime) -> None:
         """Compute the values that one more patch would bring; the slots keep them for `show`."""

@@ -243,9 +243,8 @@ def test_an_interruption_leaves_no_publication_under_way(throwaway: Throwaway) -
         """
         import sys
         from sglang_perf_patches.live import imports
-        from sglang_perf_patches.live.dispatch_table import DispatchTable
 
-        watch = imports.Watched(DispatchTable(), lambda: None)
+        watch = imports.Watched(lambda: None)
         during = []
         publish = watch._around(lambda: during.append(watch.is_under_way()))
         publish()

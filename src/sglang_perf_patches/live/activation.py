@@ -5,7 +5,7 @@ Its definitions are checked again after each awaited import, after sglang's
 ``HookRegistry.apply_hooks`` (which runs after every plugin), after each publication of the server's
 arguments, and once a second. If a definition was replaced, or if the server uses a feature that the
 patch was not proven with (see `published`), the whole patch is removed, as soon as no thread is
-inside it and it holds no work (see `removal`).
+inside it and it holds no work (see `patch_runtime`).
 
 The executor runs these steps one at a time. Each is idempotent.
 """
@@ -20,18 +20,15 @@ from functools import partial
 
 from ..compat.source import Tree
 from ..compat.verdict import Verdict
-from ..model.feature import Features
 from ..model.patch import Patch, module_of
 from ..model.selection import Selection
 from ..model.state import PatchState, Report, State
 from .compiled import Compiled
-from .dispatch_table import DispatchTable
 from .entry import Entry, around
-from .executor import Executor
+from .executor import executor
 from .imports import Imports, Watched
-from .patch_runtime import WORKING, Notices, Registry
+from .patch_runtime import Notices, Registry
 from .published import Gatekeeper
-from .removal import Removal
 from .verifier import Verifier
 from .wrappers import Foreign
 
@@ -52,15 +49,15 @@ class Activation:
         patches: every patch, in declared order.
         selection: the patches that are to go live.
         strict: whether losing a patch that was chosen by name ends the process.
-        features: what the server's arguments mean.
-        dispatch: the dispatch table of this process.
-        executor: runs every step that changes something.
         on_change: called when the state of a patch changed.
         on_end: called with this object when everything is off again.
         on_loss: called outside of the executor with the line to print, if `strict`.
 
     Attributes:
         selection: as given.
+        registry: the patches.
+        notices: what is to be logged.
+        entry: puts patches live.
         is_observed: whether observers know that it has started.
         is_stopping: `stop` was called: everything is to be removed.
         ended: `stop` was called, and everything is off. After a fault it stays False, so that
@@ -73,9 +70,6 @@ class Activation:
         selection: Selection,
         *,
         strict: bool,
-        features: Features,
-        dispatch: DispatchTable,
-        executor: Executor,
         on_change: Callable[[], None],
         on_end: Callable[[Activation], None],
         on_loss: Callable[[str], None],
@@ -85,26 +79,14 @@ class Activation:
         self.is_stopping = False
         self.ended = False
         self._version = "unknown"
-        self._executor = executor
         self._on_end = on_end
-        self._registry = Registry(patches, dispatch)
-        self._notices = Notices(selection.by_name if strict else (), on_change, on_loss)
+        self.notices = Notices(selection.by_name if strict else (), on_change, on_loss)
+        self.registry = Registry(patches, self.notices)
         self._imports = Imports(self.look_again)
-        self._verifier = Verifier(dispatch, self._imports, Compiled())
-        self._hooks = Watched(dispatch, self.look_again)
-        self._removal = Removal(self._registry, self._notices)
-        self._gatekeeper = Gatekeeper(
-            *(features, dispatch, self._registry, self._removal, self.look_again)
-        )
-        self._entry = Entry(
-            self._registry,
-            self._imports,
-            self._verifier,
-            self._removal,
-            self._notices,
-            self._gatekeeper,
-            executor,
-        )
+        self._verifier = Verifier(self._imports, Compiled())
+        self._hooks = Watched(self.look_again)
+        self._gatekeeper = Gatekeeper(self.registry, self.look_again)
+        self.entry = Entry(self.registry, self._imports, self._verifier, self._gatekeeper)
 
     # -- for callers -----------------------------------------------------------------------------
 
@@ -113,7 +95,7 @@ class Activation:
         self._version = tree.version
         self._verifier.compiled = Compiled(tree.cache)
         for verdict in verdicts:
-            member = self._registry[verdict.patch.id]
+            member = self.registry[verdict.patch.id]
             member.verdict = verdict
             if member.patch.id not in self.selection.ids:
                 continue
@@ -123,7 +105,7 @@ class Activation:
             member.status = (verdict.word, verdict.reason)
             is_named_in_full = member.patch.id in self.selection.in_full
             if verdict.word == "refused" or (verdict.word == "absent" and is_named_in_full):
-                self._notices.complain(member)
+                self.notices.complain(member)
 
     def look_again(self) -> None:
         """Check live patches, remove marked ones, and put live those that are ready."""
@@ -139,50 +121,32 @@ class Activation:
 
     def report(self) -> Report:
         """The state of each patch."""
-        states = tuple(PatchState(m.patch.id, *m.status, m.ran.seen) for m in self._registry)
+        states = tuple(PatchState(m.patch.id, *m.status, m.ran.seen) for m in self.registry)
         return Report(self.selection.text, self._version, states)
 
     def stop(self) -> None:
         """Make the next check remove every patch."""
-        self.is_stopping = self._registry.over = True
+        self.is_stopping = self.registry.over = True
 
     def leave(self, reason: str) -> None:
         """Remove every patch in a forked child that can't continue."""
-        self._entry.is_preparing = False
+        self.entry.is_preparing = False
         self._abandon(reason)
 
     def take_off(self, patch: str) -> None:
         """Remove one patch as soon as that is safe; for tests and measurements."""
-        self._request(partial(self._removal.lose, self._registry[patch], *_OFF))
-
-    def waits_for(self) -> str:
-        """See `Removal.waits_for`."""
-        return self._removal.waits_for()
-
-    @property
-    def over(self) -> bool:
-        """Whether no further patch goes live."""
-        return self._registry.over
-
-    @property
-    def is_preparing(self) -> bool:
-        """Whether a thread is importing or running install code."""
-        return self._entry.is_preparing
-
-    def speak(self) -> None:
-        """See `Notices.speak`."""
-        self._notices.speak()
+        self._request(partial(self.registry.lose, self.registry[patch], *_OFF))
 
     # -- requests --------------------------------------------------------------------------------
 
     def _request(self, work: Callable[[], None]) -> None:
         """Run work in the executor. Catches every fault, because sglang's own code is calling."""
         try:
-            self._executor.do(partial(self._do, work), wait_s=_OTHER_THREAD_S)
+            executor.do(partial(self._do, work), wait_s=_OTHER_THREAD_S)
         except Exception as error:
             logger.debug("unexpected", exc_info=True)
             with contextlib.suppress(Exception):  # the next check tries again
-                self._executor.do(partial(self._abandon, f"{type(error).__name__}: {error}"))
+                executor.do(partial(self._abandon, f"{type(error).__name__}: {error}"))
 
     # -- what the executor does ------------------------------------------------------------------
 
@@ -197,8 +161,8 @@ class Activation:
 
     def _look(self) -> None:
         """Verify each live patch whose snapshot changed; mark it for removal if it was replaced."""
-        for member in self._registry.working():
-            if self.over or member.state != "live" or member.end is not None:
+        for member in self.registry.working():
+            if self.registry.over or member.state != "live" or member.end is not None:
                 continue
             if self._verifier.is_as_seen(member):
                 continue
@@ -206,35 +170,34 @@ class Activation:
             try:
                 found = self._verifier.verify(member)
             except Foreign as foreign:
-                self._removal.lose(member, "conflict", str(foreign))
+                self.registry.lose(member, "conflict", str(foreign))
             else:
                 member.seen = now
-                self._notices.set_status(member, "live", around(found.wrappers))
+                self.notices.set_status(member, "live", around(found.wrappers))
         self._gatekeeper.act()
 
     def _go_on(self) -> None:
         """Remove marked patches, put live those that are ready, and end if all are off."""
         if self.is_stopping and not self.ended:
-            self._removal.end_all(*_OFF)
-        self._removal.go_on()
+            self.registry.end_all(*_OFF)
+        self.registry.remove_marked()
         self._advance()
-        if self._removal.has_more:  # a patch that failed to go live removes those that need it
-            self._removal.go_on()
-        if self.over and not self._registry.on():
+        self.registry.remove_marked()  # one that failed to go live removes those that need it
+        if self.registry.over and not self.registry.on():
             self._hooks.leave()
             self._gatekeeper.leave()
         # This also repairs what an interruption or a fault left in memory. Until then calls are
         # unaffected, because a forwarder without layers calls stock's code.
-        self._registry.settle()
-        if self.is_stopping and not self.ended and self._registry.is_clear():
+        self.registry.settle()
+        if self.is_stopping and not self.ended and self.registry.is_clear():
             self.ended = True
             self._imports.leave()
-            self._notices.tell(partial(self._on_end, self))
+            self.notices.tell(partial(self._on_end, self))
 
     def _advance(self) -> None:
         """Register for the imports that are missing, and put live the patches that are ready."""
-        working = [member for member in self._registry if member.state in WORKING]
-        if self.over or not working:
+        working = self.registry.working()
+        if self.registry.over or not working:
             return
         names = [name for member in working for name in member.variant.modules()]
         relied_on = [module_of(each) for member in working for each in member.definitions]
@@ -242,18 +205,18 @@ class Activation:
         if self._imports.is_ready(_HOOKS):
             self._hooks.begin(sys.modules[_HOOKS].HookRegistry, "apply_hooks")
         self._gatekeeper.watch(self._imports)
-        self._entry.advance()
+        self.entry.advance()
 
     def _abandon(self, reason: str) -> None:
         """After an unexpected fault: remove every patch, and log the reason once."""
-        first, self._registry.over = not self.over, True
-        self._removal.end_all("failed", reason)
+        first, self.registry.over = not self.registry.over, True
+        self.registry.end_all("failed", reason)
         try:
             self._go_on()
         except Exception:
             logger.debug("unexpected", exc_info=True)  # the next check tries again
         if first:
             failed = ("failed", reason)
-            self._notices.lose_all(
-                reason, [each for each in self._registry if failed in (each.status, each.end)]
+            self.notices.lose_all(
+                reason, [each for each in self.registry if failed in (each.status, each.end)]
             )

@@ -58,7 +58,7 @@ class Table:
 
 
 class DispatchTable:
-    """The table of this process.
+    """The present table, and the places that it has functions for.
 
     Attributes:
         now: the current `Table`.
@@ -68,6 +68,10 @@ class DispatchTable:
     def __init__(self) -> None:
         self.now: Any = Table()
         self.slots: dict[tuple[int, str], Any] = {}
+
+
+dispatch = DispatchTable()
+"""The dispatch table of this process."""
 
 
 def at_rest(

@@ -12,17 +12,15 @@ from functools import partial
 from .. import sets
 from ..compat import source
 from ..compat.verdict import judge_each
-from ..model import selection, setups, switch
+from ..model import selection, switch
 from ..model.patch import Patch, by_id
 from ..model.state import Observer, Report
 from .activation import Activation
-from .dispatch_table import DispatchTable
 from .ending import end_process
 from .executor import executor
 
 logger = logging.getLogger("sglang_perf_patches")
 
-_dispatch = DispatchTable()
 _ending = threading.RLock()  # held by the thread that ends the process; taken before the others
 _current: list[Activation] = []  # at most one; a container, so that nothing rebinds it
 _observers: list[Observer] = []
@@ -49,7 +47,7 @@ def activate_now(
     """`activate` for a caller that is already inside a request of the executor."""
     activation = _started(text, strict=strict, tree=tree)
     activation.look_now()
-    if activation.selection.ids and not activation.is_observed and not activation.over:
+    if activation.selection.ids and not activation.is_observed and not activation.registry.over:
         activation.is_observed = True
         for observer in _observers:
             try:
@@ -82,7 +80,7 @@ def take_off() -> str:
         return ""
     activation.stop()
     activation.look_now()
-    return "" if activation.ended else activation.waits_for()
+    return "" if activation.ended else activation.registry.waits_for()
 
 
 def report() -> Report | None:
@@ -126,9 +124,6 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
         patches.values(),
         chosen,
         strict=switch.strict_from_environment() if strict is None else strict,
-        features=setups.FEATURES,
-        dispatch=_dispatch,
-        executor=executor,
         on_change=_tell_of_change,
         on_end=_tell_of_end,
         on_loss=_end,
@@ -180,7 +175,7 @@ def _end(line: str) -> None:
 
 def _speak() -> None:
     for activation in list(_current):
-        activation.speak()
+        activation.notices.speak()
 
 
 def _interrupted() -> None:
@@ -196,7 +191,7 @@ executor.interrupted = _interrupted
 
 def _before_fork() -> None:
     _ending.acquire()
-    preparing = any(activation.is_preparing for activation in _current)
+    preparing = any(activation.entry.is_preparing for activation in _current)
     if not executor.is_at_work_here():
         executor.acquire(_FORK_WHILE_PREPARING_S if preparing else _FORK_S)
 
@@ -209,7 +204,7 @@ def _after_fork() -> None:
 def _after_fork_in_child() -> None:
     if executor.forget_threads():  # a thread that is not in this child was at work
         for activation in _current:
-            if activation.is_preparing:
+            if activation.entry.is_preparing:
                 activation.leave("this process was forked while its code was being imported")
     _ending.release()
 

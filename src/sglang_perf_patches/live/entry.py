@@ -21,11 +21,11 @@ from typing import Any
 from ..model.patch import Variant
 from ..model.patching import Gated, Make
 from ..model.state import RunFlag
-from .executor import Executor
+from .dispatch_table import dispatch
+from .executor import executor
 from .imports import Imports, is_loaded
-from .patch_runtime import SERVING, Drain, Notices, PatchRuntime, Registry
+from .patch_runtime import SERVING, Drain, PatchRuntime, Registry
 from .published import Gatekeeper
-from .removal import Removal
 from .swap import Layer
 from .verifier import Verifier
 from .wrappers import Foreign, owner_of, raw
@@ -44,10 +44,7 @@ class Entry:
     _registry: Registry
     _imports: Imports
     _verifier: Verifier
-    _removal: Removal
-    _notices: Notices
     _gatekeeper: Gatekeeper
-    _executor: Executor
     is_preparing: bool = False
 
     def advance(self) -> None:
@@ -59,34 +56,36 @@ class Entry:
     def _attempt(self, member: PatchRuntime) -> None:
         """Advance a waiting patch as far as possible now."""
         if self._registry.is_on(member):  # interrupted after the exchange, before its state was set
-            self._notices.set_status(member, "live", "")
+            self._registry.notices.set_status(member, "live", "")
             return
         missing = [name for name in member.variant.modules() if not self._imports.is_ready(name)]
         if missing:
-            self._notices.set_status(member, "pending", f"{missing[0]} is not imported yet")
+            self._registry.notices.set_status(
+                member, "pending", f"{missing[0]} is not imported yet"
+            )
             return
         for needed in member.patch.requires:
             state = self._registry[needed].state
             if state not in SERVING:
-                self._removal.lose(member, "failed", f"it needs {needed}, which is {state}")
+                self._registry.lose(member, "failed", f"it needs {needed}, which is {state}")
                 return
         ruled = self._gatekeeper.ruling(member)
         if ruled is not None:
-            self._notices.set_status(member, *ruled)
+            self._registry.notices.set_status(member, *ruled)
             return
         try:
             self.is_preparing = True
             self._go_live(member, self._prepare(member))
         except Gated as gate:
             member.forget()
-            self._notices.set_status(member, "gated", str(gate))
+            self._registry.notices.set_status(member, "gated", str(gate))
         except Foreign as foreign:
-            self._removal.lose(member, "conflict", str(foreign))
+            self._registry.lose(member, "conflict", str(foreign))
         except Exception as error:
             logger.debug("%s failed", member.patch.id, exc_info=True)
             # With a request waiting, an import has ended that may have been missing: try again.
-            if not self._executor.has_requests():
-                self._removal.lose(member, "failed", f"{type(error).__name__}: {error}")
+            if not executor.has_requests():
+                self._registry.lose(member, "failed", f"{type(error).__name__}: {error}")
         finally:
             self.is_preparing = False
 
@@ -134,31 +133,29 @@ class Entry:
         registry = self._registry
         if registry.over:
             return
-        registry.dispatch.slots |= {
-            (id(slot.owner), slot.name): slot for slot in member.slots.values()
-        }
+        dispatch.slots |= {(id(slot.owner), slot.name): slot for slot in member.slots.values()}
         try:
             is_shown = registry.show([*registry.on(), member])
         except Exception as error:
             if not registry.is_on(member):
                 member.forget()
-            self._removal.lose(member, "failed", f"{type(error).__name__}: {error}")
+            self._registry.lose(member, "failed", f"{type(error).__name__}: {error}")
             return
         if not is_shown:
             member.forget()
             reason = "a thread is inside the code that it would change"
-            self._notices.set_status(member, "pending", reason)
+            self._registry.notices.set_status(member, "pending", reason)
         elif member.gate:
-            self._notices.set_status(member, "gated", member.gate)
+            self._registry.notices.set_status(member, "gated", member.gate)
         else:
-            self._notices.set_status(member, "live", around(wrappers))
+            self._registry.notices.set_status(member, "live", around(wrappers))
         member.seen = self._verifier.identity_snapshot(member)
 
     def _close(self, member: PatchRuntime, reason: str) -> None:
         """Called by patched code that now runs only stock's. On a hot path: nothing may block."""
         member.gate = reason
         if member.state == "live":
-            self._notices.set_status(member, "gated", reason)
+            self._registry.notices.set_status(member, "gated", reason)
 
 
 def around(wrappers: Iterable[str]) -> str:

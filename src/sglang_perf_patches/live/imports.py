@@ -9,7 +9,7 @@ from typing import Any
 
 import wrapt
 
-from .dispatch_table import DispatchTable, runs_elsewhere, runs_here
+from .dispatch_table import dispatch, runs_elsewhere, runs_here
 from .swap import Layer, Slot
 from .wrappers import is_function, raw, underlying
 
@@ -71,8 +71,7 @@ def _finish(module: ModuleType) -> None:
 class Watched:
     """Calls `after` whenever a stock function has returned, in the thread that called it."""
 
-    def __init__(self, dispatch: DispatchTable, after: Callable[[], None]) -> None:
-        self._dispatch = dispatch
+    def __init__(self, after: Callable[[], None]) -> None:
         self._after = after
         self._slot: Slot | None = None
 
@@ -81,10 +80,8 @@ class Watched:
         held = raw(owner, name)
         if self._slot is not None or not is_function(underlying(held)):
             return  # another plugin's object: the checks once a second see its effects
-        slot = Slot(
-            self._dispatch, owner, name, held, held if isinstance(owner, ModuleType) else None
-        )
-        self._slot = self._dispatch.slots[id(owner), name] = slot
+        slot = Slot(owner, name, held, held if isinstance(owner, ModuleType) else None)
+        self._slot = dispatch.slots[id(owner), name] = slot
         layer = Layer("", self._around)
         slot.made_of([layer])
         slot.place()

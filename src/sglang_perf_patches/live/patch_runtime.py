@@ -16,7 +16,7 @@ from ..compat.source import Definition
 from ..compat.verdict import Verdict
 from ..model.patch import Patch, Variant
 from ..model.state import RunFlag, State
-from .dispatch_table import DispatchTable, at_rest, has_gil, is_alone, runs_here
+from .dispatch_table import at_rest, dispatch, has_gil, is_alone, runs_here
 from .swap import Layer, Slot
 
 logger = logging.getLogger("sglang_perf_patches")
@@ -24,6 +24,8 @@ logger = logging.getLogger("sglang_perf_patches")
 WORKING = frozenset({"live", "pending", "gated", "not needed"})
 SERVING = frozenset({"live", "pending", "built-in", "gated", "not needed"})
 """States that satisfy a requirement."""
+_RULED = frozenset({"gated", "not needed"})
+"""States that a ruling gives (`model.ruling`). They are no fault, so no warning is logged."""
 
 
 @dataclass(frozen=True)
@@ -118,12 +120,12 @@ class Registry:
     """Every patch, in declared order, which is also the order of layers in a shared slot.
 
     Attributes:
-        dispatch: the dispatch table of this process.
+        notices: log what becomes of them.
         over: no further patch goes live.
     """
 
-    def __init__(self, patches: Iterable[Patch], dispatch: DispatchTable) -> None:
-        self.dispatch = dispatch
+    def __init__(self, patches: Iterable[Patch], notices: Notices) -> None:
+        self.notices = notices
         self.over = False
         self._members = {patch.id: PatchRuntime(patch) for patch in patches}
 
@@ -135,7 +137,7 @@ class Registry:
 
     def is_on(self, member: PatchRuntime) -> bool:
         """Whether the dispatch table shows a patch; its state may lag behind."""
-        return member.patch.id in self.dispatch.now.patches
+        return member.patch.id in dispatch.now.patches
 
     def on(self) -> list[PatchRuntime]:
         """The patches that the dispatch table shows."""
@@ -174,7 +176,7 @@ class Registry:
         functions: dict[str, Callable[..., Any]] = {}
         for change in changes:
             functions |= change.slot.functions(change)
-        table = self.dispatch.now.replaced(
+        table = dispatch.now.replaced(
             {change.slot: change for change in changes},
             functions,
             frozenset(member.patch.id for member in after),
@@ -182,7 +184,7 @@ class Registry:
 
         def exchange() -> None:
             _each(slot.place for slot in coming)
-            self.dispatch.now = table  # one statement: an interruption leaves all of it or nothing
+            dispatch.now = table  # one statement: an interruption leaves all of it or nothing
             _each(partial(slot.settle, is_at_rest=True) for slot in slots)
 
         return at_rest(codes, exchange, lambda: not any(each.waits_for() for each in holding))
@@ -199,13 +201,73 @@ class Registry:
         Raises:
             Exception: the first fault; the other slots are settled nevertheless.
         """
-        _each(slot.settle for slot in self.dispatch.slots.values() if not slot.layers)
+        _each(slot.settle for slot in dispatch.slots.values() if not slot.layers)
 
     def is_clear(self) -> bool:
         """Whether no patch is shown and no slot has anything left to remove."""
         return not self.on() and all(
-            slot.layers or slot.is_left() for slot in self.dispatch.slots.values()
+            slot.layers or slot.is_left() for slot in dispatch.slots.values()
         )
+
+    # -- removing patches ------------------------------------------------------------------------
+    # A patch that is marked for removal has an `end`. It stays on while a thread is inside it or
+    # while it holds work. So do the patches that require it and those that share a slot with it.
+
+    def lose(self, member: PatchRuntime, state: State, reason: str) -> None:
+        """End a patch that is not on; mark one that is on, for `remove_marked`."""
+        if self.is_on(member):
+            member.end = member.end or (state, reason)
+        else:
+            self._end({member: (state, reason)})
+
+    def end_all(self, state: State, reason: str) -> None:
+        """End every patch with this state; those that are on are removed by `remove_marked`."""
+        for member in self:
+            if self.is_on(member):
+                member.end = (state, reason)
+            elif member.end is None and member.state in WORKING:
+                member.forget()
+                self.notices.set_status(member, state, reason)
+
+    def remove_marked(self) -> None:
+        """Remove all marked patches, each group in one swap; busy groups stay for the next call."""
+        leaving = [member for member in self if member.end is not None]
+        for group in _groups(with_dependents(leaving, self.on())):
+            slots = _slots(group)
+            if self.show([each for each in self.on() if each not in group]):
+                for slot in slots:
+                    slot.forget_results()
+                self._end({each: each.end for each in group if each.end is not None})
+                continue
+            for member in group:
+                if member.end is not None:
+                    state, reason = member.end
+                    why = reason and f" ({state}: {reason})"
+                    waits = f"to be removed{why}: waits until {why_it_stays(group)}"
+                    self.notices.set_status(member, "live", waits)
+
+    def waits_for(self) -> str:
+        """``ID until REASON`` for each marked patch; "" if none is marked."""
+        leaving = [member for member in self if member.end is not None]
+        groups = _groups(with_dependents(leaving, self.on()))
+        lines = {member.patch.id: why_it_stays(group) for group in groups for member in group}
+        return "; ".join(f"{each.patch.id} until {lines[each.patch.id]}" for each in leaving)
+
+    def _end(self, ends: Mapping[PatchRuntime, tuple[State, str]]) -> None:
+        """Set the final state of patches that are off, and end the patches that require them."""
+        for member, (state, reason) in ends.items():
+            member.forget()
+            member.end = None
+            self.notices.set_status(member, state, reason)
+            if state not in _RULED | {"off"}:
+                self.notices.complain(member)
+        for member, (state, reason) in ends.items():
+            for other in self.working():
+                if member.patch.id in other.patch.requires:
+                    is_ruled = state in _RULED
+                    why = f": {reason}" if is_ruled else f", which is {state}"
+                    so: State = state if is_ruled else "failed"
+                    self.lose(other, so, f"it needs {member.patch.id}{why}")
 
 
 def _each(steps: Iterable[Callable[[], None]]) -> None:
@@ -239,6 +301,24 @@ def with_dependents(
         id = member.patch.id
         together += [each for each in among if id in each.patch.requires and each not in together]
     return together
+
+
+def _groups(members: Iterable[PatchRuntime]) -> list[list[PatchRuntime]]:
+    """Members grouped so that those which require each other or share a slot are together."""
+    groups: list[list[PatchRuntime]] = []
+    for member in members:
+        linked = [group for group in groups if any(_are_linked(member, each) for each in group)]
+        groups = [group for group in groups if group not in linked]
+        groups.append([*(each for group in linked for each in group), member])
+    return groups
+
+
+def _are_linked(one: PatchRuntime, other: PatchRuntime) -> bool:
+    return (
+        one.patch.id in other.patch.requires
+        or other.patch.id in one.patch.requires
+        or not {*one.slots.values()}.isdisjoint(other.slots.values())
+    )
 
 
 def why_it_stays(members: Iterable[PatchRuntime]) -> str:

@@ -17,12 +17,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from ..model.feature import MISSING, Features, Server, Setup
+from ..model import setups
+from ..model.feature import MISSING, Server, Setup
 from ..model.ruling import Ruling, ruling
-from .dispatch_table import DispatchTable
 from .imports import Imports, Watched, is_loaded
 from .patch_runtime import PatchRuntime, Registry
-from .removal import Removal
 
 ARGUMENTS = "sglang.srt.server_args"
 CONTEXT = "sglang.srt.runtime_context"
@@ -141,19 +140,10 @@ class Gatekeeper:
         on_publication: called after each publication; it must lead to `act`.
     """
 
-    def __init__(
-        self,
-        features: Features,
-        dispatch: DispatchTable,
-        registry: Registry,
-        removal: Removal,
-        on_publication: Callable[[], None],
-    ) -> None:
-        self._features = features
+    def __init__(self, registry: Registry, on_publication: Callable[[], None]) -> None:
         self._registry = registry
-        self._removal = removal
         self._had: frozenset[str] = frozenset()
-        self._watched = Watched(dispatch, on_publication)
+        self._watched = Watched(on_publication)
 
     def watch(self, imports: Imports) -> None:
         """Hook the publishing function once its module is imported. Idempotent."""
@@ -184,9 +174,9 @@ class Gatekeeper:
             ruled = self._rule(member, setup)
             if member.state == "not needed":
                 if ruled is None or ruled[0] != "not needed":
-                    self._removal.revive(member)
+                    self._registry.notices.set_status(member, "pending", "")
             elif ruled is not None:
-                self._removal.lose(member, *ruled)
+                self._registry.lose(member, *ruled)
 
     def ruling(self, member: PatchRuntime) -> Ruling | None:
         """Why a patch may not go live here; None if it may."""
@@ -203,7 +193,7 @@ class Gatekeeper:
         """The server as published now, with every use that it ever had."""
         # A draft model's arguments are published for a moment in between. They must not make a
         # patch of the main model "not needed".
-        setup = self._features.setup(published())
+        setup = setups.FEATURES.setup(published())
         self._had |= setup.having
         lacking = {use: why for use, why in setup.lacking.items() if use not in self._had}
         return dataclasses.replace(setup, lacking=lacking)

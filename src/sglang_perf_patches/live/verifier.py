@@ -17,7 +17,7 @@ from ..compat.source import Definition
 from ..model.patch import module_of, qualname_of
 from ..model.patching import MISSING
 from .compiled import Compiled, changed_default, is_at
-from .dispatch_table import DispatchTable
+from .dispatch_table import dispatch
 from .imports import Imports
 from .patch_runtime import PatchRuntime
 from .swap import Slot
@@ -70,7 +70,6 @@ class Verifier:
         compiled: compares code in memory with what the source compiles to.
     """
 
-    _dispatch: DispatchTable
     _imports: Imports
     compiled: Compiled
 
@@ -118,7 +117,7 @@ class Verifier:
             TypeError: its code can't be exchanged.
         """
         owner, name = owner_of(reference)
-        slot: Slot | None = self._dispatch.slots.get((id(owner), name))
+        slot: Slot | None = dispatch.slots.get((id(owner), name))
         if slot is not None and (slot.layers or slot.stands()):
             return slot
         stock = found.stock.get(reference)
@@ -130,7 +129,7 @@ class Verifier:
         # Other code may have kept the forwarder of a former slot, so that slot is used again.
         if slot is not None and slot.is_for(held, inside):
             return slot
-        return Slot(self._dispatch, owner, name, held, inside)
+        return Slot(owner, name, held, inside)
 
     def is_as_seen(self, member: PatchRuntime) -> bool:
         """Whether nothing that a patch relies on was replaced since its last verification."""
@@ -162,7 +161,7 @@ class Verifier:
                 f"{reference} is stock's own again: its class was defined again, "
                 f"for example by a reload of {module_of(reference)}"
             )
-        slot: Slot | None = self._dispatch.slots.get((id(owner), name))
+        slot: Slot | None = dispatch.slots.get((id(owner), name))
         return slot if slot is not None and (slot.layers or slot.stands()) else None
 
     def _require_ours(

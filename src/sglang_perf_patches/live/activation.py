@@ -22,7 +22,7 @@ from ..compat.source import Tree
 from ..compat.verdict import Verdict
 from ..model.patch import Patch, module_of
 from ..model.selection import Selection
-from ..model.state import PatchState, Report, State
+from ..model.state import Observer, PatchState, Report, State
 from .compiled import Compiled
 from .entry import Entry, around
 from .executor import executor
@@ -49,9 +49,7 @@ class Activation:
         patches: every patch, in declared order.
         selection: the patches that are to go live.
         strict: whether losing a patch that was chosen by name ends the process.
-        on_change: called when the state of a patch changed.
-        on_end: called with this object when everything is off again.
-        on_loss: called outside of the executor with the line to print, if `strict`.
+        observers: told of each change, and when everything is off again.
 
     Attributes:
         selection: as given.
@@ -70,17 +68,14 @@ class Activation:
         selection: Selection,
         *,
         strict: bool,
-        on_change: Callable[[], None],
-        on_end: Callable[[Activation], None],
-        on_loss: Callable[[str], None],
+        observers: Iterable[Observer],
     ) -> None:
         self.selection = selection
         self.is_observed = False
         self.is_stopping = False
         self.ended = False
         self._version = "unknown"
-        self._on_end = on_end
-        self.notices = Notices(selection.by_name if strict else (), on_change, on_loss)
+        self.notices = Notices(selection.by_name if strict else (), observers)
         self.registry = Registry(patches, self.notices)
         self._imports = Imports(self.look_again)
         self._verifier = Verifier(self._imports, Compiled())
@@ -192,7 +187,7 @@ class Activation:
         if self.is_stopping and not self.ended and self.registry.is_clear():
             self.ended = True
             self._imports.leave()
-            self.notices.tell(partial(self._on_end, self))
+            self.notices.tell(lambda observer: observer.drop(self))
 
     def _advance(self) -> None:
         """Register for the imports that are missing, and put live the patches that are ready."""

@@ -124,9 +124,7 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
         patches.values(),
         chosen,
         strict=switch.strict_from_environment() if strict is None else strict,
-        on_change=_tell_of_change,
-        on_end=_tell_of_end,
-        on_loss=_end,
+        observers=_observers,
     )
     if chosen.ids:
         read = tree or source.installed()
@@ -153,29 +151,22 @@ def _compare(text: str, patches: Mapping[str, Patch], decided: selection.Selecti
         logger.warning(line, text, decided.text)
 
 
-def _tell_of_change() -> None:
-    for observer in _observers:
-        observer.changed()
-
-
-def _tell_of_end(activation: Activation | None = None) -> None:
-    for observer in _observers:
-        observer.drop(activation)
-
-
 def _end(line: str) -> None:
     # Two threads may see the same loss. The second one must not end the process while the first
     # one is removing what is live and the record of this process.
     with _ending:
         with contextlib.suppress(Exception):
             deactivate(is_told=False)
-            _tell_of_end()  # even if a busy patch can't be removed
+            for observer in _observers:
+                observer.drop()  # even if a busy patch can't be removed
         end_process(line)
 
 
 def _speak() -> None:
     for activation in list(_current):
-        activation.notices.speak()
+        loss = activation.notices.speak()
+        if loss:
+            _end(loss)
 
 
 def _interrupted() -> None:

@@ -105,23 +105,19 @@ class Entry:
         found = self._verifier.verify(member)
         member.seen = self._verifier.identity_snapshot(member)
         member.gate = ""
-        patching = Patching(
-            member.patch.id,
-            member.variant,
-            member.ran,
-            partial(self._close, member),
-        )
+        close = partial(self._close, member)
+        patching = Patching(member.patch.id, member.variant, member.ran, close)
         install(patching)
-        layers: dict[str, list[Layer]] = {}
-        for reference, make in patching.changes:
-            layers.setdefault(reference, []).append(Layer(member.patch.id, make))
-        unchanged = set(member.variant.targets + member.variant.adds) - set(layers)
+        changed = dict.fromkeys(reference for reference, _ in patching.changes)
+        unchanged = set(member.variant.targets + member.variant.adds) - changed.keys()
         if unchanged:
             raise RuntimeError(f"its install function left {min(unchanged)} unchanged")
         if not self._verifier.is_as_seen(member):  # since install code imported something
             found = self._verifier.verify(member)
-        slots = {reference: self._verifier.slot(reference, found) for reference in layers}
-        member.layers = {reference: tuple(each) for reference, each in layers.items()}
+        slots = {reference: self._verifier.slot(reference, found) for reference in changed}
+        member.layers = [
+            (slots[reference], Layer(member.patch.id, make)) for reference, make in patching.changes
+        ]
         member.slots = slots
         member.drains = tuple(patching.drains)
         # Makes the layers now: that may import, so it must not happen during the exchange.

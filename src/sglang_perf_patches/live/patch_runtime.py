@@ -15,7 +15,7 @@ from typing import Any
 from ..compat.source import Definition
 from ..compat.verdict import Verdict
 from ..model.patch import Patch, Variant
-from ..model.state import RunFlag, State
+from ..model.state import Observer, RunFlag, State
 from .dispatch_table import at_rest, dispatch, has_gil, is_alone, runs_here
 from .swap import Layer, Slot
 
@@ -52,7 +52,7 @@ class PatchRuntime:
         ran: its run flag.
         gate: why its code now runs only stock's; "" if it doesn't.
         slots: reference → the slot that it changes; set before the first change.
-        layers: reference → its layers there.
+        layers: its layers, each with its slot, in the order of their declaration.
         seen: the identity snapshot of the last verification.
         drains: the work that it may hold between its calls.
         end: the state and reason it gets once it is removed; None unless it is marked for that.
@@ -64,7 +64,7 @@ class PatchRuntime:
     ran: RunFlag = field(default_factory=RunFlag)
     gate: str = ""
     slots: dict[str, Slot] = field(default_factory=dict)
-    layers: dict[str, tuple[Layer, ...]] = field(default_factory=dict)
+    layers: list[tuple[Slot, Layer]] = field(default_factory=list)
     seen: list[Any] = field(default_factory=list)
     drains: tuple[Drain, ...] = ()
     end: tuple[State, str] | None = None
@@ -103,17 +103,11 @@ class PatchRuntime:
             return drain.waits_for
         return ""
 
-    def layers_at(self, slot: Slot) -> Iterator[Layer]:
-        """Its layers in a slot."""
-        for reference, own in self.slots.items():
-            if own is slot:
-                yield from self.layers[reference]
-
     def forget(self) -> None:
         """Drop its slots and layers, and what they computed."""
         for slot in self.slots.values():
             slot.forget(self.patch.id)
-        self.slots, self.layers = {}, {}
+        self.slots, self.layers = {}, []
 
 
 class Registry:
@@ -289,7 +283,7 @@ def _slots(members: Iterable[PatchRuntime]) -> dict[Slot, None]:
 
 def _layers(members: Iterable[PatchRuntime], slot: Slot) -> list[Layer]:
     """The layers of members in a slot, the one nearest to stock first."""
-    return [layer for member in members for layer in member.layers_at(slot)]
+    return [layer for member in members for own, layer in member.layers if own is slot]
 
 
 def with_dependents(
@@ -333,20 +327,13 @@ class Notices:
     """Logs each notice once, and keeps faults of observers from the patches.
 
     Args:
-        demanded: ids of patches whose loss is reported to `on_loss` instead of logged.
-        on_change: called when the state of a patch changed.
-        on_loss: called by `speak` with the line about the first demanded patch that was lost.
+        demanded: ids of patches whose loss ends the process instead of being logged.
+        observers: told of each change.
     """
 
-    def __init__(
-        self,
-        demanded: Collection[str],
-        on_change: Callable[[], None],
-        on_loss: Callable[[str], None],
-    ) -> None:
+    def __init__(self, demanded: Collection[str], observers: Iterable[Observer]) -> None:
         self._demanded = demanded
-        self._on_change = on_change
-        self._on_loss = on_loss
+        self._observers = observers
         self._messages: deque[tuple[int, str]] = deque()
         self._loss = ""
         self._is_ending = False
@@ -357,14 +344,15 @@ class Notices:
             member.status = (state, reason)
             if state == "gated" and member.patch.id in self._demanded:
                 self.complain(member)
-            self.tell(self._on_change)
+            self.tell(lambda observer: observer.changed())
 
-    def tell(self, observers: Callable[[], None]) -> None:
-        """Call observers; their faults are only logged."""
-        try:
-            observers()
-        except Exception:
-            logger.debug("an observer failed", exc_info=True)
+    def tell(self, what: Callable[[Observer], None]) -> None:
+        """Call every observer; their faults are only logged."""
+        for observer in self._observers:
+            try:
+                what(observer)
+            except Exception:
+                logger.debug("an observer failed", exc_info=True)
 
     def complain(self, member: PatchRuntime) -> None:
         """Note that a patch is lost, and why, for `speak`."""
@@ -383,19 +371,19 @@ class Notices:
         line = f"sglang-perf-patches: every patch is removed: {reason}"
         self._messages.append((logging.ERROR, line))
 
-    def speak(self) -> None:
-        """Log the notices and report a loss.
+    def speak(self) -> str:
+        """Log the notices. Outside of the executor, because a log handler may call us again.
 
-        Outside of the executor: a log handler may call us again, and a loss ends the process.
+        Returns:
+            the line about the first demanded patch that was lost, once; then it is the only one.
         """
-        if self._is_ending:
-            return  # the line of the loss is the only one
         if self._loss:
-            self._is_ending = True
-            self._on_loss(self._loss)
+            loss, self._is_ending = "" if self._is_ending else self._loss, True
+            return loss
         while self._messages:
             try:
                 level, line = self._messages.popleft()
             except IndexError:  # another thread took it
-                return
+                break
             logger.log(level, line)
+        return ""

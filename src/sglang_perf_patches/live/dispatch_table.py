@@ -151,7 +151,13 @@ def is_alone() -> bool:
 
 def runs_here(codes: Collection[CodeType]) -> bool:
     """Whether the calling thread is executing one of `codes`, or something that it called."""
-    return _is_in(sys._getframe(1), _identities(codes))
+    identities = _identities(codes)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if id(frame.f_code) in identities:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def runs_elsewhere(codes: Collection[CodeType]) -> bool:
@@ -195,12 +201,3 @@ def _stacks() -> tuple[tuple[int, tuple[CodeType, ...]], ...]:
 def _identities(codes: Collection[CodeType]) -> set[int]:
     # By identity: code objects of equal content are equal.
     return {id(code) for code in codes}
-
-
-def _is_in(innermost: FrameType | None, identities: set[int]) -> bool:
-    frame = innermost
-    while frame is not None:
-        if id(frame.f_code) in identities:
-            return True
-        frame = frame.f_back
-    return False

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..model import setups
@@ -122,11 +122,10 @@ class _Unreadable:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str = "") -> Any:
         raise self._error
 
-    def unlike_default(self) -> Mapping[str, Any]:
-        raise self._error
+    unlike_default = read
 
 
 class Gatekeeper:
@@ -199,13 +198,10 @@ class Gatekeeper:
         return dataclasses.replace(setup, lacking=lacking)
 
     def _rule(self, member: PatchRuntime, setup: Setup) -> Ruling | None:
-        acting = [self._registry[needed].patch for needed in self._acting(member)]
+        needed = [self._registry[name] for name in member.patch.requires]
+        # Those that apply here, so not those that are built in upstream.
+        acting = [each.patch for each in needed if each.verdict and each.verdict.word == "applies"]
         return ruling(member.patch.proven_in(member.variant), acting, setup)
-
-    def _acting(self, member: PatchRuntime) -> list[str]:
-        """The patches that it requires and that apply here, so those not built in upstream."""
-        needed = {name: self._registry[name].verdict for name in member.patch.requires}
-        return [name for name, verdict in needed.items() if verdict and verdict.word == "applies"]
 
 
 def _publishing() -> tuple[Any, str]:
@@ -231,20 +227,18 @@ def _namespaces(kind: type) -> Mapping[str, str]:
 @functools.cache
 def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
     """``(name, default)`` of each field of a dataclass or msgspec struct that has a default."""
+    fields: Any = ()
+    none: Any = dataclasses.MISSING
     if dataclasses.is_dataclass(kind):
-        return tuple(_with_default(dataclasses.fields(kind), dataclasses.MISSING))
-    if hasattr(kind, "__struct_fields__"):
+        fields = dataclasses.fields(kind)
+    elif hasattr(kind, "__struct_fields__"):
         msgspec: Any = sys.modules["msgspec"]
-        return tuple(_with_default(msgspec.structs.fields(kind), msgspec.NODEFAULT))
-    return ()
-
-
-def _with_default(fields: Iterable[Any], none: Any) -> Iterable[tuple[str, Any]]:
-    for each in fields:
-        if each.default is not none:
-            yield each.name, each.default
-        elif each.default_factory is not none:
-            yield each.name, each.default_factory()
+        fields, none = msgspec.structs.fields(kind), msgspec.NODEFAULT
+    return tuple(
+        (each.name, each.default_factory() if each.default is none else each.default)
+        for each in fields
+        if each.default is not none or each.default_factory is not none
+    )
 
 
 def of_model(arguments: Any, name: str) -> Any:
@@ -267,10 +261,6 @@ def of_model(arguments: Any, name: str) -> Any:
     if config is None:
         return MISSING
     return _ANSWERS[name](config) if name in _ANSWERS else getattr(config, name, MISSING)
-
-
-def _has_mla(config: Any) -> bool:
-    return bool(config.attention_arch.name == "MLA")
 
 
 def _has_states(config: Any) -> bool:
@@ -309,14 +299,9 @@ def _parts(config: Any) -> Iterator[Any]:
     yield from (part for part in vars(config.hf_config).values() if hasattr(part, "model_type"))
 
 
-def _architecture(config: Any) -> str:
-    """The name of the model's class."""
-    return str(config.hf_config.architectures[0])
-
-
 _ANSWERS: dict[str, Callable[[Any], Any]] = {
-    "architecture": _architecture,
-    "has_mla": _has_mla,
+    "architecture": lambda config: str(config.hf_config.architectures[0]),
+    "has_mla": lambda config: config.attention_arch.name == "MLA",
     "has_states": _has_states,
     "has_delta_nets": _has_delta_nets,
     "has_other_states": _has_other_states,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType, ModuleType
@@ -137,16 +137,28 @@ class Verifier:
         return len(now) == len(member.seen) and all(map(operator.is_, now, member.seen))
 
     def identity_snapshot(self, member: PatchRuntime) -> list[Any]:
-        """Identity snapshot: differs as soon as anything relied on is replaced."""
+        """Every object that a replacement of anything relied on would exchange.
+
+        This runs once a second for every live patch. So it only collects objects, to compare by
+        identity; `verify` reads and compiles source when one of them has changed.
+        """
         variant = member.variant
         read = dict.fromkeys(name for each in member.each_definition() for name in each.values)
         members = [each.reference for own in member.definitions.values() for each in own.members]
         names = (*variant.targets, *variant.adds, *variant.depends, *members, *read)
-        return [
-            *identity_snapshot(names),
-            *(getattr(slot.inside, "__code__", None) for slot in member.slots.values()),
-            *map(self._imports.is_ready, dict.fromkeys(map(module_of, names))),
-        ]
+        objects: list[Any] = []
+        for reference in names:
+            held: Any = sys.modules.get(module_of(reference))
+            for name in qualname_of(reference).split("."):
+                objects += held, getattr(held, "__bases__", None)
+                held = getattr(held, "__dict__", {}).get(name)
+            function = underlying(held)
+            objects += held, getattr(held, "__bases__", None)
+            objects += getattr(function, "__code__", None), getattr(function, "__defaults__", None)
+            objects += (getattr(function, "__kwdefaults__", None) or {}).values()
+        objects += (getattr(slot.inside, "__code__", None) for slot in member.slots.values())
+        objects += map(self._imports.is_ready, dict.fromkeys(map(module_of, names)))
+        return objects
 
     def _placed(self, member: PatchRuntime, reference: str) -> Slot | None:
         """The slot at a reference if something of ours stands there, else None.
@@ -188,25 +200,6 @@ class Verifier:
         if held is MISSING:
             raise Foreign(f"{reference} is gone from memory")
         raise Foreign(f"{reference} is replaced by {describe(held)}")
-
-
-def identity_snapshot(references: Iterable[str]) -> list[Any]:
-    """Everything that a replacement of these references would exchange, to compare by identity.
-
-    This runs once a second for every live patch. So it only collects objects; `Verifier.verify`
-    reads and compiles source when one of them has changed.
-    """
-    objects: list[Any] = []
-    for reference in references:
-        owner: Any = sys.modules.get(module_of(reference))
-        for name in qualname_of(reference).split("."):
-            objects += owner, getattr(owner, "__bases__", None)
-            owner = getattr(owner, "__dict__", {}).get(name)
-        function = underlying(owner)
-        objects += owner, getattr(owner, "__bases__", None)
-        objects += getattr(function, "__code__", None), getattr(function, "__defaults__", None)
-        objects += (getattr(function, "__kwdefaults__", None) or {}).values()
-    return objects
 
 
 def check_values(

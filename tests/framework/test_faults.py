@@ -73,7 +73,6 @@ def struck(outcomes: list[dict[str, Any]], *modules: str) -> list[dict[str, Any]
                 "plugin",
                 "model/switch",
                 "live/activation",
-                "live/entry",
                 "live/swap",
                 "telemetry/recorder",
             ),

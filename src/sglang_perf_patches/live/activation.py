@@ -1,6 +1,12 @@
 """The patches of a process, from their selection until all are off again.
 
-A selected patch with the verdict ``applies`` goes live when its modules are imported (see `entry`).
+A selected patch with the verdict ``applies`` goes live, completely and only on known code:
+
+1. wait until the last of its modules is imported;
+2. verify in memory every definition that it changes or relies on;
+3. run its install function, which declares the changes, and make the new objects;
+4. put forwarders in place and exchange the dispatch table, which shows all changes at once.
+
 Its definitions are checked again after each awaited import, after sglang's
 ``HookRegistry.apply_hooks`` (which runs after every plugin), after each publication of the server's
 arguments, and once a second. If a definition was replaced, or if the server uses a feature that the
@@ -16,21 +22,26 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
+from types import ModuleType
+from typing import Any
 
 from ..compat.source import Tree
 from ..compat.verdict import Verdict
-from ..model.patch import Patch, module_of
+from ..model.patch import Patch, Variant, module_of
+from ..model.patching import Gated, Make
 from ..model.selection import Selection
-from ..model.state import Observer, PatchState, Report, State
+from ..model.state import Observer, PatchState, Report, RunFlag, State
 from .compiled import Compiled
-from .entry import Entry, around
+from .dispatch_table import dispatch
 from .executor import executor
-from .imports import Imports, Watched
-from .patch_runtime import Notices, Registry
+from .imports import Imports, Watched, is_loaded
+from .patch_runtime import SERVING, Drain, Notices, PatchRuntime, Registry
 from .published import Gatekeeper
+from .swap import Layer
 from .verifier import Verifier
-from .wrappers import Foreign
+from .wrappers import Foreign, owner_of, raw
 
 logger = logging.getLogger("sglang_perf_patches")
 
@@ -55,7 +66,7 @@ class Activation:
         selection: as given.
         registry: the patches.
         notices: what is to be logged.
-        entry: puts patches live.
+        is_preparing: whether a thread is importing or running install code.
         is_observed: whether observers know that it has started.
         is_stopping: `stop` was called: everything is to be removed.
         ended: `stop` was called, and everything is off. After a fault it stays False, so that
@@ -81,7 +92,7 @@ class Activation:
         self._verifier = Verifier(self._imports, Compiled())
         self._hooks = Watched(self.look_again)
         self._gatekeeper = Gatekeeper(self.registry, self.look_again)
-        self.entry = Entry(self.registry, self._imports, self._verifier, self._gatekeeper)
+        self.is_preparing = False
 
     # -- for callers -----------------------------------------------------------------------------
 
@@ -125,7 +136,7 @@ class Activation:
 
     def leave(self, reason: str) -> None:
         """Remove every patch in a forked child that can't continue."""
-        self.entry.is_preparing = False
+        self.is_preparing = False
         self._abandon(reason)
 
     def take_off(self, patch: str) -> None:
@@ -200,7 +211,106 @@ class Activation:
         if self._imports.is_ready(_HOOKS):
             self._hooks.begin(sys.modules[_HOOKS].HookRegistry, "apply_hooks")
         self._gatekeeper.watch(self._imports)
-        self.entry.advance()
+        for member in self.registry:
+            if not self.registry.over and member.state == "pending" and member.end is None:
+                self._attempt(member)
+
+    def _attempt(self, member: PatchRuntime) -> None:
+        """Advance a waiting patch as far as possible now."""
+        if self.registry.is_on(member):  # interrupted after the exchange, before its state was set
+            self.notices.set_status(member, "live", "")
+            return
+        missing = [name for name in member.variant.modules() if not self._imports.is_ready(name)]
+        if missing:
+            self.notices.set_status(member, "pending", f"{missing[0]} is not imported yet")
+            return
+        for needed in member.patch.requires:
+            state = self.registry[needed].state
+            if state not in SERVING:
+                self.registry.lose(member, "failed", f"it needs {needed}, which is {state}")
+                return
+        ruled = self._gatekeeper.ruling(member)
+        if ruled is not None:
+            self.notices.set_status(member, *ruled)
+            return
+        try:
+            self.is_preparing = True
+            self._go_live(member, self._prepare(member))
+        except Gated as gate:
+            member.forget()
+            self.notices.set_status(member, "gated", str(gate))
+        except Foreign as foreign:
+            self.registry.lose(member, "conflict", str(foreign))
+        except Exception as error:
+            logger.debug("%s failed", member.patch.id, exc_info=True)
+            # With a request waiting, an import has ended that may have been missing: try again.
+            if not executor.has_requests():
+                self.registry.lose(member, "failed", f"{type(error).__name__}: {error}")
+        finally:
+            self.is_preparing = False
+
+    def _prepare(self, member: PatchRuntime) -> list[str]:
+        """Run the install function and make the new objects; stock stays as it is.
+
+        Returns:
+            foreign wrappers around what the patch changes.
+
+        Raises:
+            Foreign: other code has replaced a definition.
+            Gated: the patch does not support the situation of this process.
+            Exception: the install function failed.
+        """
+        member.forget()
+        install = member.variant.load()
+        found = self._verifier.verify(member)
+        member.seen = self._verifier.identity_snapshot(member)
+        member.gate = ""
+        close = partial(self._close, member)
+        patching = Patching(member.patch.id, member.variant, member.ran, close)
+        install(patching)
+        changed = dict.fromkeys(reference for reference, _ in patching.changes)
+        unchanged = set(member.variant.targets + member.variant.adds) - changed.keys()
+        if unchanged:
+            raise RuntimeError(f"its install function left {min(unchanged)} unchanged")
+        if not self._verifier.is_as_seen(member):  # since install code imported something
+            found = self._verifier.verify(member)
+        slots = {reference: self._verifier.slot(reference, found) for reference in changed}
+        member.layers = [
+            (slots[reference], Layer(member.patch.id, make)) for reference, make in patching.changes
+        ]
+        member.slots = slots
+        member.drains = tuple(patching.drains)
+        # Makes the layers now: that may import, so it must not happen during the exchange.
+        self.registry.made_with(member)
+        return found.wrappers
+
+    def _go_live(self, member: PatchRuntime, wrappers: list[str]) -> None:
+        """Show all changes of a prepared patch, or none if a thread is inside one of them."""
+        if self.registry.over:
+            return
+        dispatch.slots |= {(id(slot.owner), slot.name): slot for slot in member.slots.values()}
+        try:
+            is_shown = self.registry.show([*self.registry.on(), member])
+        except Exception as error:
+            if not self.registry.is_on(member):
+                member.forget()
+            self.registry.lose(member, "failed", f"{type(error).__name__}: {error}")
+            return
+        if not is_shown:
+            member.forget()
+            reason = "a thread is inside the code that it would change"
+            self.notices.set_status(member, "pending", reason)
+        elif member.gate:
+            self.notices.set_status(member, "gated", member.gate)
+        else:
+            self.notices.set_status(member, "live", around(wrappers))
+        member.seen = self._verifier.identity_snapshot(member)
+
+    def _close(self, member: PatchRuntime, reason: str) -> None:
+        """Called by patched code that now runs only stock's. On a hot path: nothing may block."""
+        member.gate = reason
+        if member.state == "live":
+            self.notices.set_status(member, "gated", reason)
 
     def _abandon(self, reason: str) -> None:
         """After an unexpected fault: remove every patch, and log the reason once."""
@@ -215,3 +325,58 @@ class Activation:
             self.notices.lose_all(
                 reason, [each for each in self.registry if failed in (each.status, each.end)]
             )
+
+
+def around(wrappers: Iterable[str]) -> str:
+    """The reason to show for a live patch; "" if no foreign wrapper is around it."""
+    text = "; ".join(wrappers)
+    return f"wrapped by {text}" if text else ""
+
+
+@dataclass(eq=False)
+class Patching:
+    """Collects the changes that an install function declares; see `model.patching.Patching`.
+
+    Attributes:
+        ran: the patch's run flag.
+        gate: see `model.patching.Patching.gate`.
+        changes: ``(reference, make)``, in the order of the calls.
+        drains: the work that the patch may hold between its calls.
+    """
+
+    _patch: str
+    _variant: Variant
+    ran: RunFlag
+    gate: Callable[[str], None]
+    changes: list[tuple[str, Make]] = field(default_factory=list)
+    drains: list[Drain] = field(default_factory=list)
+
+    def module(self, name: str) -> ModuleType:
+        """See `model.patching.Patching.module`."""
+        # The variant's modules are complete, even if their imports are still on the stack.
+        if name not in self._variant.modules() and not is_loaded(name):
+            raise RuntimeError(f"module {name} has not been imported")
+        return sys.modules[name]
+
+    def get(self, reference: str) -> Any:
+        """See `model.patching.Patching.get`."""
+        owner, name = owner_of(reference)
+        return raw(owner, name)
+
+    def override(self, reference: str, make: Make) -> None:
+        """See `model.patching.Patching.override`."""
+        if reference not in self._variant.targets + self._variant.adds:
+            raise RuntimeError(f"{reference} is not declared as a target of {self._patch}")
+        self.changes.append((reference, make))
+
+    def add(self, reference: str, value: Any) -> None:
+        """See `model.patching.Patching.add`."""
+        self.override(reference, lambda _: value)
+
+    def drain(self, is_idle: Callable[[], bool], waits_for: str) -> None:
+        """See `model.patching.Patching.drain`."""
+        self.drains.append(Drain(is_idle, waits_for))
+
+    def anytime(self, because: str) -> None:
+        """See `model.patching.Patching.anytime`."""
+        assert because

@@ -182,7 +182,7 @@ executor.interrupted = _interrupted
 
 def _before_fork() -> None:
     _ending.acquire()
-    preparing = any(activation.entry.is_preparing for activation in _current)
+    preparing = any(activation.is_preparing for activation in _current)
     if not executor.is_at_work_here():
         executor.acquire(_FORK_WHILE_PREPARING_S if preparing else _FORK_S)
 
@@ -195,7 +195,7 @@ def _after_fork() -> None:
 def _after_fork_in_child() -> None:
     if executor.forget_threads():  # a thread that is not in this child was at work
         for activation in _current:
-            if activation.entry.is_preparing:
+            if activation.is_preparing:
                 activation.leave("this process was forked while its code was being imported")
     _ending.release()
 

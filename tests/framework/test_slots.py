@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_perf_patches.live.dispatch_table import dispatch
-from sglang_perf_patches.live.swap import Change, Layer, Slot
+from sglang_perf_patches.live.swap import Layer, Slot
 from sglang_perf_patches.live.trampoline import callee_of
 from sglang_perf_patches.model.patching import MISSING
 
@@ -21,15 +21,15 @@ def adding(amount: int) -> Callable[[Any], Any]:
 def put(slot: Slot, order: int, patch: str, make: Callable[[Any], Any]) -> None:
     layers = [*slot.layers]
     layers.insert(order, Layer(patch, make))
-    show(slot.made_of(layers))
+    show(slot, layers)
 
 
 def take(slot: Slot, patch: str) -> None:
-    show(slot.made_of(layer for layer in slot.layers if layer.patch != patch))
+    show(slot, [layer for layer in slot.layers if layer.patch != patch])
 
 
-def show(change: Change) -> None:
-    slot = change.slot
+def show(slot: Slot, layers: list[Layer]) -> None:
+    change = slot.made_of(layers)
     if change.layers:
         slot.place()
     table = dispatch.now.replaced({slot: change}, slot.functions(change), frozenset())

@@ -160,7 +160,7 @@ class Registry:
         before, after = self.on(), [member for member in self if member in members]
         coming = _slots(member for member in after if member not in before)
         slots = _slots(member for member in before if member not in after) | coming
-        changes = [slot.made_of(_layers(after, slot)) for slot in slots]
+        changes = {slot: slot.made_of(_layers(after, slot)) for slot in slots}
         forwarders = [code for slot in slots for code in slot.forwarder_codes()]
         # `at_rest` checks the other threads only.
         if runs_here(forwarders):
@@ -168,13 +168,10 @@ class Registry:
         codes = [*forwarders, *(code for slot in coming for code in slot.codes())]
         holding = [each for each in before if not slots.keys().isdisjoint(each.slots.values())]
         functions: dict[str, Callable[..., Any]] = {}
-        for change in changes:
-            functions |= change.slot.functions(change)
-        table = dispatch.now.replaced(
-            {change.slot: change for change in changes},
-            functions,
-            frozenset(member.patch.id for member in after),
-        )
+        for slot, change in changes.items():
+            functions |= slot.functions(change)
+        patches = frozenset(member.patch.id for member in after)
+        table = dispatch.now.replaced(changes, functions, patches)
 
         def exchange() -> None:
             _each(slot.place for slot in coming)

@@ -54,12 +54,10 @@ class Change:
     """What a slot shows.
 
     Attributes:
-        slot: the attribute.
         layers: its layers, the one nearest to stock first; none for stock.
         value: what they made of the original.
     """
 
-    slot: Slot
     layers: tuple[Layer, ...]
     value: Any
 
@@ -140,7 +138,7 @@ class Slot:
             value = self._made[key]
         if layers and self.inside is None:
             self._fit(value)
-        return Change(self, layers, value)
+        return Change(layers, value)
 
     def forget(self, patch: str) -> None:
         """Drop the computed values that a patch has part in."""

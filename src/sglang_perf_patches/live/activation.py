@@ -36,7 +36,7 @@ from ..model.state import Observer, PatchState, Report, RunFlag, State
 from .compiled import Compiled
 from .dispatch_table import dispatch
 from .executor import executor
-from .imports import Imports, Watched, is_loaded
+from .imports import Watched, is_loaded, is_ready, stop_waiting, wait_for
 from .patch_runtime import SERVING, Drain, Notices, PatchRuntime, Registry
 from .published import Gatekeeper
 from .swap import Layer
@@ -88,8 +88,7 @@ class Activation:
         self._version = "unknown"
         self.notices = Notices(selection.by_name if strict else (), observers)
         self.registry = Registry(patches, self.notices)
-        self._imports = Imports(self.look_again)
-        self._verifier = Verifier(self._imports, Compiled())
+        self._verifier = Verifier(Compiled())
         self._hooks = Watched(self.look_again)
         self._gatekeeper = Gatekeeper(self.registry, self.look_again)
         self.is_preparing = False
@@ -197,7 +196,7 @@ class Activation:
         self.registry.settle()
         if self.is_stopping and not self.ended and self.registry.is_clear():
             self.ended = True
-            self._imports.leave()
+            stop_waiting(self.look_again)
             self.notices.tell(lambda observer: observer.drop(self))
 
     def _advance(self) -> None:
@@ -207,10 +206,10 @@ class Activation:
             return
         names = [name for member in working for name in member.variant.modules()]
         relied_on = [module_of(each) for member in working for each in member.definitions]
-        self._imports.wait_for([*names, _HOOKS, *relied_on])
-        if self._imports.is_ready(_HOOKS):
+        wait_for([*names, _HOOKS, *relied_on], self.look_again)
+        if is_ready(_HOOKS):
             self._hooks.begin(sys.modules[_HOOKS].HookRegistry, "apply_hooks")
-        self._gatekeeper.watch(self._imports)
+        self._gatekeeper.watch()
         for member in self.registry:
             if not self.registry.over and member.state == "pending" and member.end is None:
                 self._attempt(member)
@@ -220,7 +219,7 @@ class Activation:
         if self.registry.is_on(member):  # interrupted after the exchange, before its state was set
             self.notices.set_status(member, "live", "")
             return
-        missing = [name for name in member.variant.modules() if not self._imports.is_ready(name)]
+        missing = [name for name in member.variant.modules() if not is_ready(name)]
         if missing:
             self.notices.set_status(member, "pending", f"{missing[0]} is not imported yet")
             return

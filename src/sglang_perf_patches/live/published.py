@@ -20,7 +20,7 @@ from typing import Any
 from ..model import setups
 from ..model.feature import MISSING, Server, Setup
 from ..model.ruling import Ruling, ruling
-from .imports import Imports, Watched, is_loaded
+from .imports import Watched, is_loaded, is_ready, wait_for
 from .patch_runtime import PatchRuntime, Registry
 
 ARGUMENTS = "sglang.srt.server_args"
@@ -142,13 +142,14 @@ class Gatekeeper:
     def __init__(self, registry: Registry, on_publication: Callable[[], None]) -> None:
         self._registry = registry
         self._had: frozenset[str] = frozenset()
+        self._on_publication = on_publication
         self._watched = Watched(on_publication)
 
-    def watch(self, imports: Imports) -> None:
+    def watch(self) -> None:
         """Hook the publishing function once its module is imported. Idempotent."""
         if any(self._is_ruled(member) for member in self._registry.working()):
-            imports.wait_for(MODULES)
-            if imports.is_ready(ARGUMENTS):
+            wait_for(MODULES, self._on_publication)
+            if is_ready(ARGUMENTS):
                 self._watched.begin(*_publishing())
 
     def leave(self) -> None:

@@ -18,7 +18,7 @@ from ..model.patch import module_of, qualname_of
 from ..model.patching import MISSING
 from .compiled import Compiled, changed_default, is_at
 from .dispatch_table import dispatch
-from .imports import Imports
+from .imports import is_ready
 from .patch_runtime import PatchRuntime
 from .swap import Slot
 from .wrappers import (
@@ -70,7 +70,6 @@ class Verifier:
         compiled: compares code in memory with what the source compiles to.
     """
 
-    _imports: Imports
     compiled: Compiled
 
     def verify(self, member: PatchRuntime) -> Found:
@@ -80,12 +79,12 @@ class Verifier:
             Foreign: other code replaced one, or already added what the patch would add.
         """
         variant, found = member.variant, Found()
-        is_ready, placed = self._imports.is_ready, partial(self._placed, member)
+        placed = partial(self._placed, member)
         for definition in member.each_definition():
             reference = definition.reference
             if not is_ready(module_of(reference)):
                 continue  # it is verified when its import ends
-            check_values(definition, is_ready, lambda one: placed(one) is not None)
+            check_values(definition, lambda one: placed(one) is not None)
             slot = placed(reference)
             if slot is not None:
                 found.wrappers += self._require_ours(reference, slot, definition)
@@ -157,7 +156,7 @@ class Verifier:
             objects += getattr(function, "__code__", None), getattr(function, "__defaults__", None)
             objects += (getattr(function, "__kwdefaults__", None) or {}).values()
         objects += (getattr(slot.inside, "__code__", None) for slot in member.slots.values())
-        objects += map(self._imports.is_ready, dict.fromkeys(map(module_of, names)))
+        objects += map(is_ready, dict.fromkeys(map(module_of, names)))
         return objects
 
     def _placed(self, member: PatchRuntime, reference: str) -> Slot | None:
@@ -202,14 +201,11 @@ class Verifier:
         raise Foreign(f"{reference} is replaced by {describe(held)}")
 
 
-def check_values(
-    definition: Definition, is_ready: Callable[[str], bool], is_ours: Callable[[str], bool]
-) -> None:
+def check_values(definition: Definition, is_ours: Callable[[str], bool]) -> None:
     """Verify that each literal that a definition reads has the value in its source.
 
     Args:
         definition: the definition that reads them.
-        is_ready: whether a module has been imported completely.
         is_ours: whether something of ours stands at a reference.
 
     Raises:

@@ -17,7 +17,7 @@ _LATER = (2, 5, 17)
 _ALWAYS = (
     *("plugin.py:load", "model/switch.py"),  # before anything guards them
     *(
-        "live/dispatch_table.py:DispatchTable.exchange",
+        "live/patch_runtime.py:Registry.show",
         "live/dispatch_table.py:at_rest",
         "live/dispatch_table.py:_in_one_slice",
     ),

@@ -15,7 +15,6 @@ from throwaway import Throwaway
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import downloads
 from sglang_perf_patches.compat import source, verdict
-from sglang_perf_patches.live import compiled
 from sglang_perf_patches.live.compiled import is_compiled_from
 from sglang_perf_patches.live.wrappers import chain
 
@@ -116,24 +115,10 @@ def codes(module: Any, reference: str) -> list[CodeType]:
     return [list(chain(held))[0 if isinstance(held, FunctionType) else 1].__code__]
 
 
-def compile_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow no comparison to fall back on the whole file."""
-    compile_text = compiled._made_of
-
-    def refuse_whole(text: str, like: CodeType) -> Iterator[CodeType]:
-        assert text.count("\nimport ") == 0  # but for the line that stands for the imports
-        return compile_text(text, like)
-
-    monkeypatch.setattr(compiled, "_made_of", refuse_whole)
-
-
 @pytest.mark.parametrize("reference", REFERENCES)
-def test_a_definition_by_itself(
-    awkward: Any, reference: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_awkward_code_is_what_its_source_compiles_to(awkward: Any, reference: str) -> None:
     tree, module = awkward
     definition = tree.definition(f"sglang.srt.awkward:{reference}")
-    compile_alone(monkeypatch)
     assert all(is_compiled_from(code, definition) for code in codes(module, reference))
 
 
@@ -166,11 +151,8 @@ def changed(code: CodeType) -> Iterator[CodeType]:
 @pytest.mark.parametrize(
     "release", [pytest.param("0.5.9", marks=pytest.mark.whole_matrix), "0.5.23"]
 )
-def test_every_definition_of_a_release_by_itself(
-    release: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_definition_of_a_release(release: str) -> None:
     """As the whole file has it: what a process has imported is what its files say."""
-    compile_alone(monkeypatch)
     tree = source.Tree(source.find(downloads.tree(release)))
     files: dict[Path, list[CodeType]] = {}
     compared = 0

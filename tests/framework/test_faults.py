@@ -73,7 +73,6 @@ def struck(outcomes: list[dict[str, Any]], *modules: str) -> list[dict[str, Any]
                 "plugin",
                 "model/switch",
                 "live/activation",
-                "live/entry",
                 "live/swap",
                 "telemetry/recorder",
             ),
@@ -101,7 +100,7 @@ def test_a_fault_at_any_call_leaves_stock_or_patched(
     [
         ("imported before", "", ("compat/source", "live/swap", "telemetry/recorder")),
         ("imported later", "live/", ("live/imports", "live/swap")),
-        ("deactivating", "", ("live/removal", "live/swap", "telemetry/recorder")),
+        ("deactivating", "", ("live/patch_runtime", "live/swap", "telemetry/recorder")),
     ],
 )
 def test_an_interruption_at_any_line_leaves_everything_or_nothing(
@@ -138,7 +137,7 @@ def test_what_comes_in_between_at_any_line_leaves_everything_or_nothing(
     """
     apart = 0 if tiers.is_whole(pytestconfig) else 16
     _, *outcomes = inject(throwaway, fault, "live/", str(apart), scenario)
-    for outcome in struck(outcomes, "live/dispatch_table", "live/removal", "live/swap"):
+    for outcome in struck(outcomes, "live/dispatch_table", "live/patch_runtime", "live/swap"):
         if fault == "fails" and scenario == "imported before":
             require_each_whole(outcome)
         else:

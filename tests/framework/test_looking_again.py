@@ -11,7 +11,6 @@ from places import Places, Run, of_all
 from throwaway import Throwaway
 
 from sglang_perf_patches.live import imports
-from sglang_perf_patches.live.dispatch_table import DispatchTable
 
 
 def test_activated_during_the_import_of_the_last_module(throwaway: Throwaway) -> None:
@@ -191,7 +190,7 @@ assert a.Worker().step(1) == 102
 
 def test_an_interruption_leaves_no_publication_under_way() -> None:
     """At any line of ours; while the arguments are published, nothing is read."""
-    watch, during = imports.Watched(DispatchTable(), lambda: None), []
+    watch, during = imports.Watched(lambda: None), []
     publish = watch._around(lambda: during.append(watch.is_under_way()))
 
     def published(at: Run | None) -> Places:

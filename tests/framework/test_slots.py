@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sglang_perf_patches.live.dispatch_table import DispatchTable
-from sglang_perf_patches.live.swap import Change, Layer, Slot
+from sglang_perf_patches.live.dispatch_table import dispatch
+from sglang_perf_patches.live.swap import Layer, Slot
 from sglang_perf_patches.live.trampoline import callee_of
 from sglang_perf_patches.model.patching import MISSING
 
@@ -21,19 +21,19 @@ def adding(amount: int) -> Callable[[Any], Any]:
 def put(slot: Slot, order: int, patch: str, make: Callable[[Any], Any]) -> None:
     layers = [*slot.layers]
     layers.insert(order, Layer(patch, make))
-    show(slot.made_of(layers))
+    show(slot, layers)
 
 
 def take(slot: Slot, patch: str) -> None:
-    show(slot.made_of(layer for layer in slot.layers if layer.patch != patch))
+    show(slot, [layer for layer in slot.layers if layer.patch != patch])
 
 
-def show(change: Change) -> None:
-    slot = change.slot
+def show(slot: Slot, layers: list[Layer]) -> None:
+    change = slot.made_of(layers)
     if change.layers:
         slot.place()
-    table = slot._dispatch.now.replaced({slot: change}, slot.functions(change), frozenset())
-    assert slot._dispatch.exchange(table, slot.codes(), lambda: True)
+    table = dispatch.now.replaced({slot: change}, slot.functions(change), frozenset())
+    dispatch.now = table
     slot.settle()
 
 
@@ -51,7 +51,7 @@ def sample() -> Any:
 
 def test_an_attribute_that_was_not_there() -> None:
     owner = sample()
-    slot = Slot(DispatchTable(), owner, "extra", MISSING)
+    slot = Slot(owner, "extra", MISSING)
     put(slot, 0, "a", lambda inner: "ours" if inner is MISSING else inner)
     assert owner.extra == "ours"
     assert not slot.is_left()
@@ -69,7 +69,7 @@ class Named:
 
 def test_what_is_put_in_a_class_learns_its_name_as_in_a_class_statement() -> None:
     owner, value = sample(), Named()
-    slot = Slot(DispatchTable(), owner, "extra", MISSING)
+    slot = Slot(owner, "extra", MISSING)
     put(slot, 0, "a", lambda _: value)
     assert value.place == (owner, "extra")
 
@@ -79,7 +79,7 @@ def test_what_stands_there_leads_to_what_is_shown(inside: bool) -> None:
     """For whoever follows wrappers, another copy of this package among them."""
     owner = sample()
     stock = owner.__dict__["step"]
-    slot = Slot(DispatchTable(), owner, "step", stock, stock if inside else None)
+    slot = Slot(owner, "step", stock, stock if inside else None)
     put(slot, 0, "a", adding(10))
     shown = callee_of(owner.__dict__["step"])
     assert shown is not None
@@ -96,7 +96,7 @@ def test_inside_a_function_that_closes_over_its_class(arguments: Any) -> None:
     code, signature = stock.__code__, inspect.signature(stock)
     args, kwargs = arguments
     before = owner().step(*args, **kwargs)
-    slot = Slot(DispatchTable(), owner, "step", stock, inside=stock)
+    slot = Slot(owner, "step", stock, inside=stock)
     put(slot, 0, "a", adding(100))
     put(slot, 1, "b", adding(1000))
     assert owner.__dict__["step"] is stock
@@ -112,7 +112,7 @@ def test_inside_a_function_that_closes_over_its_class(arguments: Any) -> None:
 
 def test_taken_off_below_a_wrapper_that_keeps_ours() -> None:
     owner = sample()
-    slot = Slot(DispatchTable(), owner, "step", owner.__dict__["step"])
+    slot = Slot(owner, "step", owner.__dict__["step"])
     put(slot, 0, "a", adding(100))
     ours = owner.__dict__["step"]
     owner.step = lambda self, x: -ours(self, x)

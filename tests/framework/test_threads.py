@@ -104,20 +104,20 @@ assert a.Worker().step(1) == 2 and b.use(3) == 6
 
 LATE = """
 from sglang_perf_patches.live import activation
-from sglang_perf_patches.live.entry import Entry
+from sglang_perf_patches.live.activation import Activation
 
 bad = declare("two.bad", install="breaks", targets=(f"{A}:Worker.step", f"{B}:Caller.call"))
 use(bad)
 looked, imported = threading.Event(), threading.Event()
-attempt = Entry._attempt
-def slow(entry, member):
-    attempt(entry, member)
+attempt = Activation._attempt
+def slow(activated, member):
+    attempt(activated, member)
     if threading.current_thread().name == "ticks" and not looked.is_set():
         looked.set()
         imported.wait(0.5)      # meanwhile the module arrives
 ours.activate("all")
 import sglang.srt.a
-Entry._attempt = slow
+Activation._attempt = slow
 ticks = threading.Thread(target=ours.activate, name="ticks", daemon=True)
 ticks.start()
 assert looked.wait(200)

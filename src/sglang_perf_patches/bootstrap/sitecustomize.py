@@ -44,30 +44,16 @@ class _Watcher:
 def _chain():
     # type: () -> None
     """Run the ``sitecustomize`` that this one hides, if there is one."""
-    elsewhere = [place for place in sys.path if os.path.abspath(place or ".") != _HERE]
-    if sys.version_info < (3, 5):  # noqa: UP036 - see above
-        _chain_as_of_old(elsewhere)
-        return
-    from importlib.machinery import PathFinder
-
-    spec = PathFinder.find_spec("sitecustomize", elsewhere)
-    if spec is None or spec.loader is None:
-        return
-    from importlib.util import module_from_spec
-
-    module = module_from_spec(spec)
-    sys.modules["sitecustomize"] = module
-    spec.loader.exec_module(module)
-
-
-def _chain_as_of_old(elsewhere):
-    # type: (list[str]) -> None
-    imp = __import__("imp")
+    ours = sys.modules.pop("sitecustomize")
+    sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != _HERE]
     try:
-        file, path, about = imp.find_module("sitecustomize", elsewhere)
-    except ImportError:
-        return
-    imp.load_module("sitecustomize", file, path, about)
+        __import__("sitecustomize")
+    except ImportError as error:
+        if "sitecustomize" not in str(error):  # theirs is there, and lacks another module
+            raise
+    finally:
+        sys.path.insert(0, _HERE)
+        sys.modules.setdefault("sitecustomize", ours)
 
 
 # Older Pythons can't run any sglang that this project supports.

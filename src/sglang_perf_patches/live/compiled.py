@@ -1,17 +1,13 @@
 """Compares code in memory with what Python compiles from a definition's source.
 
 The same file name and first line are not enough: a stale ``.pyc`` may have been loaded, or the
-function's code exchanged. For speed, the definition is compiled by itself, in class statements that
-stand for those around it. If the result differs, the whole file is compiled and decides.
+function's code exchanged.
 """
 
 from __future__ import annotations
-import __future__
 
 import hashlib
-import re
 import sys
-from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -19,7 +15,6 @@ from typing import Any
 
 from ..compat.definition import OF_NAME
 from ..compat.source import Definition, TreeError, digest_of, lines_of, text_of
-from ..model.patch import qualname_of
 from ..model.patching import MISSING
 
 _COMPARED = (
@@ -62,18 +57,14 @@ class Compiled:
 def is_compiled_from(code: CodeType, definition: Definition) -> bool:
     """See `Compiled.has`; always compiles."""
     try:
-        lines, imported = _file(definition.path)
+        lines, compiled = _file(definition.path)
         if digest_of(text_of(lines, definition.lines)) != definition.own:
             return False  # the file has changed since the verdict
         wanted = fingerprint(code)
-        for first, last in definition.lines:
-            if first == code.co_firstlineno:
-                alone = _alone(lines[first - 1 : last], qualname_of(definition.reference), imported)
-                if any(fingerprint(code_object) == wanted for code_object in _made_of(alone, code)):
-                    return True
         return any(
-            code_object.co_firstlineno == code.co_firstlineno and fingerprint(code_object) == wanted
-            for code_object in _made_of("\n".join(lines), code)
+            fingerprint(each) == wanted
+            for each in compiled
+            if (each.co_name, each.co_firstlineno) == (code.co_name, code.co_firstlineno)
         )
     except (TreeError, SyntaxError, ValueError, RecursionError):
         return False
@@ -82,37 +73,6 @@ def is_compiled_from(code: CodeType, definition: Definition) -> bool:
 def fingerprint(code: CodeType) -> str:
     """Sha256 of what code does, in hexadecimal; its place in the file does not count."""
     return hashlib.sha256(repr(_key(code)).encode(errors="surrogatepass")).hexdigest()
-
-
-def _alone(lines: Sequence[str], qualname: str, imported: str) -> str:
-    """The source of a definition inside class statements with the names of those around it.
-
-    Args:
-        lines: the definition's, with their indentation.
-        qualname: the definition's.
-        imported: the names that the file imports. Python compiles a method call on an imported
-            name differently, so the text imports them too.
-    """
-    *classes, _ = qualname.split(".")
-    above = [f"{' ' * depth}class {name}:" for depth, name in enumerate(classes)]
-    if not above and lines[0][:1].isspace():
-        above = ["if True:"]
-    imports = [f"import {imported}"] if imported else []
-    return "\n".join([*imports, *above, *lines, ""])
-
-
-def _made_of(text: str, like: CodeType) -> Iterator[CodeType]:
-    """Compile a text, and give every code object in it that has the name of `like`."""
-    # ``from __future__ import annotations`` of the file is a flag of each of its functions.
-    flags = like.co_flags & __future__.annotations.compiler_flag
-    waiting = [compile(text, like.co_filename, "exec", flags, dont_inherit=True)]
-    while waiting:
-        code_object = waiting.pop()
-        if code_object.co_name == like.co_name:
-            yield code_object
-        waiting += [
-            constant for constant in code_object.co_consts if isinstance(constant, CodeType)
-        ]
 
 
 def _key(constant: Any) -> Any:
@@ -127,31 +87,14 @@ def _key(constant: Any) -> Any:
     return [type(constant).__name__, constant]
 
 
-@lru_cache(maxsize=2)
-def _file(path: Path) -> tuple[list[str], str]:
-    """The lines of a file, and the names that it imports outside of its definitions."""
+@lru_cache(maxsize=16)
+def _file(path: Path) -> tuple[list[str], list[CodeType]]:
+    """The lines of a file, and every code object that Python compiles from it."""
     lines = lines_of(path)
-    text = "\n".join(lines)
-    names: dict[str, None] = {}
-    inside = False
-    for match in _IMPORT_OR_BLOCK.finditer(text):
-        if match["block"]:
-            inside = match["block"] in {"def", "class", "async"}
-        elif not (inside and match["indent"]):
-            for part in re.sub(r"#.*|[()\\]", " ", match["names"]).split(","):
-                words = part.split()
-                if words:
-                    names[words[-1].partition(".")[0]] = None
-    names.pop("*", None)
-    return lines, ", ".join(name for name in names if name.isidentifier())
-
-
-_IMPORT_OR_BLOCK = re.compile(
-    r"^(?P<indent>[ \t]*)(?:from[ \t]+\S+[ \t]+)?import[ \t]+"
-    r"(?P<names>\([^)]*\)|[^\n(]*(?:\\\n[^\n]*)*)"
-    r"|^(?P<block>def|class|async|if|try|else|elif|except|finally|with|for|while)\b",
-    re.MULTILINE,
-)
+    codes = [compile("\n".join(lines), path, "exec", dont_inherit=True)]
+    for code in codes:  # the loop also visits what it appends
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return lines, codes
 
 
 def changed_default(function: FunctionType, definition: Definition) -> str:

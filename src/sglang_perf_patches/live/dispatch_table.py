@@ -58,7 +58,7 @@ class Table:
 
 
 class DispatchTable:
-    """The table of this process.
+    """The present table, and the places that it has functions for.
 
     Attributes:
         now: the current `Table`.
@@ -69,35 +69,9 @@ class DispatchTable:
         self.now: Any = Table()
         self.slots: dict[tuple[int, str], Any] = {}
 
-    def exchange(
-        self,
-        table: Table,
-        codes: Collection[CodeType],
-        is_due: Callable[[], bool] = lambda: True,
-        before: Callable[[], None] = lambda: None,
-        after: Callable[[], None] = lambda: None,
-    ) -> bool:
-        """Make `table` the current one, if no other thread is inside one of `codes`.
 
-        The caller must know that its own thread is not.
-
-        Args:
-            table: made from `now`.
-            codes: the code of every function that changes.
-            is_due: whether the exchange may be done; called when no such thread is left.
-            before: puts the forwarders in place.
-            after: makes memory agree with the new table.
-
-        Returns:
-            whether it was exchanged; if not, nothing has changed.
-        """
-
-        def show() -> None:
-            before()
-            self.now = table  # one statement: an interruption leaves all of it or nothing
-            after()
-
-        return at_rest(codes, show, is_due)
+dispatch = DispatchTable()
+"""The dispatch table of this process."""
 
 
 def at_rest(
@@ -177,7 +151,13 @@ def is_alone() -> bool:
 
 def runs_here(codes: Collection[CodeType]) -> bool:
     """Whether the calling thread is executing one of `codes`, or something that it called."""
-    return _is_in(sys._getframe(1), _identities(codes))
+    identities = _identities(codes)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if id(frame.f_code) in identities:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def runs_elsewhere(codes: Collection[CodeType]) -> bool:
@@ -221,12 +201,3 @@ def _stacks() -> tuple[tuple[int, tuple[CodeType, ...]], ...]:
 def _identities(codes: Collection[CodeType]) -> set[int]:
     # By identity: code objects of equal content are equal.
     return {id(code) for code in codes}
-
-
-def _is_in(innermost: FrameType | None, identities: set[int]) -> bool:
-    frame = innermost
-    while frame is not None:
-        if id(frame.f_code) in identities:
-            return True
-        frame = frame.f_back
-    return False

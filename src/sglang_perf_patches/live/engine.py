@@ -12,17 +12,15 @@ from functools import partial
 from .. import sets
 from ..compat import source
 from ..compat.verdict import judge_each
-from ..model import selection, setups, switch
+from ..model import selection, switch
 from ..model.patch import Patch, by_id
 from ..model.state import Observer, Report
 from .activation import Activation
-from .dispatch_table import DispatchTable
 from .ending import end_process
 from .executor import executor
 
 logger = logging.getLogger("sglang_perf_patches")
 
-_dispatch = DispatchTable()
 _ending = threading.RLock()  # held by the thread that ends the process; taken before the others
 _current: list[Activation] = []  # at most one; a container, so that nothing rebinds it
 _observers: list[Observer] = []
@@ -49,7 +47,7 @@ def activate_now(
     """`activate` for a caller that is already inside a request of the executor."""
     activation = _started(text, strict=strict, tree=tree)
     activation.look_now()
-    if activation.selection.ids and not activation.is_observed and not activation.over:
+    if activation.selection.ids and not activation.is_observed and not activation.registry.over:
         activation.is_observed = True
         for observer in _observers:
             try:
@@ -82,7 +80,7 @@ def take_off() -> str:
         return ""
     activation.stop()
     activation.look_now()
-    return "" if activation.ended else activation.waits_for()
+    return "" if activation.ended else activation.registry.waits_for()
 
 
 def report() -> Report | None:
@@ -124,12 +122,7 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
         patches.values(),
         chosen,
         strict=switch.strict_from_environment() if strict is None else strict,
-        features=setups.FEATURES,
-        dispatch=_dispatch,
-        executor=executor,
-        on_change=_tell_of_change,
-        on_end=_tell_of_end,
-        on_loss=_end,
+        observers=_observers,
     )
     if chosen.ids:
         read = tree or source.installed()
@@ -154,29 +147,22 @@ def _compare(text: str, patches: Mapping[str, Patch], decided: selection.Selecti
         logger.warning(line, text, decided.text)
 
 
-def _tell_of_change() -> None:
-    for observer in _observers:
-        observer.changed()
-
-
-def _tell_of_end(activation: Activation | None = None) -> None:
-    for observer in _observers:
-        observer.drop(activation)
-
-
 def _end(line: str) -> None:
     # Two threads may see the same loss. The second one must not end the process while the first
     # one is removing what is live and the record of this process.
     with _ending:
         with contextlib.suppress(Exception):
             deactivate(is_told=False)
-            _tell_of_end()  # even if a busy patch can't be removed
+            for observer in _observers:
+                observer.drop()  # even if a busy patch can't be removed
         end_process(line)
 
 
 def _speak() -> None:
     for activation in list(_current):
-        activation.speak()
+        loss = activation.notices.speak()
+        if loss:
+            _end(loss)
 
 
 def _interrupted() -> None:

@@ -9,12 +9,14 @@ from typing import Any
 
 import wrapt
 
-from .dispatch_table import DispatchTable, runs_elsewhere, runs_here
+from .dispatch_table import dispatch, runs_elsewhere, runs_here
 from .swap import Layer, Slot
 from .wrappers import is_function, raw, underlying
 
-_awaited: set[str] = set()  # process-wide, because a hook registered with wrapt can't be removed
-_listening: list[Imports] = []
+# Process-wide, because a hook registered with wrapt can't be removed.
+_awaited: set[str] = set()
+_finished: dict[str, ModuleType] = {}
+_listening: list[Callable[[], None]] = []
 
 
 def is_loaded(name: str) -> bool:
@@ -24,55 +26,49 @@ def is_loaded(name: str) -> bool:
     return module is not None and not getattr(spec, "_initializing", False)
 
 
-class Imports:
-    """The imports that an activation waits for.
+def is_ready(name: str) -> bool:
+    """Whether a module has been executed; its import may still be on the stack."""
+    module = sys.modules.get(name)
+    return module is not None and (_finished.get(name) is module or is_loaded(name))
+
+
+def wait_for(names: Iterable[str], on_import: Callable[[], None]) -> None:
+    """Await these modules, as far as they are not imported yet. Idempotent.
 
     Args:
-        on_import: called when an awaited module's import ends, in the thread that imported it.
+        names: the modules.
+        on_import: called when the import of any awaited module ends, in the thread that imported
+            it, until `stop_waiting`.
     """
+    if on_import not in _listening:
+        _listening.append(on_import)
+    for name in dict.fromkeys(names):
+        # wrapt would call at once for a module that is still executing. Such a module is
+        # covered by the next import that ends, or by the next check.
+        if name not in sys.modules and name not in _awaited:
+            _awaited.add(name)
+            wrapt.register_post_import_hook(_finish, name)
 
-    def __init__(self, on_import: Callable[[], None]) -> None:
-        self._on_import = on_import
-        self._finished: dict[str, Any] = {}
 
-    def wait_for(self, names: Iterable[str]) -> None:
-        """Await these modules, as far as they are not imported yet. Idempotent."""
-        if self not in _listening:
-            _listening.append(self)
-        for name in dict.fromkeys(names):
-            # wrapt would call at once for a module that is still executing. Such a module is
-            # covered by the next import that ends, or by the next check.
-            if name not in sys.modules and name not in _awaited:
-                _awaited.add(name)
-                wrapt.register_post_import_hook(_finish, name)
-
-    def leave(self) -> None:
-        """Stop waiting."""
-        if self in _listening:
-            _listening.remove(self)
-
-    def is_ready(self, name: str) -> bool:
-        """Whether a module has been executed; its import may still be on the stack."""
-        module = sys.modules.get(name)
-        return module is not None and (self._finished.get(name) is module or is_loaded(name))
-
-    def finish(self, module: ModuleType) -> None:
-        """Note that a module's import has ended, and call `on_import`."""
-        self._finished[module.__name__] = module
-        self._on_import()
+def stop_waiting(on_import: Callable[[], None]) -> None:
+    """Call it no longer."""
+    if on_import in _listening:
+        _listening.remove(on_import)
+    _finished.clear()
 
 
 def _finish(module: ModuleType) -> None:
     _awaited.discard(module.__name__)  # wrapt calls once; register again on a reimport
-    for imports in list(_listening):
-        imports.finish(module)
+    if _listening:
+        _finished[module.__name__] = module
+    for on_import in list(_listening):
+        on_import()
 
 
 class Watched:
     """Calls `after` whenever a stock function has returned, in the thread that called it."""
 
-    def __init__(self, dispatch: DispatchTable, after: Callable[[], None]) -> None:
-        self._dispatch = dispatch
+    def __init__(self, after: Callable[[], None]) -> None:
         self._after = after
         self._slot: Slot | None = None
 
@@ -81,10 +77,8 @@ class Watched:
         held = raw(owner, name)
         if self._slot is not None or not is_function(underlying(held)):
             return  # another plugin's object: the checks once a second see its effects
-        slot = Slot(
-            self._dispatch, owner, name, held, held if isinstance(owner, ModuleType) else None
-        )
-        self._slot = self._dispatch.slots[id(owner), name] = slot
+        slot = Slot(owner, name, held, held if isinstance(owner, ModuleType) else None)
+        self._slot = dispatch.slots[id(owner), name] = slot
         layer = Layer("", self._around)
         slot.made_of([layer])
         slot.place()

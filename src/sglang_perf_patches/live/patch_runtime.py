@@ -15,8 +15,8 @@ from typing import Any
 from ..compat.source import Definition
 from ..compat.verdict import Verdict
 from ..model.patch import Patch, Variant
-from ..model.state import RunFlag, State
-from .dispatch_table import DispatchTable, has_gil, is_alone, runs_here
+from ..model.state import Observer, RunFlag, State
+from .dispatch_table import at_rest, dispatch, has_gil, is_alone, runs_here
 from .swap import Layer, Slot
 
 logger = logging.getLogger("sglang_perf_patches")
@@ -24,6 +24,8 @@ logger = logging.getLogger("sglang_perf_patches")
 WORKING = frozenset({"live", "pending", "gated", "not needed"})
 SERVING = frozenset({"live", "pending", "built-in", "gated", "not needed"})
 """States that satisfy a requirement."""
+_RULED = frozenset({"gated", "not needed"})
+"""States that a ruling gives (`model.ruling`). They are no fault, so no warning is logged."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class PatchRuntime:
         ran: its run flag.
         gate: why its code now runs only stock's; "" if it doesn't.
         slots: reference → the slot that it changes; set before the first change.
-        layers: reference → its layers there.
+        layers: its layers, each with its slot, in the order of their declaration.
         seen: the identity snapshot of the last verification.
         drains: the work that it may hold between its calls.
         end: the state and reason it gets once it is removed; None unless it is marked for that.
@@ -62,7 +64,7 @@ class PatchRuntime:
     ran: RunFlag = field(default_factory=RunFlag)
     gate: str = ""
     slots: dict[str, Slot] = field(default_factory=dict)
-    layers: dict[str, tuple[Layer, ...]] = field(default_factory=dict)
+    layers: list[tuple[Slot, Layer]] = field(default_factory=list)
     seen: list[Any] = field(default_factory=list)
     drains: tuple[Drain, ...] = ()
     end: tuple[State, str] | None = None
@@ -101,29 +103,23 @@ class PatchRuntime:
             return drain.waits_for
         return ""
 
-    def layers_at(self, slot: Slot) -> Iterator[Layer]:
-        """Its layers in a slot."""
-        for reference, own in self.slots.items():
-            if own is slot:
-                yield from self.layers[reference]
-
     def forget(self) -> None:
         """Drop its slots and layers, and what they computed."""
         for slot in self.slots.values():
             slot.forget(self.patch.id)
-        self.slots, self.layers = {}, {}
+        self.slots, self.layers = {}, []
 
 
 class Registry:
     """Every patch, in declared order, which is also the order of layers in a shared slot.
 
     Attributes:
-        dispatch: the dispatch table of this process.
+        notices: log what becomes of them.
         over: no further patch goes live.
     """
 
-    def __init__(self, patches: Iterable[Patch], dispatch: DispatchTable) -> None:
-        self.dispatch = dispatch
+    def __init__(self, patches: Iterable[Patch], notices: Notices) -> None:
+        self.notices = notices
         self.over = False
         self._members = {patch.id: PatchRuntime(patch) for patch in patches}
 
@@ -135,7 +131,7 @@ class Registry:
 
     def is_on(self, member: PatchRuntime) -> bool:
         """Whether the dispatch table shows a patch; its state may lag behind."""
-        return member.patch.id in self.dispatch.now.patches
+        return member.patch.id in dispatch.now.patches
 
     def on(self) -> list[PatchRuntime]:
         """The patches that the dispatch table shows."""
@@ -164,7 +160,7 @@ class Registry:
         before, after = self.on(), [member for member in self if member in members]
         coming = _slots(member for member in after if member not in before)
         slots = _slots(member for member in before if member not in after) | coming
-        changes = [slot.made_of(_layers(after, slot)) for slot in slots]
+        changes = {slot: slot.made_of(_layers(after, slot)) for slot in slots}
         forwarders = [code for slot in slots for code in slot.forwarder_codes()]
         # `at_rest` checks the other threads only.
         if runs_here(forwarders):
@@ -172,19 +168,17 @@ class Registry:
         codes = [*forwarders, *(code for slot in coming for code in slot.codes())]
         holding = [each for each in before if not slots.keys().isdisjoint(each.slots.values())]
         functions: dict[str, Callable[..., Any]] = {}
-        for change in changes:
-            functions |= change.slot.functions(change)
-        table = self.dispatch.now.replaced(
-            {change.slot: change for change in changes},
-            functions,
-            frozenset(member.patch.id for member in after),
-        )
-        return self.dispatch.exchange(
-            *(table, codes),
-            is_due=lambda: not any(member.waits_for() for member in holding),
-            before=lambda: _each(slot.place for slot in coming),
-            after=lambda: _each(partial(slot.settle, is_at_rest=True) for slot in slots),
-        )
+        for slot, change in changes.items():
+            functions |= slot.functions(change)
+        patches = frozenset(member.patch.id for member in after)
+        table = dispatch.now.replaced(changes, functions, patches)
+
+        def exchange() -> None:
+            _each(slot.place for slot in coming)
+            dispatch.now = table  # one statement: an interruption leaves all of it or nothing
+            _each(partial(slot.settle, is_at_rest=True) for slot in slots)
+
+        return at_rest(codes, exchange, lambda: not any(each.waits_for() for each in holding))
 
     def made_with(self, member: PatchRuntime) -> None:
         """Compute the values that one more patch would bring; the slots keep them for `show`."""
@@ -198,13 +192,73 @@ class Registry:
         Raises:
             Exception: the first fault; the other slots are settled nevertheless.
         """
-        _each(slot.settle for slot in self.dispatch.slots.values() if not slot.layers)
+        _each(slot.settle for slot in dispatch.slots.values() if not slot.layers)
 
     def is_clear(self) -> bool:
         """Whether no patch is shown and no slot has anything left to remove."""
         return not self.on() and all(
-            slot.layers or slot.is_left() for slot in self.dispatch.slots.values()
+            slot.layers or slot.is_left() for slot in dispatch.slots.values()
         )
+
+    # -- removing patches ------------------------------------------------------------------------
+    # A patch that is marked for removal has an `end`. It stays on while a thread is inside it or
+    # while it holds work. So do the patches that require it and those that share a slot with it.
+
+    def lose(self, member: PatchRuntime, state: State, reason: str) -> None:
+        """End a patch that is not on; mark one that is on, for `remove_marked`."""
+        if self.is_on(member):
+            member.end = member.end or (state, reason)
+        else:
+            self._end({member: (state, reason)})
+
+    def end_all(self, state: State, reason: str) -> None:
+        """End every patch with this state; those that are on are removed by `remove_marked`."""
+        for member in self:
+            if self.is_on(member):
+                member.end = (state, reason)
+            elif member.end is None and member.state in WORKING:
+                member.forget()
+                self.notices.set_status(member, state, reason)
+
+    def remove_marked(self) -> None:
+        """Remove all marked patches, each group in one swap; busy groups stay for the next call."""
+        leaving = [member for member in self if member.end is not None]
+        for group in _groups(with_dependents(leaving, self.on())):
+            slots = _slots(group)
+            if self.show([each for each in self.on() if each not in group]):
+                for slot in slots:
+                    slot.forget_results()
+                self._end({each: each.end for each in group if each.end is not None})
+                continue
+            for member in group:
+                if member.end is not None:
+                    state, reason = member.end
+                    why = reason and f" ({state}: {reason})"
+                    waits = f"to be removed{why}: waits until {why_it_stays(group)}"
+                    self.notices.set_status(member, "live", waits)
+
+    def waits_for(self) -> str:
+        """``ID until REASON`` for each marked patch; "" if none is marked."""
+        leaving = [member for member in self if member.end is not None]
+        groups = _groups(with_dependents(leaving, self.on()))
+        lines = {member.patch.id: why_it_stays(group) for group in groups for member in group}
+        return "; ".join(f"{each.patch.id} until {lines[each.patch.id]}" for each in leaving)
+
+    def _end(self, ends: Mapping[PatchRuntime, tuple[State, str]]) -> None:
+        """Set the final state of patches that are off, and end the patches that require them."""
+        for member, (state, reason) in ends.items():
+            member.forget()
+            member.end = None
+            self.notices.set_status(member, state, reason)
+            if state not in _RULED | {"off"}:
+                self.notices.complain(member)
+        for member, (state, reason) in ends.items():
+            for other in self.working():
+                if member.patch.id in other.patch.requires:
+                    is_ruled = state in _RULED
+                    why = f": {reason}" if is_ruled else f", which is {state}"
+                    so: State = state if is_ruled else "failed"
+                    self.lose(other, so, f"it needs {member.patch.id}{why}")
 
 
 def _each(steps: Iterable[Callable[[], None]]) -> None:
@@ -226,7 +280,7 @@ def _slots(members: Iterable[PatchRuntime]) -> dict[Slot, None]:
 
 def _layers(members: Iterable[PatchRuntime], slot: Slot) -> list[Layer]:
     """The layers of members in a slot, the one nearest to stock first."""
-    return [layer for member in members for layer in member.layers_at(slot)]
+    return [layer for member in members for own, layer in member.layers if own is slot]
 
 
 def with_dependents(
@@ -238,6 +292,24 @@ def with_dependents(
         id = member.patch.id
         together += [each for each in among if id in each.patch.requires and each not in together]
     return together
+
+
+def _groups(members: Iterable[PatchRuntime]) -> list[list[PatchRuntime]]:
+    """Members grouped so that those which require each other or share a slot are together."""
+    groups: list[list[PatchRuntime]] = []
+    for member in members:
+        linked = [group for group in groups if any(_are_linked(member, each) for each in group)]
+        groups = [group for group in groups if group not in linked]
+        groups.append([*(each for group in linked for each in group), member])
+    return groups
+
+
+def _are_linked(one: PatchRuntime, other: PatchRuntime) -> bool:
+    return (
+        one.patch.id in other.patch.requires
+        or other.patch.id in one.patch.requires
+        or not {*one.slots.values()}.isdisjoint(other.slots.values())
+    )
 
 
 def why_it_stays(members: Iterable[PatchRuntime]) -> str:
@@ -252,20 +324,13 @@ class Notices:
     """Logs each notice once, and keeps faults of observers from the patches.
 
     Args:
-        demanded: ids of patches whose loss is reported to `on_loss` instead of logged.
-        on_change: called when the state of a patch changed.
-        on_loss: called by `speak` with the line about the first demanded patch that was lost.
+        demanded: ids of patches whose loss ends the process instead of being logged.
+        observers: told of each change.
     """
 
-    def __init__(
-        self,
-        demanded: Collection[str],
-        on_change: Callable[[], None],
-        on_loss: Callable[[str], None],
-    ) -> None:
+    def __init__(self, demanded: Collection[str], observers: Iterable[Observer]) -> None:
         self._demanded = demanded
-        self._on_change = on_change
-        self._on_loss = on_loss
+        self._observers = observers
         self._messages: deque[tuple[int, str]] = deque()
         self._loss = ""
         self._is_ending = False
@@ -276,14 +341,15 @@ class Notices:
             member.status = (state, reason)
             if state == "gated" and member.patch.id in self._demanded:
                 self.complain(member)
-            self.tell(self._on_change)
+            self.tell(lambda observer: observer.changed())
 
-    def tell(self, observers: Callable[[], None]) -> None:
-        """Call observers; their faults are only logged."""
-        try:
-            observers()
-        except Exception:
-            logger.debug("an observer failed", exc_info=True)
+    def tell(self, what: Callable[[Observer], None]) -> None:
+        """Call every observer; their faults are only logged."""
+        for observer in self._observers:
+            try:
+                what(observer)
+            except Exception:
+                logger.debug("an observer failed", exc_info=True)
 
     def complain(self, member: PatchRuntime) -> None:
         """Note that a patch is lost, and why, for `speak`."""
@@ -302,19 +368,19 @@ class Notices:
         line = f"sglang-perf-patches: every patch is removed: {reason}"
         self._messages.append((logging.ERROR, line))
 
-    def speak(self) -> None:
-        """Log the notices and report a loss.
+    def speak(self) -> str:
+        """Log the notices. Outside of the executor, because a log handler may call us again.
 
-        Outside of the executor: a log handler may call us again, and a loss ends the process.
+        Returns:
+            the line about the first demanded patch that was lost, once; then it is the only one.
         """
-        if self._is_ending:
-            return  # the line of the loss is the only one
         if self._loss:
-            self._is_ending = True
-            self._on_loss(self._loss)
+            loss, self._is_ending = "" if self._is_ending else self._loss, True
+            return loss
         while self._messages:
             try:
                 level, line = self._messages.popleft()
             except IndexError:  # another thread took it
-                return
+                break
             logger.log(level, line)
+        return ""

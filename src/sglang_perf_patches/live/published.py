@@ -14,15 +14,14 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..model.feature import MISSING, Features, Server, Setup
+from ..model import setups
+from ..model.feature import MISSING, Server, Setup
 from ..model.ruling import Ruling, ruling
-from .dispatch_table import DispatchTable
-from .imports import Imports, Watched, is_loaded
+from .imports import Watched, is_loaded, is_ready, wait_for
 from .patch_runtime import PatchRuntime, Registry
-from .removal import Removal
 
 ARGUMENTS = "sglang.srt.server_args"
 CONTEXT = "sglang.srt.runtime_context"
@@ -123,11 +122,10 @@ class _Unreadable:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str = "") -> Any:
         raise self._error
 
-    def unlike_default(self) -> Mapping[str, Any]:
-        raise self._error
+    unlike_default = read
 
 
 class Gatekeeper:
@@ -141,25 +139,17 @@ class Gatekeeper:
         on_publication: called after each publication; it must lead to `act`.
     """
 
-    def __init__(
-        self,
-        features: Features,
-        dispatch: DispatchTable,
-        registry: Registry,
-        removal: Removal,
-        on_publication: Callable[[], None],
-    ) -> None:
-        self._features = features
+    def __init__(self, registry: Registry, on_publication: Callable[[], None]) -> None:
         self._registry = registry
-        self._removal = removal
         self._had: frozenset[str] = frozenset()
-        self._watched = Watched(dispatch, on_publication)
+        self._on_publication = on_publication
+        self._watched = Watched(on_publication)
 
-    def watch(self, imports: Imports) -> None:
+    def watch(self) -> None:
         """Hook the publishing function once its module is imported. Idempotent."""
         if any(self._is_ruled(member) for member in self._registry.working()):
-            imports.wait_for(MODULES)
-            if imports.is_ready(ARGUMENTS):
+            wait_for(MODULES, self._on_publication)
+            if is_ready(ARGUMENTS):
                 self._watched.begin(*_publishing())
 
     def leave(self) -> None:
@@ -184,9 +174,9 @@ class Gatekeeper:
             ruled = self._rule(member, setup)
             if member.state == "not needed":
                 if ruled is None or ruled[0] != "not needed":
-                    self._removal.revive(member)
+                    self._registry.notices.set_status(member, "pending", "")
             elif ruled is not None:
-                self._removal.lose(member, *ruled)
+                self._registry.lose(member, *ruled)
 
     def ruling(self, member: PatchRuntime) -> Ruling | None:
         """Why a patch may not go live here; None if it may."""
@@ -203,19 +193,16 @@ class Gatekeeper:
         """The server as published now, with every use that it ever had."""
         # A draft model's arguments are published for a moment in between. They must not make a
         # patch of the main model "not needed".
-        setup = self._features.setup(published())
+        setup = setups.FEATURES.setup(published())
         self._had |= setup.having
         lacking = {use: why for use, why in setup.lacking.items() if use not in self._had}
         return dataclasses.replace(setup, lacking=lacking)
 
     def _rule(self, member: PatchRuntime, setup: Setup) -> Ruling | None:
-        acting = [self._registry[needed].patch for needed in self._acting(member)]
+        needed = [self._registry[name] for name in member.patch.requires]
+        # Those that apply here, so not those that are built in upstream.
+        acting = [each.patch for each in needed if each.verdict and each.verdict.word == "applies"]
         return ruling(member.patch.proven_in(member.variant), acting, setup)
-
-    def _acting(self, member: PatchRuntime) -> list[str]:
-        """The patches that it requires and that apply here, so those not built in upstream."""
-        needed = {name: self._registry[name].verdict for name in member.patch.requires}
-        return [name for name, verdict in needed.items() if verdict and verdict.word == "applies"]
 
 
 def _publishing() -> tuple[Any, str]:
@@ -241,20 +228,18 @@ def _namespaces(kind: type) -> Mapping[str, str]:
 @functools.cache
 def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
     """``(name, default)`` of each field of a dataclass or msgspec struct that has a default."""
+    fields: Any = ()
+    none: Any = dataclasses.MISSING
     if dataclasses.is_dataclass(kind):
-        return tuple(_with_default(dataclasses.fields(kind), dataclasses.MISSING))
-    if hasattr(kind, "__struct_fields__"):
+        fields = dataclasses.fields(kind)
+    elif hasattr(kind, "__struct_fields__"):
         msgspec: Any = sys.modules["msgspec"]
-        return tuple(_with_default(msgspec.structs.fields(kind), msgspec.NODEFAULT))
-    return ()
-
-
-def _with_default(fields: Iterable[Any], none: Any) -> Iterable[tuple[str, Any]]:
-    for each in fields:
-        if each.default is not none:
-            yield each.name, each.default
-        elif each.default_factory is not none:
-            yield each.name, each.default_factory()
+        fields, none = msgspec.structs.fields(kind), msgspec.NODEFAULT
+    return tuple(
+        (each.name, each.default_factory() if each.default is none else each.default)
+        for each in fields
+        if each.default is not none or each.default_factory is not none
+    )
 
 
 def of_model(arguments: Any, name: str) -> Any:
@@ -277,10 +262,6 @@ def of_model(arguments: Any, name: str) -> Any:
     if config is None:
         return MISSING
     return _ANSWERS[name](config) if name in _ANSWERS else getattr(config, name, MISSING)
-
-
-def _has_mla(config: Any) -> bool:
-    return bool(config.attention_arch.name == "MLA")
 
 
 def _has_states(config: Any) -> bool:
@@ -319,14 +300,9 @@ def _parts(config: Any) -> Iterator[Any]:
     yield from (part for part in vars(config.hf_config).values() if hasattr(part, "model_type"))
 
 
-def _architecture(config: Any) -> str:
-    """The name of the model's class."""
-    return str(config.hf_config.architectures[0])
-
-
 _ANSWERS: dict[str, Callable[[Any], Any]] = {
-    "architecture": _architecture,
-    "has_mla": _has_mla,
+    "architecture": lambda config: str(config.hf_config.architectures[0]),
+    "has_mla": lambda config: config.attention_arch.name == "MLA",
     "has_states": _has_states,
     "has_delta_nets": _has_delta_nets,
     "has_other_states": _has_other_states,

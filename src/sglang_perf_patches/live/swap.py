@@ -20,7 +20,7 @@ from types import CodeType
 from typing import Any
 
 from ..model.patching import MISSING, Make
-from .dispatch_table import DispatchTable, at_rest, runs_here
+from .dispatch_table import at_rest, dispatch, runs_here
 from .trampoline import (
     PREFIX,
     copy_of,
@@ -54,12 +54,10 @@ class Change:
     """What a slot shows.
 
     Attributes:
-        slot: the attribute.
         layers: its layers, the one nearest to stock first; none for stock.
         value: what they made of the original.
     """
 
-    slot: Slot
     layers: tuple[Layer, ...]
     value: Any
 
@@ -81,15 +79,12 @@ class Slot:
         TypeError: `inside` is a coroutine or a generator, whose code can't be exchanged.
     """
 
-    def __init__(
-        self, dispatch: DispatchTable, owner: Any, name: str, original: Any, inside: Any = None
-    ) -> None:
+    def __init__(self, owner: Any, name: str, original: Any, inside: Any = None) -> None:
         self.owner = owner
         self.name = name
         self.original = original
         self.inside = inside
         self.key = ""
-        self._dispatch = dispatch
         self._forwarder: Any = MISSING  # for a class's function
         # Values of ours that were assigned. Each is noted before the assignment, so that after an
         # interruption between the two nothing of ours stands there unrecognised.
@@ -115,7 +110,7 @@ class Slot:
     @property
     def shown(self) -> Change:
         """The change that the dispatch table holds for this slot."""
-        change: Change = self._dispatch.now.shown.get(self) or self.made_of(())
+        change: Change = dispatch.now.shown.get(self) or self.made_of(())
         return change
 
     @property
@@ -143,7 +138,7 @@ class Slot:
             value = self._made[key]
         if layers and self.inside is None:
             self._fit(value)
-        return Change(self, layers, value)
+        return Change(layers, value)
 
     def forget(self, patch: str) -> None:
         """Drop the computed values that a patch has part in."""
@@ -189,13 +184,13 @@ class Slot:
             return
         if not is_function_of_kind:
             return
-        function = forwarder(function_in(like), self._dispatch, self._stem)
+        function = forwarder(function_in(like), dispatch, self._stem)
         whole = of_kind(like, function)
         look_like(whole, like)
         look_like(function, function_in(like))
         self.key = self._stem
         for key, stock in self.functions(self.made_of(())).items():
-            setattr(self._dispatch.now, key, stock)
+            setattr(dispatch.now, key, stock)
         self._forwarder = whole
 
     def _inherited(self) -> Any:
@@ -213,7 +208,7 @@ class Slot:
         """Put the forwarder in place. Idempotent."""
         if self._trampoline is not None:
             # The global first: a call that begins right after the exchange reads it.
-            self.inside.__globals__[self._stem] = self._dispatch
+            self.inside.__globals__[self._stem] = dispatch
             if self.inside.__code__ is self._code:
                 self.inside.__code__ = self._trampoline
         elif self._forwarder is not MISSING:
@@ -221,8 +216,8 @@ class Slot:
 
     def show_alone(self, layers: Iterable[Layer]) -> None:
         """Show a hook's layers at once, without waiting for calls that are under way."""
-        change, now = self.made_of(layers), self._dispatch.now
-        self._dispatch.now = now.replaced({self: change}, self.functions(change), now.patches)
+        change, now = self.made_of(layers), dispatch.now
+        dispatch.now = now.replaced({self: change}, self.functions(change), now.patches)
 
     def settle(self, *, is_at_rest: bool = False) -> None:
         """Make memory agree with the dispatch table. Idempotent.

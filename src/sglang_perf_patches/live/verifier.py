@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType, ModuleType
@@ -17,8 +17,8 @@ from ..compat.source import Definition
 from ..model.patch import module_of, qualname_of
 from ..model.patching import MISSING
 from .compiled import Compiled, changed_default, is_at
-from .dispatch_table import DispatchTable
-from .imports import Imports
+from .dispatch_table import dispatch
+from .imports import is_ready
 from .patch_runtime import PatchRuntime
 from .swap import Slot
 from .wrappers import (
@@ -70,8 +70,6 @@ class Verifier:
         compiled: compares code in memory with what the source compiles to.
     """
 
-    _dispatch: DispatchTable
-    _imports: Imports
     compiled: Compiled
 
     def verify(self, member: PatchRuntime) -> Found:
@@ -81,12 +79,12 @@ class Verifier:
             Foreign: other code replaced one, or already added what the patch would add.
         """
         variant, found = member.variant, Found()
-        is_ready, placed = self._imports.is_ready, partial(self._placed, member)
+        placed = partial(self._placed, member)
         for definition in member.each_definition():
             reference = definition.reference
             if not is_ready(module_of(reference)):
                 continue  # it is verified when its import ends
-            check_values(definition, is_ready, lambda one: placed(one) is not None)
+            check_values(definition, lambda one: placed(one) is not None)
             slot = placed(reference)
             if slot is not None:
                 found.wrappers += self._require_ours(reference, slot, definition)
@@ -118,7 +116,7 @@ class Verifier:
             TypeError: its code can't be exchanged.
         """
         owner, name = owner_of(reference)
-        slot: Slot | None = self._dispatch.slots.get((id(owner), name))
+        slot: Slot | None = dispatch.slots.get((id(owner), name))
         if slot is not None and (slot.layers or slot.stands()):
             return slot
         stock = found.stock.get(reference)
@@ -130,7 +128,7 @@ class Verifier:
         # Other code may have kept the forwarder of a former slot, so that slot is used again.
         if slot is not None and slot.is_for(held, inside):
             return slot
-        return Slot(self._dispatch, owner, name, held, inside)
+        return Slot(owner, name, held, inside)
 
     def is_as_seen(self, member: PatchRuntime) -> bool:
         """Whether nothing that a patch relies on was replaced since its last verification."""
@@ -138,16 +136,28 @@ class Verifier:
         return len(now) == len(member.seen) and all(map(operator.is_, now, member.seen))
 
     def identity_snapshot(self, member: PatchRuntime) -> list[Any]:
-        """Identity snapshot: differs as soon as anything relied on is replaced."""
+        """Every object that a replacement of anything relied on would exchange.
+
+        This runs once a second for every live patch. So it only collects objects, to compare by
+        identity; `verify` reads and compiles source when one of them has changed.
+        """
         variant = member.variant
         read = dict.fromkeys(name for each in member.each_definition() for name in each.values)
         members = [each.reference for own in member.definitions.values() for each in own.members]
         names = (*variant.targets, *variant.adds, *variant.depends, *members, *read)
-        return [
-            *identity_snapshot(names),
-            *(getattr(slot.inside, "__code__", None) for slot in member.slots.values()),
-            *map(self._imports.is_ready, dict.fromkeys(map(module_of, names))),
-        ]
+        objects: list[Any] = []
+        for reference in names:
+            held: Any = sys.modules.get(module_of(reference))
+            for name in qualname_of(reference).split("."):
+                objects += held, getattr(held, "__bases__", None)
+                held = getattr(held, "__dict__", {}).get(name)
+            function = underlying(held)
+            objects += held, getattr(held, "__bases__", None)
+            objects += getattr(function, "__code__", None), getattr(function, "__defaults__", None)
+            objects += (getattr(function, "__kwdefaults__", None) or {}).values()
+        objects += (getattr(slot.inside, "__code__", None) for slot in member.slots.values())
+        objects += map(is_ready, dict.fromkeys(map(module_of, names)))
+        return objects
 
     def _placed(self, member: PatchRuntime, reference: str) -> Slot | None:
         """The slot at a reference if something of ours stands there, else None.
@@ -162,7 +172,7 @@ class Verifier:
                 f"{reference} is stock's own again: its class was defined again, "
                 f"for example by a reload of {module_of(reference)}"
             )
-        slot: Slot | None = self._dispatch.slots.get((id(owner), name))
+        slot: Slot | None = dispatch.slots.get((id(owner), name))
         return slot if slot is not None and (slot.layers or slot.stands()) else None
 
     def _require_ours(
@@ -191,33 +201,11 @@ class Verifier:
         raise Foreign(f"{reference} is replaced by {describe(held)}")
 
 
-def identity_snapshot(references: Iterable[str]) -> list[Any]:
-    """Everything that a replacement of these references would exchange, to compare by identity.
-
-    This runs once a second for every live patch. So it only collects objects; `Verifier.verify`
-    reads and compiles source when one of them has changed.
-    """
-    objects: list[Any] = []
-    for reference in references:
-        owner: Any = sys.modules.get(module_of(reference))
-        for name in qualname_of(reference).split("."):
-            objects += owner, getattr(owner, "__bases__", None)
-            owner = getattr(owner, "__dict__", {}).get(name)
-        function = underlying(owner)
-        objects += owner, getattr(owner, "__bases__", None)
-        objects += getattr(function, "__code__", None), getattr(function, "__defaults__", None)
-        objects += (getattr(function, "__kwdefaults__", None) or {}).values()
-    return objects
-
-
-def check_values(
-    definition: Definition, is_ready: Callable[[str], bool], is_ours: Callable[[str], bool]
-) -> None:
+def check_values(definition: Definition, is_ours: Callable[[str], bool]) -> None:
     """Verify that each literal that a definition reads has the value in its source.
 
     Args:
         definition: the definition that reads them.
-        is_ready: whether a module has been imported completely.
         is_ours: whether something of ours stands at a reference.
 
     Raises:

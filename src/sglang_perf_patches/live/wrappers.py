@@ -176,13 +176,18 @@ def _calls(outer: Any, inner: Any) -> bool:
         return _holds(_kept_by(outer), inner)
     if issubclass(type(outer), _PROXY):
         return True
-    call = _find(type(outer), "__call__")
+    attributes = [vars(base) for base in type(outer).__mro__]
+    call = next((each["__call__"] for each in attributes if "__call__" in each), None)
     if not is_function(call):
         return True  # implemented in C, like functools.lru_cache's result
     if _holds(_state_of(outer), inner) or _holds(_kept_by(call), inner):
         return True
     # The object may call through the attribute itself.
-    return any(_loads_wrapped(method.__code__) for method in _methods(type(outer)))
+    return any(
+        _loads_wrapped(method.__code__)
+        for each in attributes
+        for method in filter(is_function, each.values())
+    )
 
 
 def _holds(values: Iterable[Any], inner: Any) -> bool:
@@ -208,18 +213,6 @@ def _state_of(link: Any) -> list[Any]:
         for name in (slots,) if isinstance(slots, str) else slots:
             state.setdefault(name, getattr(link, name, None))
     return list(state.values())
-
-
-def _methods(kind: type) -> Iterator[FunctionType]:
-    for base in kind.__mro__:
-        yield from filter(is_function, vars(base).values())
-
-
-def _find(kind: type, name: str) -> Any:
-    for base in kind.__mro__:
-        if name in vars(base):
-            return vars(base)[name]
-    return None
 
 
 def _loads_wrapped(code: CodeType) -> bool:

@@ -30,11 +30,7 @@ class Exporter:
         self._exported: list[tuple[str, bool, bool]] = []
 
     def export(self, data: Mapping[str, Any]) -> None:
-        """Update the metrics from this process's record, if the server has metrics.
-
-        Args:
-            data: the record, as `recorder` writes it.
-        """
+        """Update the metrics from this process's record, if the server has metrics."""
         prometheus = sys.modules.get("prometheus_client")
         if self._is_off or prometheus is None or not os.environ.get(_FOLDER):
             return

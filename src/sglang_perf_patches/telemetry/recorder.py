@@ -40,9 +40,7 @@ _PAUSE_S = 0.25
 
 
 def keep(
-    report: Callable[[], Report | None],
-    look_again: Callable[[], object] | None = None,
-    of: object = None,
+    report: Callable[[], Report | None], look_again: Callable[[], object], of: object = None
 ) -> None:
     """Write this process's record now and whenever it changes, until `drop`.
 
@@ -86,14 +84,11 @@ class _Recorder:
     """Keeps the record of one process. For arguments see `keep`."""
 
     def __init__(
-        self,
-        report: Callable[[], Report | None],
-        look_again: Callable[[], object] | None,
-        of: object,
+        self, report: Callable[[], Report | None], look_again: Callable[[], object], of: object
     ) -> None:
         self.of = of
         self.report = report
-        self.look_again = look_again or (lambda: None)
+        self.look_again = look_again
         self.has_warned = False
         self.is_known_to_multiprocessing = False
         self.forget()

@@ -97,12 +97,7 @@ def read_all(on_bad: Callable[[str], object] = lambda line: None) -> list[dict[s
 
 
 def of_server(folder: Path, server: str) -> list[dict[str, Any]]:
-    """The records of one server's processes in a folder, by PID; empty if it can't be read.
-
-    Args:
-        folder: the folder of records.
-        server: the record name of the server's topmost process.
-    """
+    """The records of the server with this topmost record, by PID; empty if they can't be read."""
     try:
         require_private(folder)
         records = [_read(path, pid, server) for path, pid in _of_living(folder)]
@@ -208,13 +203,7 @@ def _of_living(
 def _swept(
     folder: Path, names: Iterable[str], on_bad: Callable[[str], object] = lambda line: None
 ) -> Iterator[tuple[Path, int]]:
-    """The records of this namespace's living processes, with their PIDs; removes stale ones.
-
-    Args:
-        folder: the folder of records.
-        names: the files to check.
-        on_bad: see `read_all`.
-    """
+    """The records of this namespace's living processes, with their PIDs; removes stale ones."""
     here = procfs.namespace()
     for name in names:
         stem, dot, suffix = name.rpartition(".")

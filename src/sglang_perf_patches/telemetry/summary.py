@@ -77,5 +77,4 @@ def gated_lines(by_cause: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _strength(state: str) -> int:
-    is_known = state in _STRONGEST_FIRST
-    return _STRONGEST_FIRST.index(state) if is_known else len(_STRONGEST_FIRST)
+    return (*_STRONGEST_FIRST, state).index(state)

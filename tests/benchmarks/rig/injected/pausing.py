@@ -26,7 +26,7 @@ def paused(*names, wait_s=20.0):
     from sglang_perf_patches.live import engine  # the other sides of a rig run without
     from sglang_perf_patches.live.patch_runtime import with_dependents
 
-    registry = engine._present()._registry
+    registry = engine._present().registry
     before = registry.on()
     off = with_dependents([each for each in before if each.patch.id in names or not names], before)
     _show(registry, [each for each in before if each not in off], off, wait_s)

@@ -234,14 +234,17 @@ def quartiles(values: Sequence[float]) -> list[float]:
     return [round(value, 3) for value in statistics.quantiles(values, n=4)]
 
 
-def patches_here() -> dict[str, list[str]]:
-    """The patches that ran in processes of this server, and those that stayed out, with why.
+def patches_here(server: int | None = None) -> dict[str, list[str]]:
+    """The patches that ran in processes of a server, and those that stayed out, with why.
+
+    Without a PID the server is this process's.
 
     A patch that ran in several processes, such as two ranks, is there as often.
     """
     from sglang_perf_patches.telemetry import records
 
-    processes = [each for each in records.read_all() if each["server"] == os.getpid()]
+    pid = os.getpid() if server is None else server
+    processes = [each for each in records.read_all() if each["server"] == pid]
     states: list[dict[str, Any]] = [one for each in processes for one in each["patches"]]
     return {
         "ran": sorted(state["id"] for state in states if state["ran"]),

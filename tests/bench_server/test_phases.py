@@ -126,7 +126,7 @@ def test_tokens_that_stock_does_not_keep_are_no_difference(bench: Bench, port: i
         (
             "hang-boot",
             ("--boot-timeout", "3"),
-            r"not ready after 3 s .*its last line: \.\.\. \(log: ",
+            r"the boot was not finished after 3 s .* last line: \.\.\. \(log: ",
         ),
         ("crash-load", (), r"the server ended with 3 while serving the load"),
         ("", ("--extra-request-body", "crash"), r"bench_serving ended with 1: ValueError \(log: "),

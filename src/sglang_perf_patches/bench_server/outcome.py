@@ -118,7 +118,7 @@ def compared(
         ]
         if taken and all(value > 0 for each in figures for value in each):
             changes[figure.name] = noise.change(*figures)
-    records = [boot.records for boot in patched]
+    records = [record for boot in patched for record in boot.records]
     return {
         "model": secrets.model_name(stock[0].model) if stock else "",
         "changes": changes,
@@ -128,7 +128,7 @@ def compared(
         if taken
         else None,
         "sides": sides,
-        "live_in_first": patches.summary([boot.records for boot in stock]),
+        "live_in_first": patches.summary(record for boot in stock for record in boot.records),
         "live": patches.summary(records),
         "failed": patches.failed(records),
         "lost": patches.lost(records, selection),

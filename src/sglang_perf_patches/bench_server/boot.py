@@ -68,11 +68,7 @@ class Boot:
 def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boot:
     """Start a side's server, measure, and end it.
 
-    Args:
-        plan: what all boots have in common.
-        side: the side to start.
-        name: the name of this boot's files.
-        say: called with each line about the progress.
+    `name` is the name of this boot's files, and `say` is called with each line about the progress.
 
     Raises:
         BenchError: it crashed, hung or did not answer.

@@ -41,11 +41,7 @@ class ServerCommand:
 
 
 def read(command: Sequence[str], url: str | None = None) -> ServerCommand:
-    """Complete a command.
-
-    Args:
-        command: the operator's words.
-        url: its address, if the command does not name it.
+    """Complete an operator's command; `url` is its address if it names none.
 
     Raises:
         UsageError: there is no such program, its address is unknown, or it can't serve requests

@@ -16,20 +16,16 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Interrupted(BaseException):
-    """A signal to end this process.
-
-    Attributes:
-        number: the signal's.
-    """
+    """A signal to end this process, by its number."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(number)
         self.number = number
 
 
 class _State:
-    """The first signal, and whether it must wait."""
+    """The commands that have not ended, the first signal, and whether it must wait."""
 
+    running: list[Supervised] = []  # noqa: RUF012 - of this process
     first: int | None = None
     is_held = False
 
@@ -45,8 +41,8 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     finally:
-        while _running:  # a signal came while `started` ended it
-            _end(_running[-1], is_urgent=True)
+        while _State.running:  # a signal came while `started` ended it
+            _end(_State.running[-1], is_urgent=True)
         if _State.first is None:  # else this process ends, whatever else comes
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -64,14 +60,19 @@ def started(
         UsageError: there is no such command, or it can't be run.
         BenchError: one of its processes can't be killed.
     """
-    with _held_back(), log.open("ab") as output:
+    with log.open("ab") as output:
+        _State.is_held = True  # until the command is noted
         try:
             running = Supervised(
                 command, environment=environment, stdout=output, stderr=output, polite_s=_ASK_S
             )
+            _State.running.append(running)
         except OSError as error:
             raise UsageError(f"{command[0]}: {error.strerror}") from error
-        _running.append(running)
+        finally:
+            _State.is_held = False
+            if _State.first is not None:
+                raise Interrupted(_State.first)
     try:
         yield running
     finally:
@@ -80,33 +81,18 @@ def started(
 
 def _end(running: Supervised, *, is_urgent: bool = False) -> None:
     left = running.end(is_urgent=is_urgent)
-    if running in _running:
-        _running.remove(running)
+    if running in _State.running:
+        _State.running.remove(running)
     if left:
         pids = ", ".join(map(str, left))
         raise BenchError(f"process {pids} of the server can't be killed")
 
 
-@contextmanager
-def _held_back() -> Iterator[None]:
-    """Defer a signal to the end of the block, so that no command starts without being noted."""
-    _State.is_held = True
-    try:
-        yield
-    finally:
-        _State.is_held = False
-        if _State.first is not None:
-            raise Interrupted(_State.first)
-
-
 def _arrived(number: int, _frame: FrameType | None) -> None:
     if _State.first is not None:
-        for running in _running:
+        for running in _State.running:
             running.hurry()
         return
     _State.first = number
     if not _State.is_held:
         raise Interrupted(number)
-
-
-_running: list[Supervised] = []  # the commands that have not ended

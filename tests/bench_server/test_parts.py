@@ -284,13 +284,6 @@ def test_the_figures_are_at_most_100_columns_wide() -> None:
     assert "60400 (41234-70812)" in narrow
 
 
-def test_a_restless_machine_is_named() -> None:
-    assert "smaller differences" not in to_text(made())
-    restless = {"throughput": noise.change([100.0, 150.0, 120.0], [140.0, 141.0, 139.0])}
-    text = " ".join(to_text(made(changes=restless)).split())
-    assert "Stock's own boots differ: throughput by 50 %." in text
-
-
 def test_json_has_the_rule_and_the_conclusion() -> None:
     data = json.loads(outcome.to_json(made(stopped=Stopped(3, "stock", "it crashed"))))
     assert data["changes"]["throughput"]["less_is_better"] is False

@@ -16,9 +16,6 @@ from .sides import Side
 WIDTH = 100
 """The maximum width of a table on a terminal, in columns."""
 
-_FELT = ("TPOT", "throughput")
-_STEADY = 1.1
-
 
 def to_text(outcome: Outcome, columns: int = WIDTH) -> str:
     """The text for a terminal: the conclusion, then figures, tokens and patches."""
@@ -89,16 +86,6 @@ def notes(outcome: Outcome) -> Iterator[str]:
         "the lowest and the highest. The change: the median turn, likewise."
     )
     yield noise.RULE
-    restless = [
-        f"{name} by {100 * (max(change.stock) / min(change.stock) - 1):.0f} %"
-        for name in _FELT
-        if (change := outcome.changes.get(name)) and max(change.stock) > _STEADY * min(change.stock)
-    ]
-    if restless:
-        yield (
-            f"{titled(first)}'s own boots differ: {', '.join(restless)}. On a quieter machine, or "
-            "with more --turns, smaller differences are seen."
-        )
 
 
 def spread(values: Sequence[float]) -> str:

@@ -173,7 +173,7 @@ class Server:
     def generate(self, prompts: Prompts, output: int, **more: Any) -> Replies:
         """Send prompts at once, greedily, for so many tokens each."""
         began = time.perf_counter()
-        replies = self.engine.generate(input_ids=prompts, sampling_params=_greedily(output), **more)
+        replies = self.engine.generate(input_ids=prompts, sampling_params=greedily(output), **more)
         seconds = time.perf_counter() - began
         about = [reply["meta_info"] for reply in replies]
         return Replies(
@@ -199,7 +199,7 @@ class Server:
         from sglang.srt.managers.io_struct import ProfileReq
 
         async def both() -> None:
-            sent = self.engine.async_generate(input_ids=prompts, sampling_params=_greedily(output))
+            sent = self.engine.async_generate(input_ids=prompts, sampling_params=greedily(output))
             replies = asyncio.ensure_future(sent)
             await asyncio.sleep(after_s)
             request = ProfileReq(output_dir=str(folder), **options)
@@ -273,7 +273,8 @@ def memory() -> int:
     return total
 
 
-def _greedily(output: int) -> dict[str, Any]:
+def greedily(output: int) -> dict[str, Any]:
+    """The sampling parameters of so many tokens."""
     return {"temperature": 0, "max_new_tokens": output, "ignore_eos": True}
 
 

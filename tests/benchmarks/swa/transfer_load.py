@@ -64,12 +64,11 @@ KILLED_S = 75.0
 
 @dataclass
 class Reply:
-    """What came of one request; times in seconds since it was sent."""
+    """What came of one request, with the seconds until its first token."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     first: float | None = None
-    seconds: float = 0.0
     ended: str = ""
 
     def equals(self, other: Reply) -> bool:
@@ -221,7 +220,7 @@ class _Play:
         some = range(0, REQUESTS, 16)
         reference = self._mixed_replies(sides)
         for side in SIDES:
-            alone = [_burst(sides[side], [self._prompts[n]], OUTPUT)[0] for n in some]
+            alone = [_start(sides[side], [self._prompts[n]], OUTPUT).ended()[0] for n in some]
             part[side] = _equal(alone, [reference[n] for n in some])
         part["compared"] = len(some)
         part["ok"] = part["patched"] == len(some) or not self._result["deterministic"]
@@ -313,7 +312,7 @@ class _Play:
         _settled(side)
         side.reset()
         began = time.monotonic()
-        replies = _burst(side, prompts, output, aborted)
+        replies = _start(side, prompts, output, aborted).ended()
         seconds = time.monotonic() - began
         tokens = sum(len(reply.tokens) for reply in replies)
         told: dict[str, Any] = {
@@ -351,12 +350,6 @@ class _Burst:
         for thread in self.threads:
             thread.join(timeout=max(0.0, until - time.monotonic()))
         return self.replies
-
-
-def _burst(
-    side: Side, prompts: Sequence[list[int]], output: int, aborted: Collection[int] = ()
-) -> list[Reply]:
-    return _start(side, prompts, output, aborted).ended()
 
 
 def _start(
@@ -425,7 +418,6 @@ def _decode(side: Side, ids: list[int], output: int, room: int, reply: Reply) ->
         reply.ended = f"http {error.code}"
     except (OSError, ValueError) as error:
         reply.ended = type(error).__name__
-    reply.seconds = time.monotonic() - began
     if not chunks or reply.ended:
         reply.ended = reply.ended or "empty"
         return

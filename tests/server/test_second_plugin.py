@@ -14,16 +14,15 @@ from pathlib import Path
 import pytest
 
 from linux_mlx.completions import Completion, complete, workload
-from linux_mlx.environments import install_checkout, sglang_environment
 from linux_mlx.patches import live_and_run, processes
-from linux_mlx.server import running_server, write_model
+from linux_mlx.server import running_server
+from tests.server.test_mlx_hybrid import prepared
 
 pytestmark = [
     pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),
     pytest.mark.whole_matrix,
 ]
 
-_RELEASE = "0.5.23"
 _REQUESTS = workload(6)
 _OURS = "sglang-perf-patches", "perf_patches = sglang_perf_patches.plugin:load"
 _THEIRS = "their-plugin", "theirs = their_plugin:load"
@@ -161,13 +160,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _serve(folder: Path, does: str, places: Sequence[Path], *, run: bool = False) -> Seen:
-    environment = sglang_environment(_RELEASE)
-    install_checkout(environment)
     name = f"{does}-{len(places)}"
     calls, log = folder / f"{name}.calls", folder / f"{name}.log"
+    environment, model = prepared("0.5.23", folder / name, "dense")
     with running_server(
         environment,
-        write_model(environment, folder / name),
+        model,
         selection="all",
         log=log,
         launcher=(environment.script("sglang-perf-patches"), "run") if run else (),

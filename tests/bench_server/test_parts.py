@@ -184,7 +184,11 @@ def made(**more: Any) -> Outcome:
         tokens=compare([((1,),)] * 3, [((1,),)] * 3),
         live=[patches.Of("mlx.kv-arena", "scheduler", 3, 3)],
         failed={},
+        lost=[],
+        stopped=None,
         boots=boots,
+        sides=sides.stock_and_patched("mlx"),
+        live_in_first=[],
     )
     return replace(base, **more)
 

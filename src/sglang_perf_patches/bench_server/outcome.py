@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..model.selection import Selection
@@ -14,8 +14,6 @@ from .boot import Boot
 from .noise import Change
 from .sides import Side
 from .turns import Stopped
-
-_DEFAULT = (Side("stock"), Side("patched"))
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class Outcome:
         live: the live patches of the second side.
         failed: patch that was refused, in conflict or failed → why.
         lost: the patches that were chosen by name and are not available.
-        stopped: why there are fewer turns than requested; "" if there are not.
+        stopped: why there are fewer turns than requested; None if there are not.
         boots: the figures of each boot, turn by turn: stock's, patched's.
         sides: the two sides. If the operator described them, ``stock`` in the other fields means
             the first and ``patched`` the second.
@@ -87,11 +85,11 @@ class Outcome:
     tokens: tokens.Comparison
     live: Sequence[patches.Of]
     failed: Mapping[str, str]
-    lost: Sequence[str] = ()
-    stopped: Stopped | None = None
-    boots: Sequence[Mapping[str, Mapping[str, float]]] = field(default_factory=list)
-    sides: tuple[Side, Side] = _DEFAULT
-    live_in_first: Sequence[patches.Of] = ()
+    lost: Sequence[str]
+    stopped: Stopped | None
+    boots: Sequence[Mapping[str, Mapping[str, float]]]
+    sides: tuple[Side, Side]
+    live_in_first: Sequence[patches.Of]
 
     @property
     def is_described(self) -> bool:
@@ -99,21 +97,16 @@ class Outcome:
         return self.sides[0].name != "stock"
 
     @property
-    def turns_done(self) -> int:
-        """The number of completed turns."""
-        return len(self.boots)
-
-    @property
     def is_conclusive(self) -> bool:
         """Whether there are enough turns for a conclusion, which is two."""
-        return self.turns_done >= 2
+        return len(self.boots) >= 2
 
 
 def compared(
     taken: Sequence[tuple[Boot, Boot]],
     selection: Selection,
     stopped: Stopped | None,
-    sides: tuple[Side, Side] = _DEFAULT,
+    sides: tuple[Side, Side],
 ) -> dict[str, Any]:
     """The fields of an `Outcome` that follow from the turns of two sides."""
     stock, patched = [pair[0] for pair in taken], [pair[1] for pair in taken]

@@ -60,7 +60,7 @@ def _compared(outcome: Outcome) -> list[str]:
     facts = "".join(_element("li", fact) for fact in shown.facts(outcome))
     parts.append(f"<ul>{facts}</ul>\n")
     first, second = outcome.sides
-    parts.append(_element("h2", f"{shown.titled(second)} against {first.name}"))
+    parts.append(_element("h2", f"{second.name} against {first.name}"))
     return [*parts, _table(outcome)]
 
 

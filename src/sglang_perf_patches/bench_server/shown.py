@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from . import noise
 from .noise import Change
 from .outcome import FIGURES, Figure, Outcome, amount, conclusion
-from .sides import Side
 
 WIDTH = 100
 """The maximum width of a table on a terminal, in columns."""
@@ -63,12 +62,7 @@ def facts(outcome: Outcome) -> Iterator[str]:
     for id, why in outcome.failed.items():
         yield f"{id}: {why}"
     if outcome.stopped is not None:
-        yield f"{outcome.turns_done} of {outcome.turns} turns are complete"
-
-
-def titled(side: Side) -> str:
-    """A side's name at the start of a sentence; a single letter stays in lower case."""
-    return side.name if len(side.name) == 1 else side.name.title()
+        yield f"{len(outcome.boots)} of {outcome.turns} turns are complete"
 
 
 def described(outcome: Outcome) -> Iterator[tuple[str, str]]:
@@ -80,10 +74,11 @@ def described(outcome: Outcome) -> Iterator[tuple[str, str]]:
 def notes(outcome: Outcome) -> Iterator[str]:
     """The notes that a reader of the figures needs."""
     first, second = outcome.sides
-    boots = f"{outcome.turns_done} turn{'s' if outcome.turns_done > 1 else ''} of two boots each"
+    turns = len(outcome.boots)
     yield (
-        f"{boots}, the order alternating. {titled(first)} and {second.name}: the median boot, with "
-        "the lowest and the highest. The change: the median turn, likewise."
+        f"{turns} turn{'s' if turns > 1 else ''} of two boots each, the order alternating. For "
+        f"{first.name} and {second.name}: the median boot, with the lowest and the highest. The "
+        "change: the median turn, likewise."
     )
     yield noise.RULE
 

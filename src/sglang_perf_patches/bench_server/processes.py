@@ -23,9 +23,8 @@ class Interrupted(BaseException):
 
 
 class _State:
-    """The commands that have not ended, the first signal, and whether it must wait."""
+    """The first signal, and whether it must wait."""
 
-    running: list[Supervised] = []  # noqa: RUF012 - of this process
     first: int | None = None
     is_held = False
 
@@ -41,8 +40,8 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     finally:
-        while _State.running:  # a signal came while `started` ended it
-            _end(_State.running[-1], is_urgent=True)
+        while _running:  # a signal came while `started` ended it
+            _end(_running[-1], is_urgent=True)
         if _State.first is None:  # else this process ends, whatever else comes
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -66,7 +65,7 @@ def started(
             running = Supervised(
                 command, environment=environment, stdout=output, stderr=output, polite_s=_ASK_S
             )
-            _State.running.append(running)
+            _running.append(running)
         except OSError as error:
             raise UsageError(f"{command[0]}: {error.strerror}") from error
         finally:
@@ -81,8 +80,8 @@ def started(
 
 def _end(running: Supervised, *, is_urgent: bool = False) -> None:
     left = running.end(is_urgent=is_urgent)
-    if running in _State.running:
-        _State.running.remove(running)
+    if running in _running:
+        _running.remove(running)
     if left:
         pids = ", ".join(map(str, left))
         raise BenchError(f"process {pids} of the server can't be killed")
@@ -90,9 +89,12 @@ def _end(running: Supervised, *, is_urgent: bool = False) -> None:
 
 def _arrived(number: int, _frame: FrameType | None) -> None:
     if _State.first is not None:
-        for running in _State.running:
+        for running in _running:
             running.hurry()
         return
     _State.first = number
     if not _State.is_held:
         raise Interrupted(number)
+
+
+_running: list[Supervised] = []  # the commands that have not ended

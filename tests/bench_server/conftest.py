@@ -34,7 +34,7 @@ def known_flags(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def bench(throwaway_of_server: Throwaway, tmp_path: Path) -> Iterator[Bench]:
     """The folder; whatever a test leaves running ends with it."""
-    server_bench = Bench(throwaway_of_server, tmp_path / "pids")
+    server_bench = Bench(throwaway_of_server, tmp_path / "pids", free_port())
     yield server_bench
     for pid in server_bench.left():
         os.kill(pid, signal.SIGKILL)
@@ -50,9 +50,3 @@ def throwaway_of_server(tmp_path: Path) -> Throwaway:
     package.put("sglang/srt/server_args.py", few_flags.SOURCE)
     package.put("sitecustomize.py", "import throwaway_patches as t\nt.use(t.STEP)\n")
     return package
-
-
-@pytest.fixture
-def port() -> int:
-    """A free port that neither the kernel nor another worker gives to somebody else."""
-    return free_port()

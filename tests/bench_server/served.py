@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -20,10 +19,11 @@ class Bench:
 
     throwaway: Throwaway
     pids: Path
+    port: int
 
     def command(self, *words: str, behaviour: str = "") -> list[str]:
         """``bench server`` with `words`, on a server program that behaves as told."""
-        server = [sys.executable, "program.py", "--pids", str(self.pids)]
+        server = [sys.executable, "program.py", "--pids", str(self.pids), "--port", str(self.port)]
         bench = [sys.executable, "-m", "sglang_perf_patches", "bench", "server", *words, "--"]
         return [*bench, *server, *(("--behaviour", behaviour) if behaviour else ())]
 
@@ -87,9 +87,3 @@ def until(process: subprocess.Popen[str], words: str) -> str:
         if not line:
             break
     raise AssertionError(f"never said {words!r}: {seen}")
-
-
-def data_of(done: subprocess.CompletedProcess[str]) -> dict[str, object]:
-    """The JSON that it printed."""
-    data: dict[str, object] = json.loads(done.stdout)
-    return data

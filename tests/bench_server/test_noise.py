@@ -26,48 +26,33 @@ def test_a_clear_gain_in_three_turns_is_beyond_the_noise() -> None:
     assert (gain.low, gain.high) == (pytest.approx(69 / 102), pytest.approx(0.7))
 
 
-def test_a_clear_loss_is_told_as_plainly() -> None:
-    assert change([70, 72, 69], [100, 104, 102]).word == "more"
-
-
-def test_one_turn_shows_no_noise() -> None:
-    assert change([100], [1]).word == "one turn"
-
-
-def test_boots_that_overlap_are_within_the_noise() -> None:
-    assert change([100, 104, 102], [70, 72, 101]).word == "within"
-
-
-def test_three_turns_that_lie_apart_by_less_than_their_spread_are_within_it() -> None:
-    assert change([100, 110, 105], [95, 99, 97]).word == "within"
-    assert change([100, 102, 101], [95, 99, 97]).word == "within"
-    assert change([100, 102, 101], [94, 97, 96]).word == "less"
-
-
-def test_two_turns_must_lie_twice_as_far_apart() -> None:
-    assert change([100, 102], [97, 99]).word == "within"
-    assert change([100, 102], [95, 97]).word == "less"
-
-
-def test_four_turns_lie_apart_or_do_not() -> None:
-    assert change([100, 110, 105, 107], [95, 99, 97, 98]).word == "less"
-    assert change([100, 110, 105, 98.5], [95, 99, 97, 98]).word == "within"
-
-
-def test_what_never_changes_is_the_same() -> None:
-    assert change([16384.0] * 3, [16384.0] * 3).word == "same"
-
-
-def test_what_is_steady_on_each_side_may_differ_by_little() -> None:
-    assert change([100.0] * 3, [101.0] * 3).word == "more"
-
-
-def test_what_rounds_to_nothing_is_no_difference() -> None:
-    """A conclusion must not say ``better: host memory the same``."""
-    assert change([100.0] * 3, [100.4] * 3).word == "within"
-    assert change([1000.0, 1000.1], [999.0, 999.1]).word == "within"
-    assert change([100.0] * 5, [100.4] * 5).word == "within"
-    assert change([100.0] * 3, [100.6] * 3).word == "more"
+@pytest.mark.parametrize(
+    ("word", "stock", "patched"),
+    [
+        ("more", [70, 72, 69], [100, 104, 102]),
+        ("one turn", [100], [1]),
+        ("within", [100, 104, 102], [70, 72, 101]),  # they overlap
+        # Three turns lie apart by more than their spread, or are within the noise.
+        ("within", [100, 110, 105], [95, 99, 97]),
+        ("within", [100, 102, 101], [95, 99, 97]),
+        ("less", [100, 102, 101], [94, 97, 96]),
+        # Two turns lie apart by more than twice their spread.
+        ("within", [100, 102], [97, 99]),
+        ("less", [100, 102], [95, 97]),
+        # Four turns lie apart or do not.
+        ("less", [100, 110, 105, 107], [95, 99, 97, 98]),
+        ("within", [100, 110, 105, 98.5], [95, 99, 97, 98]),
+        ("same", [16384.0] * 3, [16384.0] * 3),
+        ("more", [100.0] * 3, [101.0] * 3),
+        # A conclusion must not say ``better: host memory the same``.
+        ("within", [100.0] * 3, [100.4] * 3),
+        ("within", [1000.0, 1000.1], [999.0, 999.1]),
+        ("within", [100.0] * 5, [100.4] * 5),
+        ("more", [100.0] * 3, [100.6] * 3),
+    ],
+)
+def test_what_is_beyond_the_noise(word: str, stock: list[float], patched: list[float]) -> None:
+    assert change(stock, patched).word == word
 
 
 @pytest.mark.parametrize("turns", [2, 3, 4, 5, 8])

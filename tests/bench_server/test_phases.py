@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -12,14 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Bench, data_of, until
+from served import Bench, until
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="looks for processes in /proc")
 URL = "--url"
-
-
-def with_port(command: list[str], port: int) -> list[str]:
-    return [*command, "--port", str(port)]
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -27,26 +24,24 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in done.stderr.splitlines() if not re.match(r"\[ *\d+:\d\d\] ", line)]
 
 
-def test_turns_come_to_a_conclusion(bench: Bench, port: int, tmp_path: Path) -> None:
+def test_turns_come_to_a_conclusion(bench: Bench, tmp_path: Path) -> None:
     page, kept = tmp_path / "page.html", tmp_path / "kept"
     words = ("--turns", "3", "--json", "--html", str(page), "--keep", str(kept))
-    done = bench.run(
-        with_port(bench.command(*words, behaviour="family"), port), SGLANG_PERF_PATCHES="one"
-    )
+    done = bench.run(bench.command(*words, behaviour="family"), SGLANG_PERF_PATCHES="one")
     assert done.returncode == 0, done.stderr
-    data: Any = data_of(done)
+    data: Any = json.loads(done.stdout)
     assert data["changes"]["TTFT"]["word"] == "less"
     assert data["changes"]["throughput"]["word"] == "more"
     assert data["changes"]["KV capacity"]["word"] == "same"
     assert data["changes"]["boot"]["stock"][0] > 0
+    assert data["changes"]["host memory"]["stock"][0] > 1  # MB
     assert data["tokens"]["word"] == "equal"
     (live,) = data["live"]
     assert (live["patch"], live["live"], live["ran"]) == ("one.step", 3, 3)
     assert [sorted(boot) for boot in data["boots"]] == [["patched", "stock"]] * 3
     assert data["repeat"].startswith("SGLANG_PERF_PATCHES=one sglang-perf-patches bench server")
-    order = [
-        match[1] + match[2] for match in re.finditer(r"turn (\d) of 3, (\w+): boot", done.stderr)
-    ]
+    found = re.findall(r"turn (\d) of 3, (\w+): boot", done.stderr)
+    order = ["".join(pair) for pair in found]
     assert order == ["1patched", "1stock", "2stock", "2patched", "3patched", "3stock"]
     assert "TTFT" in page.read_text(encoding="utf-8")
     assert len(list(kept.glob("*.log"))) == 12  # of each boot: the server's and the load's
@@ -54,63 +49,64 @@ def test_turns_come_to_a_conclusion(bench: Bench, port: int, tmp_path: Path) -> 
     assert bench.left() == []
 
 
-def test_any_settings_are_compared_with_the_first(bench: Bench, port: int, tmp_path: Path) -> None:
+def test_any_settings_are_compared_with_the_first(bench: Bench, tmp_path: Path) -> None:
     """A variable against a flag against a patch; each is compared with the command as it is."""
     page = tmp_path / "page.html"
     words = ("--b", "TOLD_MS=30", "--c", "--told-ms 20", "--d", "SGLANG_PERF_PATCHES=one.step")
     command = bench.command("--turns", "2", "--json", "--html", str(page), *words)
-    done = bench.run(with_port(command, port), SGLANG_PERF_PATCHES="none")
+    done = bench.run(command, SGLANG_PERF_PATCHES="none")
     assert done.returncode == 0, done.stderr
-    data: Any = data_of(done)
+    data: Any = json.loads(done.stdout)
     with_b, with_c, with_d = data, *data["more"]
-    named = [
-        [side["name"] for side in comparison["sides"]] for comparison in (with_b, with_c, with_d)
-    ]
-    assert named == [["a", "b"], ["a", "c"], ["a", "d"]]
+    for name, comparison in zip("bcd", (with_b, with_c, with_d), strict=True):
+        assert [side["name"] for side in comparison["sides"]] == ["a", name]
+        assert bool(comparison["live"]) == (name == "d")
     assert with_b["changes"]["TTFT"]["word"] == "more"
     # Boots take the time that they take, and may differ too.
     assert "Worse with b than with a: TTFT" in with_b["conclusion"]
     assert with_c["changes"]["TTFT"]["word"] == "same"
     assert with_d["changes"]["TTFT"]["word"] == "less"
-    assert [comparison["live"] != [] for comparison in (with_b, with_c, with_d)] == [
-        False,
-        False,
-        True,
-    ]
     order = re.findall(r"turn (\d) of 2, (\w): boot", done.stderr)
     assert ["".join(pair) for pair in order] == ["1d", "1c", "1b", "1a", "2a", "2b", "2c", "2d"]
     assert "Better with d than with a" in page.read_text(encoding="utf-8")
     assert bench.left() == []
 
 
-def test_a_side_with_patches_must_have_them(bench: Bench, port: int) -> None:
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(("--b", "TOLD_MS=30"), 0), (("--b", "SGLANG_PERF_PATCHES=one.step"), 1), ((), 1)],
+)
+def test_a_side_with_patches_must_have_them(
+    bench: Bench, words: tuple[str, ...], code: int
+) -> None:
     """A side that names patches needs one live; another one may have none."""
-    for text, code in (("TOLD_MS=30", 0), ("SGLANG_PERF_PATCHES=one.step", 1)):
-        command = bench.without_package(bench.command("--turns", "2", "--b", text))
-        done = bench.run(with_port(command, port), SGLANG_PERF_PATCHES="all")
-        assert done.returncode == code, done.stderr
-        is_refused = "no process of the server has a record of patches" in done.stderr
-        assert is_refused == bool(code)
+    command = bench.without_package(bench.command("--turns", "2", *words))
+    done = bench.run(command, SGLANG_PERF_PATCHES="all")
+    assert done.returncode == code, done.stderr
+    is_refused = "no process of the server has a record of patches" in done.stderr
+    assert is_refused == bool(code)
+    if is_refused:  # before the load
+        assert "load" not in re.findall(r"turn 1 of 2, \w+: (\w+)", done.stderr)
     assert bench.left() == []
 
 
-def test_one_turn_is_no_conclusion(bench: Bench, port: int) -> None:
-    done = bench.run(with_port(bench.command("--turns", "1"), port))
+def test_one_turn_is_no_conclusion(bench: Bench) -> None:
+    done = bench.run(bench.command("--turns", "1"))
     assert done.returncode == 1
     assert done.stdout.startswith("No conclusion: one turn does not show")
     assert "unknown" in done.stdout
     assert bench.left() == []
 
 
-def test_other_tokens_are_said_first(bench: Bench, port: int) -> None:
+def test_other_tokens_are_said_first(bench: Bench) -> None:
     command = bench.command("--turns", "2", behaviour="other-tokens")
-    done = bench.run(with_port(command, port))
+    done = bench.run(command)
     assert done.returncode == 1
     assert done.stdout.startswith("The greedy tokens differ!")
 
 
-def test_tokens_that_stock_does_not_keep_are_no_difference(bench: Bench, port: int) -> None:
-    done = bench.run(with_port(bench.command("--turns", "2", behaviour="unsteady"), port))
+def test_tokens_that_stock_does_not_keep_are_no_difference(bench: Bench) -> None:
+    done = bench.run(bench.command("--turns", "2", behaviour="unsteady"))
     assert "stock's own boots gave different tokens for each of 16 prompts" in done.stdout
     assert done.returncode == 0, done.stderr
 
@@ -126,7 +122,7 @@ def test_tokens_that_stock_does_not_keep_are_no_difference(bench: Bench, port: i
         (
             "hang-boot",
             ("--boot-timeout", "3"),
-            r"not ready after 3 s .*its last line: \.\.\. \(log: ",
+            r"the boot was not finished after 3 s .* last line: \.\.\. \(log: ",
         ),
         ("crash-load", (), r"the server ended with 3 while serving the load"),
         ("", ("--extra-request-body", "crash"), r"bench_serving ended with 1: ValueError \(log: "),
@@ -135,10 +131,10 @@ def test_tokens_that_stock_does_not_keep_are_no_difference(bench: Bench, port: i
     ],
 )
 def test_a_failure_is_one_line_and_leaves_no_process(
-    bench: Bench, port: int, behaviour: str, words: tuple[str, ...], said: str
+    bench: Bench, behaviour: str, words: tuple[str, ...], said: str
 ) -> None:
     command = bench.command(*words, behaviour=f"family,{behaviour}" if behaviour else "family")
-    done = bench.run(with_port(command, port))
+    done = bench.run(command)
     assert done.returncode == 1
     (line,) = lines(done)
     assert re.search(said, line), line
@@ -148,47 +144,39 @@ def test_a_failure_is_one_line_and_leaves_no_process(
     assert log is None or Path(log[1]).exists()  # after a failure, the logs are kept
 
 
-def test_a_side_that_fails_later_keeps_the_turns_before(bench: Bench, port: int) -> None:
+def test_a_side_that_fails_later_keeps_the_turns_before(bench: Bench) -> None:
     # Another process takes the port between two boots; any other failure would do as well.
-    command = with_port(bench.command("--turns", "3"), port)
+    command = bench.command("--turns", "3")
     with bench.start(command) as process, socket.socket() as other:
         until(process, "turn 3 of 3, patched: ending")
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         while process.poll() is None:
             try:
-                other.bind(("127.0.0.1", port))
+                other.bind(("127.0.0.1", bench.port))
                 other.listen()
                 break
             except OSError:
                 time.sleep(0.001)
         out, _ = process.communicate(timeout=600)
     assert process.returncode == 1
-    assert f"It stopped early: turn 3, stock: port {port} of 127.0.0.1 is in use" in " ".join(
+    assert f"It stopped early: turn 3, stock: port {bench.port} of 127.0.0.1 is in use" in " ".join(
         out.split()
     )
     assert "2 of 3 turns are complete" in out
     assert bench.left() == []
 
 
-def test_a_port_in_use_is_said_before_anything_is_started(bench: Bench, port: int) -> None:
+def test_a_port_in_use_is_said_before_anything_is_started(bench: Bench) -> None:
     with socket.socket() as other:
-        other.bind(("127.0.0.1", port))
+        other.bind(("127.0.0.1", bench.port))
         other.listen()
-        done = bench.run(with_port(bench.command(), port))
+        done = bench.run(bench.command())
     assert done.returncode == 2
     assert lines(done) == [
-        f"sglang-perf-patches: port {port} of 127.0.0.1 is in use: stop what listens there, "
+        f"sglang-perf-patches: port {bench.port} of 127.0.0.1 is in use: stop what listens there, "
         "or name another --port"
     ]
     assert not bench.pids.exists()
-
-
-def test_a_patched_server_without_patches_is_not_measured(bench: Bench, port: int) -> None:
-    done = bench.run(with_port(bench.without_package(bench.command()), port))
-    assert done.returncode == 1
-    assert "no process of the server has a record of patches" in done.stderr
-    assert "load" not in "".join(re.findall(r"turn 1 of 3, patched: (\w+)", done.stderr))
-    assert bench.left() == []
 
 
 @pytest.mark.parametrize(
@@ -239,9 +227,9 @@ def test_a_command_is_needed_and_must_be_there(bench: Bench) -> None:
     ],
 )
 def test_a_signal_in_each_phase_leaves_no_process(
-    bench: Bench, port: int, behaviour: str, words: tuple[str, ...], when: str, number: int
+    bench: Bench, behaviour: str, words: tuple[str, ...], when: str, number: int
 ) -> None:
-    command = with_port(bench.command(*words, behaviour=behaviour), port)
+    command = bench.command(*words, behaviour=behaviour)
     with bench.start(command) as process:
         until(process, when)
         bench.wait_for_family()
@@ -257,8 +245,8 @@ def test_a_signal_in_each_phase_leaves_no_process(
         assert time.monotonic() - began < 18  # a signal ends the asking, which takes 20 s
 
 
-def test_a_kill_of_the_bench_leaves_no_process(bench: Bench, port: int) -> None:
-    with bench.start(with_port(bench.command(behaviour="family,hang-boot"), port)) as process:
+def test_a_kill_of_the_bench_leaves_no_process(bench: Bench) -> None:
+    with bench.start(bench.command(behaviour="family,hang-boot")) as process:
         until(process, "patched: starting")
         bench.wait_for_family()
         assert len(bench.left()) == 2
@@ -269,8 +257,8 @@ def test_a_kill_of_the_bench_leaves_no_process(bench: Bench, port: int) -> None:
     assert bench.left() == []
 
 
-def test_a_second_signal_does_not_stop_the_ending(bench: Bench, port: int) -> None:
-    command = with_port(bench.command(behaviour="family,deaf,hang-boot"), port)
+def test_a_second_signal_does_not_stop_the_ending(bench: Bench) -> None:
+    command = bench.command(behaviour="family,deaf,hang-boot")
     with bench.start(command) as process:
         until(process, "patched: starting")
         bench.wait_for_family()
@@ -286,13 +274,6 @@ def test_help_names_what_there_is() -> None:
     command = [sys.executable, "-m", "sglang_perf_patches", "bench", "server", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0
-    for word in (
-        "--a TEXT",
-        "--b TEXT",
-        "--turns",
-        "--url",
-        "--json",
-        "--html",
-        "Exit codes",
-    ):
+    options = ("--a TEXT", "--b TEXT", "--turns", "--url", "--json", "--html")
+    for word in (*options, "Exit codes"):
         assert word in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from served import Bench, data_of
+from served import Bench
 from test_parts import made
 
 from sglang_perf_patches.bench_server import UsageError, command, outcome, secrets, sides
@@ -93,25 +94,10 @@ def test_a_command_shows_known_flags_with_known_values(words: str, expected: str
 @pytest.mark.parametrize(
     "words",
     [
-        "env SGLANG_PROXY=http://bob:PW-Zq7@proxy serve",
         "env NCCL_CONF=PW-Zq7 SGLANG_WEIGHTS=https://h/m?sig=Zq7 serve",
-        "serve --x AKIAIOSFODNN7EXAMPLE:wJalrXUtnFEMI/Zq7",
-        "serve s3://AKIAIOSFODNN7EXAMPLE:Zq7@bucket/m",
-        "curl -ubob:PW-Zq7 http://h",
-        "curl -u bob:Zq7",
-        "curl -H 'X-Api-Key: Zq7'",
-        "serve bob:PW-Zq7@host",
-        "serve --pw PW-Zq7",
-        "serve --pw=PW-Zq7",
-        "serve --psk PW-Zq7",
-        "serve --license PW-Zq7",
         "serve --log https://hooks.slack.com/services/T000/B000/Zq7",
-        "sshpass -p PW-Zq7 ssh host",
-        "sshpass -pZq7 ssh host",
         "sh -c 'huggingface-cli login Zq7 && serve --tp 2'",
-        "huggingface-cli login Zq7",
         "huggingface-cli login --token Zq7",
-        "serve --model-path /home/Zq7/models/Qwen3-8B",
         "serve --lora-paths a=/srv/Zq7",
         'python -c \'os.environ["HF_TOKEN"] = "Zq7"\'',
         "bash -c 'export A=1; export HF_TOKEN=Zq7; serve --redis-password Zq7'",
@@ -171,7 +157,7 @@ def test_what_a_server_said_keeps_the_names_of_errors() -> None:
 
 
 _AROUND = (
-    *("{}", "--pw={}", "-ubob:{}", "bob:{}@host", "hf_{}", "AKIAIOSFODNN7EXAMPLE:{}"),
+    *("{}", "-p{}", "--pw={}", "-ubob:{}", "bob:{}@host", "hf_{}", "AKIAIOSFODNN7EXAMPLE:{}"),
     *("https://bob:{}@hub/m", "https://hub/m?sig={}", "SGLANG_PROXY={}", "NCCL_X={}", "{}=1"),
     *("--api-key={}", "--tp={}", "--dtype={}", '{{"k": "{}"}}', "X-Key: {}", "/home/{}/Qwen3-8B"),
     *("SGLANG_PERF_PATCHES={}", "--model-path=/srv/{}/Qwen3-8B", "--model=s3://{}@b/m", "--{}"),
@@ -219,12 +205,12 @@ def test_a_variable_before_the_command_is_not_repeated() -> None:
     assert CANARY not in str(refusal.value)
 
 
-def test_a_whole_run_shows_no_secret_and_no_path(bench: Bench, port: int, tmp_path: Path) -> None:
+def test_a_whole_run_shows_no_secret_and_no_path(bench: Bench, tmp_path: Path) -> None:
     """In JSON and page, then on the terminal: the command's, the environment's, the server's."""
     page = tmp_path / "page.html"
     server = [
         *("env", "HF_TOKEN=hf-Zq7", "SGLANG_PROXY=http://bob:Zq7@h", "NCCL_CONF=Zq7"),
-        *(sys.executable, "program.py", "--pids", str(bench.pids), "--port", str(port)),
+        *(sys.executable, "program.py", "--pids", str(bench.pids), "--port", str(bench.port)),
         *("--behaviour", "url-model,tell-environment", "--pw", "Zq7", "-ubob:Zq7"),
         *("--admin-api-key", "Zq7", "--model-path", "/home/Zq7/tiny"),
     ]
@@ -234,7 +220,7 @@ def test_a_whole_run_shows_no_secret_and_no_path(bench: Bench, port: int, tmp_pa
         assert done.returncode == 1  # the fourth boot crashes
         text = done.stdout + done.stderr
         if more:
-            data: Any = data_of(done)
+            data: Any = json.loads(done.stdout)
             assert data["stopped"]["reason"].endswith("while starting: RuntimeError")
             assert data["model"] == "..."
             assert data["command"].endswith("--model-path tiny")

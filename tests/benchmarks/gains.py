@@ -110,9 +110,8 @@ class Gain:
 
     @property
     def kind(self) -> str:
-        """``memory`` or ``time``, by the unit; another one is a ``count``."""
-        unit = self.stock.split()[-1]
-        return "memory" if unit.endswith("B") else "time" if unit.endswith("s") else "count"
+        """``memory`` or ``time``, by the unit."""
+        return "memory" if self.stock.split()[-1].endswith("B") else "time"
 
 
 def read(root: Path) -> list[Gain]:

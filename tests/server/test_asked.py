@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from linux_mlx.environments import install_checkout, sglang_environment, variables
+from linux_mlx.environments import variables
 from linux_mlx.patches import processes
-from linux_mlx.server import running_server, server_command, server_variables, write_model
+from linux_mlx.server import running_server, server_command, server_variables
+from tests.server.test_mlx_hybrid import prepared
 
 pytestmark = [
     pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),
@@ -26,9 +27,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 def test_a_server_reports_what_was_answered(words: tuple[str, ...], tmp_path: Path) -> None:
-    environment = sglang_environment("0.5.23")
-    install_checkout(environment)
-    model = write_model(environment, tmp_path)
+    environment, model = prepared("0.5.23", tmp_path, "dense")
     settings = server_variables("all", tmp_path)
     given = [f"{name}={settings[name]}" for name in ("PYTHONPATH", "SGLANG_USE_MLX")]
     command: list[str | Path] = ["env", *given, *server_command(environment, model), *words]

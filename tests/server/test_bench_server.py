@@ -27,8 +27,10 @@ from linux_mlx.environments import (
 from linux_mlx.server import server_command, server_variables, write_model
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
-_LOAD = ("--num-prompts", "16", "--max-concurrency", "8")
-_SHORT = ("--random-input-len", "48", "--random-output-len", "64")
+_LOAD = (
+    *("--num-prompts", "16", "--max-concurrency", "8"),
+    *("--random-input-len", "48", "--random-output-len", "64"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +50,7 @@ def start(
     environment: Environment, model: Path, folder: Path, *words: str
 ) -> subprocess.Popen[str]:
     """``bench server`` in a session of its own, as a shell would start it."""
-    command = [
-        environment.script("sglang-perf-patches"),
-        "bench",
-        "server",
-        *words,
-        *_LOAD,
-        *_SHORT,
-    ]
+    command = [environment.script("sglang-perf-patches"), "bench", "server", *words, *_LOAD]
     return subprocess.Popen(
         [str(word) for word in (*command, "--", *server_command(environment, model))],
         env=server_variables("mlx", folder),

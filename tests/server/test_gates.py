@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from linux_mlx.environments import install_checkout, sglang_environment, variables
+from linux_mlx.environments import variables
 from linux_mlx.patches import processes
 from linux_mlx.processes import members
 from linux_mlx.server import (
@@ -22,10 +22,10 @@ from linux_mlx.server import (
     running_server,
     server_command,
     server_variables,
-    write_model,
 )
 from sglang_perf_patches.faults import Found
 from sglang_perf_patches.faults.known import FAULTS
+from tests.server.test_mlx_hybrid import prepared
 
 pytestmark = [
     pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),
@@ -45,10 +45,8 @@ KNOWN = "sglang-perf-patches: known fault of sglang "
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The newest release with `all` and the flag."""
-    environment = sglang_environment("0.5.23")
-    install_checkout(environment)
     folder = tmp_path_factory.mktemp("gates")
-    model = write_model(environment, folder)
+    environment, model = prepared("0.5.23", folder, "dense")
     with running_server(
         environment, model, selection="all", log=folder / "log", arguments=(FLAG,)
     ) as running:
@@ -58,13 +56,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_the_log_names_each_gated_patch_once_and_again_when_the_server_is_ready(
     server: Server,
 ) -> None:
-    deadline = time.monotonic() + 120
-    while "; live on sglang" not in server.log.read_text(errors="replace"):
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-    lines = server.log.read_text(errors="replace").splitlines()
-    ours = [line for line in lines if "sglang-perf-patches: " in line]
-    ours = [line for line in ours if KNOWN not in line]
+    lines = logged(server, "; live on sglang", 1)
+    ours = [line for line in lines if "sglang-perf-patches: " in line and KNOWN not in line]
     assert len(ours) == 2, ours
     for line in ours:
         assert {*line.partition(CAUSE)[2].split(", ")} == GATED
@@ -73,11 +66,7 @@ def test_the_log_names_each_gated_patch_once_and_again_when_the_server_is_ready(
 
 def test_the_log_names_the_known_faults_of_a_server_that_is_ready(server: Server) -> None:
     """Next to those of MLX without its sampling: the one that the gated patch would prevent."""
-    deadline = time.monotonic() + 120
-    while server.log.read_text(errors="replace").count(KNOWN) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-    lines = server.log.read_text(errors="replace").splitlines()
+    lines = logged(server, KNOWN, 3)
     named = {"mlx-sampling", "mlx-logprobs", "mlx-pool-memory"}
     assert {line.partition(KNOWN)[2] for line in lines if KNOWN in line} == {
         f"0.5.23: {Found(fault, True).text}" for fault in FAULTS if fault.name in named
@@ -111,9 +100,7 @@ def test_what_the_server_has_no_use_for_is_not_needed(server: Server) -> None:
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.23"])
 def test_strict_ends_the_server_with_one_line(release: str, tmp_path: Path) -> None:
     """0.5.11 publishes its arguments when it has started other processes."""
-    environment = sglang_environment(release)
-    install_checkout(environment)
-    model = write_model(environment, tmp_path)
+    environment, model = prepared(release, tmp_path, "dense")
     ports = ("--port", str(free_port()), "--nccl-port", str(free_port()))
     settings = server_variables("mlx.kv-arena", tmp_path) | {"SGLANG_PERF_PATCHES_STRICT": "1"}
     log = tmp_path / "log"
@@ -140,6 +127,15 @@ def test_strict_ends_the_server_with_one_line(release: str, tmp_path: Path) -> N
         f"sglang-perf-patches: mlx.pool-write is gated: {CLAUSE} ({FLAG}): "
         "this patch was not tested with that"
     }
+
+
+def logged(server: Server, text: str, times: int) -> list[str]:
+    """The lines of the log, once it has the text so many times."""
+    deadline = time.monotonic() + 120
+    while (log := server.log.read_text(errors="replace")).count(text) < times:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    return log.splitlines()
 
 
 def command(server: Server, *words: str) -> tuple[int, str]:

@@ -20,10 +20,11 @@ from typing import Any
 import pytest
 
 from linux_mlx.completions import complete, workload
-from linux_mlx.environments import Environment, install_checkout, sglang_environment
+from linux_mlx.environments import Environment
 from linux_mlx.patches import processes, report
 from linux_mlx.processes import members
-from linux_mlx.server import Server, arguments_of, running_server, write_model
+from linux_mlx.server import Server, arguments_of, running_server
+from tests.server.test_mlx_hybrid import prepared
 
 pytestmark = [
     pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),
@@ -89,17 +90,14 @@ def many(request: pytest.FixtureRequest, folder: Path) -> tuple[str, Seen]:
     return request.param, Seen(*records, after, running.group, log, metrics, replies)
 
 
-def test_a_release_without_plugins_is_reached_whole_under_run(
+def test_older_releases_are_reached_as_far_as_they_load_plugins(
     two_servers: tuple[Seen, Seen],
 ) -> None:
-    old, _ = two_servers
+    """0.5.10.post1 loads none, so `run` reaches all; 0.5.11 loads none in the detokenizer."""
+    old, new = two_servers
     assert set(old.status) == {"launcher", "scheduler", "detokenizer"}
     assert old.unreached == []
     assert {process["sglang"] for process in old.status.values()} == {"0.5.10.post1"}
-
-
-def test_0_5_11_loads_plugins_in_launcher_and_scheduler(two_servers: tuple[Seen, Seen]) -> None:
-    _, new = two_servers
     assert set(new.status) == {"launcher", "scheduler"}
     assert new.unreached == ["sglang::detokenizer"]
     assert {process["sglang"] for process in new.status.values()} == {"0.5.11"}
@@ -118,30 +116,21 @@ def test_the_newest_loads_plugins_everywhere_but_in_tokenizer_workers(
     assert (len(workers), len(titles)) == ((2, 0) if way == "under run" else (0, 2))
 
 
-def test_mlx_patches_are_live_and_have_run_in_the_scheduler_and_nowhere_else(
-    two_servers: tuple[Seen, Seen],
-) -> None:
-    must_have_run_in_schedulers_alone(two_servers[1])
-
-
 def test_mlx_patches_are_live_and_have_run_in_every_scheduler_and_nowhere_else(
-    many: tuple[str, Seen],
+    two_servers: tuple[Seen, Seen], many: tuple[str, Seen]
 ) -> None:
-    must_have_run_in_schedulers_alone(many[1])
+    for seen in (two_servers[1], many[1]):
+        for role, process in seen.status.items():
+            run = {patch["id"] for patch in process["patches"] if patch["ran"]}
+            live = {patch["id"] for patch in process["patches"] if patch["state"] == "live"}
+            assert run <= live
+            assert bool(run) == role.startswith("scheduler"), role
+            assert all(patch.startswith("mlx.") for patch in run)
 
 
 def test_data_parallel_schedulers_reply_as_stocks_do(many: tuple[str, Seen], folder: Path) -> None:
     with server(folder, "0.5.23", *_MANY, "--enable-metrics", selection="none") as (_, replies):
         assert many[1].replies == replies
-
-
-def must_have_run_in_schedulers_alone(seen: Seen) -> None:
-    for role, process in seen.status.items():
-        run = {patch["id"] for patch in process["patches"] if patch["ran"]}
-        live = {patch["id"] for patch in process["patches"] if patch["state"] == "live"}
-        assert run <= live
-        assert bool(run) == role.startswith("scheduler"), role
-        assert all(patch.startswith("mlx.") for patch in run)
 
 
 def test_two_servers_at_once_are_told_apart(two_servers: tuple[Seen, Seen]) -> None:
@@ -194,47 +183,35 @@ def test_many_tokenizer_workers_log_one_line_at_most(many: tuple[str, Seen]) -> 
     assert len(lines) <= 1  # the launcher gets no word when they are ready
 
 
-def test_the_servers_own_metrics_have_its_scheduler(two_servers: tuple[Seen, Seen]) -> None:
-    must_be_in_metrics(two_servers[1])
-
-
-def test_the_servers_own_metrics_have_every_scheduler(many: tuple[str, Seen]) -> None:
-    must_be_in_metrics(many[1])
-
-
-def must_be_in_metrics(seen: Seen) -> None:
-    info = [line for line in seen.metrics if line.startswith("sglang_perf_patches_info{")]
-    assert len(info) == 1, seen.metrics
-    assert 'selection="all"' in info[0]
-    for name in ("live", "ran"):
-        names = {
-            (int(match["pid"]), match["patch"]): float(match["value"])
-            for line in seen.metrics
-            if (match := re.match(_SERIES.format(name), line))
-        }
-        expected = {
-            (process["pid"], patch["id"]): float(
-                patch["ran"] if name == "ran" else patch["state"] == "live"
-            )
-            for role, process in seen.status.items()
-            for patch in process["patches"]
-            if patch["state"] != "off" and role.startswith("scheduler")
-        }
-        assert expected.items() <= names.items()
-        assert any(expected.values())
+def test_the_servers_own_metrics_have_every_scheduler(
+    two_servers: tuple[Seen, Seen], many: tuple[str, Seen]
+) -> None:
+    for seen in (two_servers[1], many[1]):
+        info = [line for line in seen.metrics if line.startswith("sglang_perf_patches_info{")]
+        assert len(info) == 1, seen.metrics
+        assert 'selection="all"' in info[0]
+        for name in ("live", "ran"):
+            names = {
+                (int(match["pid"]), match["patch"]): float(match["value"])
+                for line in seen.metrics
+                if (match := re.match(_SERIES.format(name), line))
+            }
+            expected = {
+                (process["pid"], patch["id"]): float(
+                    patch["ran"] if name == "ran" else patch["state"] == "live"
+                )
+                for role, process in seen.status.items()
+                for patch in process["patches"]
+                if patch["state"] != "off" and role.startswith("scheduler")
+            }
+            assert expected.items() <= names.items()
+            assert any(expected.values())
 
 
 def test_servers_that_have_ended_are_not_shown(
-    two_servers: tuple[Seen, Seen], folder: Path
+    two_servers: tuple[Seen, Seen], many: tuple[str, Seen], folder: Path
 ) -> None:
-    assert [seen.after for seen in two_servers] == [[], []]
-    assert list((folder / "sglang-perf-patches").iterdir()) == []
-
-
-def test_a_server_of_many_processes_that_has_ended_is_not_shown(
-    many: tuple[str, Seen], folder: Path
-) -> None:
-    assert many[1].after == []
+    assert [seen.after for seen in (*two_servers, many[1])] == [[], [], []]
     assert list((folder / "sglang-perf-patches").iterdir()) == []
 
 
@@ -249,8 +226,7 @@ def server(
     folder: Path, release: str, *arguments: str, run: bool = False, selection: str = "all"
 ) -> Iterator[tuple[Server, list[str]]]:
     """A server and what it has answered; its records are where the others' are."""
-    environment = sglang_environment(release)
-    install_checkout(environment)
+    environment, model = prepared(release, folder / release, "dense")
     if "--enable-metrics" in arguments:
         _install_exporter(environment, folder / "exporter")
     # Stock sglang asks for the cores of each rank where there are more ranks than memory nodes. It
@@ -263,7 +239,7 @@ def server(
     }
     with running_server(
         environment,
-        write_model(environment, folder / release),
+        model,
         selection=selection,
         log=folder / f"{release} {selection}{' under run' if run else ''}.log",
         launcher=(environment.script("sglang-perf-patches"), "run") if run else (),

@@ -249,7 +249,7 @@ def replies_are_stocks(environment: Environment, model: Path, talk: Talk, folder
 
 
 def prepared(release: str, folder: Path, kind: str = "hybrid") -> tuple[Environment, Path]:
-    """A release's environment with this checkout, and a hybrid model."""
+    """A release's environment with this checkout, and a model: a hybrid, or a ``dense`` one."""
     environment = sglang_environment(release)
     install_checkout(environment)
     return environment, write_model(environment, folder, kind)

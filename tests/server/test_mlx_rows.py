@@ -8,11 +8,10 @@ from random import Random
 import pytest
 
 from linux_mlx.completions import post
-from linux_mlx.environments import install_checkout, sglang_environment
 from linux_mlx.patches import live_and_run
 from linux_mlx.processes import Failure
-from linux_mlx.server import running_server, write_model
-from tests.server.test_mlx_hybrid import POLICIES, Asked, body, words
+from linux_mlx.server import running_server
+from tests.server.test_mlx_hybrid import POLICIES, Asked, body, prepared, words
 
 PATCH = "mlx.released-rows"
 
@@ -41,9 +40,7 @@ pytestmark = [
 def test_a_reply_is_written_over_a_cached_prefix(
     release: str, arguments: str, selection: str, is_overwritten: bool, tmp_path: Path
 ) -> None:
-    environment = sglang_environment(release)
-    install_checkout(environment)
-    model = write_model(environment, tmp_path)
+    environment, model = prepared(release, tmp_path, "dense")
     chance = Random(51)
     long, short = Asked(words(chance, 100), 4), Asked(words(chance, 20), 40)
     with running_server(
@@ -62,8 +59,7 @@ def test_a_reply_is_written_over_a_cached_prefix(
 
 
 def test_no_model_starts_on_0_5_21(tmp_path: Path) -> None:
-    environment = sglang_environment("0.5.21")
-    model = write_model(environment, tmp_path)
+    environment, model = prepared("0.5.21", tmp_path, "dense")
     with (
         pytest.raises(Failure, match="no attribute 'kv_cache_configurator'"),
         running_server(environment, model, selection="none", log=tmp_path / "log"),

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from linux_mlx.completions import post, workload
-from linux_mlx.environments import install_checkout, sglang_environment
 from linux_mlx.processes import members
-from linux_mlx.server import running_server, write_model
+from linux_mlx.server import running_server
 from mlx_server_on_cpu import Outcome, _print_verdict, serve, what_is_wrong
+from tests.server.test_mlx_hybrid import prepared
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
 
@@ -23,10 +23,8 @@ _REQUESTS = workload(8)
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """What came of the same requests, by the selection that the server ran with."""
-    environment = sglang_environment("0.5.23")
-    install_checkout(environment)
-    folder: Path = tmp_path_factory.mktemp("server")
-    model = write_model(environment, folder)
+    folder = tmp_path_factory.mktemp("server")
+    environment, model = prepared("0.5.23", folder, "dense")
     return {
         selection: serve(
             environment, model, _REQUESTS, selection=selection, log=folder / f"{selection}.log"
@@ -35,12 +33,11 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     }
 
 
-def test_the_replies_are_those_of_the_stock_server(outcomes: dict[str, Outcome]) -> None:
-    assert outcomes["mlx"].replies == outcomes["none"].replies
-
-
-def test_every_reply_is_complete_and_its_own(outcomes: dict[str, Outcome]) -> None:
+def test_the_replies_are_complete_and_those_of_the_stock_server(
+    outcomes: dict[str, Outcome],
+) -> None:
     replies = outcomes["mlx"].replies
+    assert replies == outcomes["none"].replies
     assert [len(reply.split()) for reply in replies] == [
         request.max_tokens for request in _REQUESTS
     ]
@@ -57,9 +54,6 @@ def test_the_scheduler_says_that_mlx_patches_are_live_and_have_run(
 ) -> None:
     assert outcomes["mlx"].live_and_run
     assert all(patch.startswith("mlx.") for patch in outcomes["mlx"].live_and_run)
-
-
-def test_with_none_nothing_is_live(outcomes: dict[str, Outcome]) -> None:
     assert outcomes["none"].live_and_run == []
 
 
@@ -79,8 +73,7 @@ def test_the_example_gives_no_speed_of_single_runs(capsys: pytest.CaptureFixture
 @pytest.mark.whole_matrix  # a server each
 @pytest.mark.parametrize("switch", ["", "--mlx-enable-sampling"])
 def test_logprobs_need_the_switch_that_the_readme_names(switch: str, tmp_path: Path) -> None:
-    environment = sglang_environment("0.5.23")
-    model = write_model(environment, tmp_path)
+    environment, model = prepared("0.5.23", tmp_path, "dense")
     log = tmp_path / "log"
     asked = {"input_ids": [5, 6, 7], "return_logprob": True}
     asked |= {"sampling_params": {"max_new_tokens": 3}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,15 @@ from .sides import Side
 
 _LOOK_S = 0.5
 _SAY_S = 15.0
+_OF_LOAD = {
+    "TTFT": "median_ttft_ms",
+    "TTFT p99": "p99_ttft_ms",
+    "TPOT": "median_tpot_ms",
+    "ITL": "median_itl_ms",
+    "ITL p99": "p99_itl_ms",
+    "throughput": "output_throughput",
+}
+"""Figure → its key in ``bench_serving``'s result."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +66,9 @@ class Boot:
 
 
 def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boot:
-    """Start the server, measure, and end it.
+    """Start a side's server, measure, and end it.
 
-    Args:
-        plan: what all boots have in common.
-        side: the side to start.
-        name: the name of this boot's files.
-        say: called with each line about the progress.
+    `name` is the name of this boot's files, and `say` is called with each line about the progress.
 
     Raises:
         BenchError: it crashed, hung or did not answer.
@@ -77,7 +81,8 @@ def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boo
     began = time.monotonic()
     words = [*plan.prefix, *plan.served.command, *side.flags]
     with processes.started(words, environment=side.environment, log=log) as tree:
-        _wait_until_ready(plan, tree, log, began, say)
+        server = _Server(tree, log, say)
+        server.wait("boot", "starting", plan.boot_limit_s, lambda: client.is_ready(plan.served))
         figures = {"boot": time.monotonic() - began}
         say(f"ready after {figures['boot']:.0f} s; greedy tokens")
         try:
@@ -89,12 +94,10 @@ def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boo
             greedy = tokens.of(plan.served)
             patches.require_side(tree.pids(), side)
         except BenchError as error:
-            _require_alive(tree, log, "answering")
+            server.require_alive("answering")
             raise BenchError(f"{error} (log: {log})") from error
         say("load")
-        measured, resident = _loaded(plan, name, tree, log, model.get("tokenizer_path"), say)
-        figures |= _figures(measured)
-        figures["host memory"] = resident / 1e6
+        figures |= _loaded(plan, name, server, model.get("tokenizer_path"))
         if gpu_before is not None and (gpu := _gpu_bytes()) is not None and gpu > gpu_before:
             figures["GPU memory"] = (gpu - gpu_before) / 1e6
         info = client.told(plan.served, "/server_info")
@@ -105,100 +108,70 @@ def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boo
     return Boot(figures, greedy, records, str(model.get("model_path", "")))
 
 
-def _wait_until_ready(
-    plan: Plan, tree: Supervised, log: Path, began: float, say: Callable[[str], None]
-) -> None:
-    spoke = began
-    while not client.is_ready(plan.served):
-        _require_alive(tree, log, "starting")
-        passed = time.monotonic() - began
-        if passed > plan.boot_limit_s:
-            raise BenchError(
-                f"the server was not ready after {plan.boot_limit_s:.0f} s (--boot-timeout); "
-                f"its last line: {_last(log)} (log: {log})"
-            )
-        if time.monotonic() - spoke > _SAY_S:
-            spoke = time.monotonic()
-            say(f"starting, {passed:.0f} s")
-        time.sleep(_LOOK_S)
+@dataclass(frozen=True)
+class _Server:
+    tree: Supervised
+    log: Path
+    say: Callable[[str], None]
 
+    def require_alive(self, doing: str) -> None:
+        """Check that the server's command still runs.
 
-def _loaded(
-    plan: Plan,
-    name: str,
-    tree: Supervised,
-    log: Path,
-    tokenizer: str | None,
-    say: Callable[[str], None],
-) -> tuple[dict[str, Any], int]:
-    """Send the load; return ``bench_serving``'s result and the server's peak memory meanwhile."""
-    result, client_log = plan.folder / f"{name}.jsonl", plan.folder / f"{name}-load.log"
-    result.unlink(missing_ok=True)
-    began = spoke = time.monotonic()
-    most = tree.resident_bytes()
-    with load.started(
-        plan.module,
-        plan.options,
-        plan.served,
-        tokenizer=tokenizer,
-        result=result,
-        log=client_log,
-    ) as sender:
-        while sender.code is None:
-            _require_alive(tree, log, "serving the load")
-            most = max(most, tree.resident_bytes())
+        Raises:
+            BenchError: it has ended.
+        """
+        code = self.tree.code
+        if code is None or (code == 0 and self.tree.pids()):
+            return
+        ended = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+        last = load.last_line_of(self.log)
+        raise BenchError(f"the server {ended} while {doing}: {last} (log: {self.log})")
+
+    def wait(self, what: str, doing: str, limit_s: float, is_done: Callable[[], bool]) -> None:
+        """Wait for the ``boot`` or the ``load``, with a line about the progress now and then.
+
+        Raises:
+            BenchError: the server has ended, or it takes longer than the limit.
+        """
+        began = spoke = time.monotonic()
+        while not is_done():
+            self.require_alive(doing)
             passed = time.monotonic() - began
-            if passed > plan.load_limit_s:
+            if passed > limit_s:
                 raise BenchError(
-                    f"the load was not finished after {plan.load_limit_s:.0f} s (--load-timeout); "
-                    f"the server's last line: {_last(log)} (log: {log})"
+                    f"the {what} was not finished after {limit_s:.0f} s (--{what}-timeout); "
+                    f"the server's last line: {load.last_line_of(self.log)} (log: {self.log})"
                 )
             if time.monotonic() - spoke > _SAY_S:
                 spoke = time.monotonic()
-                say(f"load, {passed:.0f} s")
+                self.say(f"{what}, {passed:.0f} s")
             time.sleep(_LOOK_S)
+
+
+def _loaded(plan: Plan, name: str, server: _Server, tokenizer: str | None) -> dict[str, float]:
+    """Send the load; return its figures, with the server's peak memory meanwhile."""
+    result, log = plan.folder / f"{name}.jsonl", plan.folder / f"{name}-load.log"
+    resident = [server.tree.resident_bytes()]
+    with load.started(
+        plan.module, plan.options, plan.served, tokenizer=tokenizer, result=result, log=log
+    ) as sender:
+
+        def has_ended() -> bool:
+            resident.append(server.tree.resident_bytes())
+            return sender.code is not None
+
+        server.wait("load", "serving the load", plan.load_limit_s, has_ended)
         code = sender.code
     if code:
-        _require_alive(tree, log, "serving the load")
-        line = _last(client_log)
-        raise BenchError(f"bench_serving ended with {code}: {line} (log: {client_log})")
-    return load.read(result, client_log), most
-
-
-def _require_alive(tree: Supervised, log: Path, doing: str) -> None:
-    """Check that the server's command still runs.
-
-    Raises:
-        BenchError: it has ended.
-    """
-    code = tree.code
-    if code is None or (code == 0 and tree.pids()):
-        return
-    ended = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
-    raise BenchError(f"the server {ended} while {doing}: {_last(log)} (log: {log})")
-
-
-def _last(log: Path) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 8000))
-            return load.last_line(file.read().decode(errors="replace"))
-    except OSError:
-        return "no output"
+        server.require_alive("serving the load")
+        last = load.last_line_of(log)
+        raise BenchError(f"bench_serving ended with {code}: {last} (log: {log})")
+    return {**_figures(load.read(result, log)), "host memory": max(resident) / 1e6}
 
 
 def _figures(measured: Mapping[str, Any]) -> dict[str, float]:
     """The figures of ``bench_serving``'s result that are compared."""
-    keys = {
-        "TTFT": "median_ttft_ms",
-        "TTFT p99": "p99_ttft_ms",
-        "TPOT": "median_tpot_ms",
-        "ITL": "median_itl_ms",
-        "ITL p99": "p99_itl_ms",
-        "throughput": "output_throughput",
-    }
-    values = {figure: measured.get(key) for figure, key in keys.items()}
-    return {figure: float(value) for figure, value in values.items() if value}
+    return {name: float(measured[key]) for name, key in _OF_LOAD.items() if measured.get(key)}
 
 
 def _gpu_bytes() -> int | None:

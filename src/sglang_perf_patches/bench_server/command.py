@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from urllib.parse import urlsplit
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from ..telemetry.procfs import option
 from . import UsageError, secrets
 
-_EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - what a server listens on, to be reached locally
+_EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - where a server may listen
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,7 @@ class ServerCommand:
 
 
 def read(command: Sequence[str], url: str | None = None) -> ServerCommand:
-    """Complete a command.
-
-    Args:
-        command: the operator's words.
-        url: its address, if the command does not name it.
+    """Complete an operator's command; `url` is its address if it names none.
 
     Raises:
         UsageError: there is no such program, its address is unknown, or it can't serve requests
@@ -70,7 +66,7 @@ def read(command: Sequence[str], url: str | None = None) -> ServerCommand:
         )
     api_key = option(words, "--api-key")
     if url is not None:
-        return _at_url(words, url, api_key)
+        return ServerCommand(tuple(words), *_address(url), api_key)
     host = option(words, "--host") or ""
     host = "127.0.0.1" if host in _EVERYWHERE else host
     named = option(words, "--port")
@@ -113,31 +109,24 @@ def free_port(host: str) -> int:
 
 
 def _is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there; True, unchecked, for a host of another machine."""
-    with suppress(socket.gaierror):
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            # Like servers: the remains of a closed connection do not block the port.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(address)
-                probe.listen()
-            except OSError:
-                return False
+    """Whether no process of this machine listens there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        # As with servers, the remains of a closed connection do not block the port.
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        return error.errno != errno.EADDRINUSE
     return True
 
 
-def _at_url(words: list[str], url: str, api_key: str | None) -> ServerCommand:
+def _address(url: str) -> tuple[str, int]:
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
         raise UsageError("--url: write it as http://HOST:PORT")
     try:
-        port = parts.port or 80
+        return parts.hostname, parts.port or 80
     except ValueError as error:
         raise UsageError("--url: its port is not one") from error
-    return ServerCommand(tuple(words), parts.hostname, port, api_key)
 
 
 def is_of_sglang(words: Sequence[str]) -> bool:

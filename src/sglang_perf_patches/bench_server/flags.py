@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ..compat import source
 from ..compat.source import Tree, TreeError
 from ..model import setups
-from ..model.feature import flag
+from ..model.feature import Feature, Use, flag
 
 Kind = Literal["number", "name", "switch", "text"]
 """What a flag takes. A ``switch`` takes nothing; a ``text`` may never be shown."""
@@ -27,8 +27,7 @@ _FILES = (
     *("srt/server_args.py", "srt/arg_groups/choices.py", "srt/arg_groups/fields/*.py"),
     *("bench_serving.py", "benchmark/serving.py"),
 )
-_NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,6})?|inf", re.ASCII)
-_NUMBERS = re.compile(r"\d{1,6}(?:,\d{1,6}){0,15}", re.ASCII)
+_NUMBERS = re.compile(r"-?\d{1,9}(?:\.\d{1,6})?|\d{1,6}(?:,\d{1,6}){1,15}|inf", re.ASCII)
 _NAME = re.compile(r"[A-Za-z][\w.+-]{0,30}", re.ASCII)
 
 
@@ -55,21 +54,26 @@ class Flags:
         """Whether a flag's value is known to hold nothing private."""
         kind = self.kind(name)
         if kind == "number":
-            return bool(_NUMBER.fullmatch(value) or _NUMBERS.fullmatch(value))
+            return is_number(value)
         if kind == "name" and value in self.names:
             return True
         of_feature = _values_of_features().get(name, ())
         return kind in ("name", "text") and bool(value) and value.lower() in of_feature
 
 
+def is_number(text: str) -> bool:
+    """Whether a text is a number, or several with commas between, that could be no secret."""
+    return bool(_NUMBERS.fullmatch(text))
+
+
 @cache
 def _values_of_features() -> dict[str, set[Any]]:
     """Flag → the values of it that the declarations of features mention."""
     values: dict[str, set[Any]] = {}
-    told = [(each.off, each.on) for each in setups.FEATURES.all]
-    told += [(each.off, each.on) for each in setups.FEATURES.uses]
-    for argument, of_it in (pair for both in told for each in both for pair in each.items()):
-        values.setdefault(flag(argument), set()).update(of_it)
+    features: tuple[Feature | Use, ...] = (*setups.FEATURES.all, *setups.FEATURES.uses)
+    for each in features:
+        for argument, mentioned in (*each.off.items(), *each.on.items()):
+            values.setdefault(flag(argument), set()).update(mentioned)
     return values
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,8 @@ def module(source: Source) -> str:
 
 def completed(options: Sequence[str]) -> list[str]:
     """The operator's options, completed by a default load of random prompts."""
-    names = {word.partition("=")[0] for word in options if word.startswith("-")}
-    added = [word for pair in _DEFAULTS.items() if pair[0] not in names for word in pair]
+    named = _names(options)
+    added = [word for pair in _DEFAULTS.items() if pair[0] not in named for word in pair]
     return [*added, *options]
 
 
@@ -58,13 +58,13 @@ def check(name: str, options: Sequence[str]) -> None:
     Raises:
         UsageError: it does not run, lacks an option, or this tool sets the option itself.
     """
-    for word in options:
-        name_of = word.partition("=")[0]
-        if name_of in _OURS:
-            raise UsageError(f"{name_of}: bench server sets this option of bench_serving itself")
+    named = _names(options)
+    for option in named:
+        if option in _OURS:
+            raise UsageError(f"{option}: bench server sets this option of bench_serving itself")
     try:
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", name, "--help"],
+            [*_python(name), "--help"],
             capture_output=True,
             text=True,
             env=_environment(),
@@ -76,10 +76,9 @@ def check(name: str, options: Sequence[str]) -> None:
     if done.returncode:
         raise UsageError(f"{name} does not run here: {last_line(done.stderr)}")
     known = set(re.findall(r"(?<![\w-])--[a-z0-9][\w-]*", done.stdout))
-    for word in options:
-        asked = word.partition("=")[0]
-        if re.match(r"--[a-z]", asked) and not any(each.startswith(asked) for each in known):
-            raise UsageError(f"{asked}: neither bench server nor {name} has this option")
+    for option in named:
+        if re.match(r"--[a-z]", option) and not any(each.startswith(option) for each in known):
+            raise UsageError(f"{option}: neither bench server nor {name} has this option")
 
 
 @contextmanager
@@ -94,12 +93,13 @@ def started(
 ) -> Iterator[Supervised]:
     """Send the requests while the block runs; `read` then reads the file `result`."""
     where = ["--base-url", served.url, "--output-file", os.fspath(result), "--output-details"]
-    if tokenizer and "--tokenizer" not in {word.partition("=")[0] for word in options}:
+    if tokenizer and "--tokenizer" not in _names(options):
         where += ["--tokenizer", tokenizer]
-    command = [sys.executable, "-W", "ignore", "-m", name, *options, *where]
     environment = _environment()
     if served.api_key is not None:
         environment["OPENAI_API_KEY"] = served.api_key
+    result.unlink(missing_ok=True)
+    command = [*_python(name), *options, *where]
     with processes.started(command, environment=environment, log=log) as tree:
         yield tree
 
@@ -113,16 +113,13 @@ def read(result: Path, log: Path) -> dict[str, Any]:
     try:
         measured: dict[str, Any] = json.loads(result.read_text(encoding="utf-8").splitlines()[-1])
     except (OSError, ValueError, IndexError) as error:
-        raise BenchError(
-            f"bench_serving wrote no result: {last_line(log.read_text(errors='replace'))}"
-        ) from error
-    errors = [error for error in measured.get("errors", []) if error]
-    asked = len(measured.get("errors", []))
+        raise BenchError(f"bench_serving wrote no result: {last_line_of(log)}") from error
+    asked = measured.get("errors", [])
+    errors = [error for error in asked if error]
     if errors or not measured.get("completed"):
         why = last_line(errors[0]) if errors else "none was answered"
-        raise BenchError(
-            f"{len(errors) or asked} of {asked} requests failed: {why} (log: {result})"
-        )
+        failed = len(errors) or len(asked)
+        raise BenchError(f"{failed} of {len(asked)} requests failed: {why} (log: {result})")
     return measured
 
 
@@ -136,7 +133,20 @@ def last_line(text: str) -> str:
     return secrets.said(lines[-1][:200]) if lines else "no output"
 
 
+def last_line_of(log: Path) -> str:
+    """The same of a log."""
+    return last_line(log.read_bytes()[-8000:].decode(errors="replace"))
+
+
+def _names(options: Sequence[str]) -> dict[str, None]:
+    """The options in the words, in order, without values."""
+    return {word.partition("=")[0]: None for word in options if word.startswith("-")}
+
+
+def _python(module: str) -> list[str]:
+    return [sys.executable, "-W", "ignore", "-m", module]
+
+
 def _environment() -> dict[str, str]:
     """The client's environment: this process's own, so that it is the same for all sides."""
-    kept: Mapping[str, str] = os.environ
-    return {**kept, "SGLANG_PERF_PATCHES": "none"}
+    return {**os.environ, "SGLANG_PERF_PATCHES": "none"}

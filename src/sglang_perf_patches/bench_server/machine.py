@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 from datetime import datetime, timezone
 
@@ -22,8 +21,8 @@ def facts() -> dict[str, str]:
         "python": platform.python_version(),
         "sglang-perf-patches": __version__,
         "measured": datetime.now(timezone.utc).isoformat(" ", "minutes"),
+        "gpu": ", ".join(smi("name")),
     }
-    found["gpu"] = ", ".join(smi("name"))
     return {key: value for key, value in found.items() if value}
 
 
@@ -36,15 +35,8 @@ def _processor() -> str:
 
 
 def smi(field: str) -> list[str]:
-    """A field of each NVIDIA GPU; empty without one, or if ``nvidia-smi`` fails or hangs.
-
-    Args:
-        field: its name in ``nvidia-smi --help-query-gpu``.
-    """
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    asked = [tool, f"--query-gpu={field}", "--format=csv,noheader,nounits"]
+    """A field of each NVIDIA GPU; empty without one, or if ``nvidia-smi`` fails or hangs."""
+    asked = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
     try:
         # If the driver hangs, the tool can't even be killed, so nothing waits for it.
         process = subprocess.Popen(
@@ -63,8 +55,8 @@ def smi(field: str) -> list[str]:
         process.kill()
         _abandoned.append(process)
         return []
-    lines = [line.strip() for line in output.splitlines()]
-    return [line for line in lines if line] if process.returncode == 0 else []
+    lines = map(str.strip, output.splitlines())
+    return [*filter(None, lines)] if process.returncode == 0 else []
 
 
 _abandoned: list[subprocess.Popen[str]] = []

@@ -50,14 +50,9 @@ class Change:
 def change(stock: Sequence[float], patched: Sequence[float]) -> Change:
     """Compare the values of both sides, one per turn; stock's must be above zero."""
     each = [theirs / ours for ours, theirs in zip(stock, patched, strict=True)]
-    return Change(
-        tuple(stock),
-        tuple(patched),
-        statistics.median(each),
-        min(each),
-        max(each),
-        _word(stock, patched, abs(1 - statistics.median(each))),
-    )
+    ratio = statistics.median(each)
+    word = _word(stock, patched, abs(1 - ratio))
+    return Change(tuple(stock), tuple(patched), ratio, min(each), max(each), word)
 
 
 def _word(stock: Sequence[float], patched: Sequence[float], apart: float) -> Word:

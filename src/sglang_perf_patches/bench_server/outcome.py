@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..model.selection import Selection
@@ -14,8 +14,6 @@ from .boot import Boot
 from .noise import Change
 from .sides import Side
 from .turns import Stopped
-
-_DEFAULT = (Side("stock"), Side("patched"))
 
 
 @dataclass(frozen=True)
@@ -27,21 +25,27 @@ class Figure:
     means: str
     less_is_better: bool = True
 
+    def is_better(self, change: Change) -> bool | None:
+        """Whether a change beyond the noise is an improvement; None for any other change."""
+        if change.word not in ("less", "more"):
+            return None
+        return (change.word == "less") == self.less_is_better
+
 
 FIGURES = (
     Figure("TTFT", "ms", "time to first token, median"),
-    Figure("TTFT p99", "ms", "time to first token, 99th percentile"),
     Figure("TPOT", "ms", "time per output token after the first, median of the requests"),
+    Figure("throughput", "tokens/s", "output tokens per second", less_is_better=False),
+    Figure("TTFT p99", "ms", "time to first token, 99th percentile"),
     Figure("ITL", "ms", "time between two tokens, median"),
     Figure("ITL p99", "ms", "time between two tokens, 99th percentile"),
-    Figure("throughput", "tokens/s", "output tokens per second", less_is_better=False),
     Figure("host memory", "MB", "the most resident memory of all processes during the load"),
     Figure("GPU memory", "MB", "memory of all GPUs after the load, above that before the boot"),
     Figure("KV capacity", "tokens", "tokens that the KV cache holds", less_is_better=False),
     Figure("boot", "s", "from the start of the command until it was ready"),
 )
+"""The most noticeable ones are first."""
 
-_FELT = ("TTFT", "TPOT", "throughput")
 _AMOUNTS = 3
 
 
@@ -57,12 +61,12 @@ class Outcome:
         selection: ``SGLANG_PERF_PATCHES`` of the second side.
         load: the options of bench_serving.
         turns: how many were requested.
-        changes: figure → its values on both sides; empty if no turn was completed.
-        tokens: the comparison of greedy tokens; None if no turn was completed.
+        changes: figure → its values on both sides.
+        tokens: the comparison of greedy tokens.
         live: the live patches of the second side.
         failed: patch that was refused, in conflict or failed → why.
         lost: the patches that were chosen by name and are not available.
-        stopped: why there are fewer turns than requested; "" if there are not.
+        stopped: why there are fewer turns than requested; None if there are not.
         boots: the figures of each boot, turn by turn: stock's, patched's.
         sides: the two sides. If the operator described them, ``stock`` in the other fields means
             the first and ``patched`` the second.
@@ -78,14 +82,14 @@ class Outcome:
     load: str
     turns: int
     changes: Mapping[str, Change]
-    tokens: tokens.Comparison | None
+    tokens: tokens.Comparison
     live: Sequence[patches.Of]
     failed: Mapping[str, str]
-    lost: Sequence[str] = ()
-    stopped: Stopped | None = None
-    boots: Sequence[Mapping[str, Mapping[str, float]]] = field(default_factory=list)
-    sides: tuple[Side, Side] = _DEFAULT
-    live_in_first: Sequence[patches.Of] = ()
+    lost: Sequence[str]
+    stopped: Stopped | None
+    boots: Sequence[Mapping[str, Mapping[str, float]]]
+    sides: tuple[Side, Side]
+    live_in_first: Sequence[patches.Of]
 
     @property
     def is_described(self) -> bool:
@@ -93,42 +97,35 @@ class Outcome:
         return self.sides[0].name != "stock"
 
     @property
-    def turns_done(self) -> int:
-        """The number of completed turns."""
-        return len(self.boots)
-
-    @property
     def is_conclusive(self) -> bool:
         """Whether there are enough turns for a conclusion, which is two."""
-        return self.turns_done >= 2
+        return len(self.boots) >= 2
 
 
 def compared(
     taken: Sequence[tuple[Boot, Boot]],
     selection: Selection,
     stopped: Stopped | None,
-    sides: tuple[Side, Side] = _DEFAULT,
+    sides: tuple[Side, Side],
 ) -> dict[str, Any]:
     """The fields of an `Outcome` that follow from the turns of two sides."""
     stock, patched = [pair[0] for pair in taken], [pair[1] for pair in taken]
     changes = {}
     for figure in FIGURES:
-        figures = [
+        values = [
             [boot.figures.get(figure.name, 0.0) for boot in each] for each in (stock, patched)
         ]
-        if taken and all(value > 0 for each in figures for value in each):
-            changes[figure.name] = noise.change(*figures)
-    records = [boot.records for boot in patched]
+        if all(value > 0 for each in values for value in each):
+            changes[figure.name] = noise.change(*values)
+    records = [record for boot in patched for record in boot.records]
     return {
-        "model": secrets.model_name(stock[0].model) if stock else "",
+        "model": secrets.model_name(stock[0].model),
         "changes": changes,
         "tokens": tokens.compare(
-            [b.tokens for b in stock], [b.tokens for b in patched], sides[0].name
-        )
-        if taken
-        else None,
+            [boot.tokens for boot in stock], [boot.tokens for boot in patched], sides[0].name
+        ),
         "sides": sides,
-        "live_in_first": patches.summary([boot.records for boot in stock]),
+        "live_in_first": patches.summary(record for boot in stock for record in boot.records),
         "live": patches.summary(records),
         "failed": patches.failed(records),
         "lost": patches.lost(records, selection),
@@ -141,7 +138,7 @@ def compared(
 
 def exit_code(outcome: Outcome) -> int:
     """0 if it is conclusive, tokens are equal and no patch chosen by name is missing; else 1."""
-    is_equal = outcome.tokens is not None and outcome.tokens.word != "different"
+    is_equal = outcome.tokens.word != "different"
     is_whole = outcome.stopped is None and not outcome.lost
     return 0 if outcome.is_conclusive and is_equal and is_whole else 1
 
@@ -151,18 +148,19 @@ def conclusion(outcome: Outcome) -> str:
     if not outcome.is_conclusive:
         why = f" It stopped early: {outcome.stopped}." if outcome.stopped is not None else ""
         return f"No conclusion: one turn does not show how much boots differ. Take --turns 3.{why}"
+    better, worse = _beyond(outcome, True), _beyond(outcome, False)
     sentences = [
-        f"{word} with {_second(outcome)}: {_named(pairs)}."
-        for word, pairs in (("Better", _beyond(outcome, True)), ("Worse", _beyond(outcome, False)))
-        if pairs
+        f"{word} with {_second(outcome)}: {_named(changes)}."
+        for word, changes in (("Better", better), ("Worse", worse))
+        if changes
     ]
     if not sentences:
         sentences.append("No difference beyond the noise.")
-    elif not _beyond(outcome, False):
+    elif not worse:
         sentences.append("Nothing got worse beyond the noise.")
-    if outcome.tokens is not None and outcome.tokens.word == "different":
+    if outcome.tokens.word == "different":
         sentences.insert(0, "The greedy tokens differ!")
-    if outcome.tokens is not None and outcome.tokens.word == "unsteady":
+    if outcome.tokens.word == "unsteady":
         sentences.append(
             "Greedy tokens could not be compared: "
             f"{outcome.sides[0].name}'s own differ from boot to boot."
@@ -178,25 +176,21 @@ def _second(outcome: Outcome) -> str:
 
 
 def _beyond(outcome: Outcome, is_better: bool) -> list[tuple[str, Change]]:
-    """The figures that are better (or worse) beyond the noise, most noticeable first."""
-    names = [*_FELT, *(figure.name for figure in FIGURES if figure.name not in _FELT)]
-    less_is_better = {figure.name: figure.less_is_better for figure in FIGURES}
-    changes = [(name, outcome.changes[name]) for name in names if name in outcome.changes]
+    """The figures that are better (or worse) beyond the noise."""
     return [
-        (name, change)
-        for name, change in changes
-        if change.word in ("less", "more")
-        and ((change.word == "less") == less_is_better[name]) == is_better
+        (figure.name, change)
+        for figure in FIGURES
+        if (change := outcome.changes.get(figure.name)) and figure.is_better(change) == is_better
     ]
 
 
-def _named(figures: Sequence[tuple[str, Change]]) -> str:
-    """The first figures with their amounts, the others by name."""
+def _named(changes: Sequence[tuple[str, Change]]) -> str:
+    """The first changes with their amounts, the others by name."""
     amounts = ", ".join(
-        f"{name} {amount(change).partition(' (')[0]}" for name, change in figures[:_AMOUNTS]
+        f"{name} {amount(change).partition(' (')[0]}" for name, change in changes[:_AMOUNTS]
     )
-    others = [name for name, _ in figures[_AMOUNTS:]]
-    return f"{amounts}; and {', '.join(others)}" if others else amounts
+    others = ", ".join(name for name, _ in changes[_AMOUNTS:])
+    return f"{amounts}; and {others}" if others else amounts
 
 
 def amount(change: Change) -> str:
@@ -232,7 +226,6 @@ def _data(outcome: Outcome) -> dict[str, Any]:
     data["sides"] = [
         {"name": one.name, "adds": one.said, "selection": one.selection} for one in outcome.sides
     ]
-    data["stopped"] = asdict(outcome.stopped) if outcome.stopped else None
     data["conclusion"] = conclusion(outcome)
     data["rule"] = noise.RULE
     data["exit_code"] = exit_code(outcome)

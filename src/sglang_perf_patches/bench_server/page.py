@@ -23,9 +23,7 @@ class PageError(OperatorError, RuntimeError):
 def to_html(outcome: Outcome, *others: Outcome) -> str:
     """The page: conclusion, figures with a chart of the changes, and how they were measured.
 
-    Args:
-        outcome: the comparison.
-        others: the comparisons of further sides with the same first side.
+    `others` compare further sides with the same first side.
     """
     parts = [_element("h1", conclusion(outcome)), _element("p", _about(outcome))]
     parts += _compared(outcome)
@@ -40,8 +38,7 @@ def to_html(outcome: Outcome, *others: Outcome) -> str:
     }
     parts += [_element("h2", "How this was measured"), _element("pre", outcome.repeat)]
     parts.append(_facts(measured.items()))
-    if outcome.changes:
-        parts += [_element("p", note) for note in shown.notes(outcome)]
+    parts += [_element("p", note) for note in shown.notes(outcome)]
     return (
         "<!doctype html>\n<html lang=en><head><meta charset=utf-8>"
         "<meta name=viewport content='width=device-width, initial-scale=1'>"
@@ -60,13 +57,11 @@ def _about(outcome: Outcome) -> str:
 def _compared(outcome: Outcome) -> list[str]:
     """The section on two sides: what they are, their tokens, figures and patches."""
     parts = [_facts(shown.described(outcome))] if outcome.is_described else []
-    if facts := "".join(_element("li", fact) for fact in shown.facts(outcome)):
-        parts.append(f"<ul>{facts}</ul>\n")
-    if outcome.changes:
-        first, second = outcome.sides
-        parts.append(_element("h2", f"{shown.titled(second)} against {first.name}"))
-        parts.append(_table(outcome))
-    return parts
+    facts = "".join(_element("li", fact) for fact in shown.facts(outcome))
+    parts.append(f"<ul>{facts}</ul>\n")
+    first, second = outcome.sides
+    parts.append(_element("h2", f"{second.name} against {first.name}"))
+    return [*parts, _table(outcome)]
 
 
 def _table(outcome: Outcome) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,7 @@ def require_side(pids: Iterable[int], side: Side) -> None:
         BenchError: it does not.
     """
     records = _of(pids)
-    live = {of.patch for of in summary([records])}
+    live = {of.patch for of in summary(records)}
     if live and not side.is_patched:
         raise BenchError(
             f"{', '.join(sorted(live))} was live although SGLANG_PERF_PATCHES was none: does "
@@ -53,49 +54,42 @@ def of_server(pids: Callable[[], Iterable[int]], *, is_patched: bool) -> list[di
     deadline = time.monotonic() + (_PATIENCE_S if is_patched else 0)
     while True:
         records = _of(pids())
-        summed = summary([records])
+        summed = summary(records)
         waiting = {of.patch for of in summed} - {of.patch for of in summed if of.ran}
         if (summed and not waiting) or time.monotonic() >= deadline:
             return records
         time.sleep(_LOOK_S)
 
 
-def summary(boots: Sequence[Sequence[dict[str, Any]]]) -> list[Of]:
-    """The live patches by role, over several boots; those that have run come first."""
-    live: dict[tuple[str, str], int] = {}
-    ran: dict[tuple[str, str], int] = {}
-    for data in (record for boot in boots for record in boot):
-        for state in data["patches"]:
+def summary(records: Iterable[dict[str, Any]]) -> list[Of]:
+    """The live patches by role; those that have run come first."""
+    live: Counter[tuple[str, str]] = Counter()
+    ran: Counter[tuple[str, str]] = Counter()
+    for record in records:
+        # The role without its rank: ``scheduler`` for ``scheduler_TP0``; "other" for a script.
+        role = public.role(record["role"]).partition("_")[0].lower()
+        for state in record["patches"]:
             if state["state"] == "live":
-                key = (state["id"], role(data["role"]))
-                live[key] = live.get(key, 0) + 1
-                ran[key] = ran.get(key, 0) + bool(state["ran"])
+                live[state["id"], role] += 1
+                ran[state["id"], role] += bool(state["ran"])
     rows = [Of(*key, live[key], ran[key]) for key in live]
     return sorted(rows, key=lambda of: (of.patch, -of.ran, of.role))
 
 
-def failed(boots: Sequence[Sequence[dict[str, Any]]]) -> dict[str, str]:
+def failed(records: Iterable[dict[str, Any]]) -> dict[str, str]:
     """Patch that was refused, in conflict or failed in any process → why."""
     return {
         state["id"]: f"{state['state']}: {secrets.said(state['reason'])}"
-        for state in _states(boots)
+        for record in records
+        for state in record["patches"]
         if state["state"] in _FAILED
     }
 
 
-def lost(boots: Sequence[Sequence[dict[str, Any]]], selection: Selection) -> list[str]:
+def lost(records: Iterable[dict[str, Any]], selection: Selection) -> list[str]:
     """The patches that were chosen by name and that any process lacks."""
-    states = _states(boots)
+    states = (state for record in records for state in record["patches"])
     return sorted({s["id"] for s in states if selection.is_lost(s["id"], s["state"])})
-
-
-def role(title: str) -> str:
-    """The role without its rank: ``scheduler`` for ``scheduler_TP0``; "other" for a script."""
-    return public.role(title).partition("_")[0].lower()
-
-
-def _states(boots: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    return [state for boot in boots for data in boot for state in data["patches"]]
 
 
 def _of(pids: Iterable[int]) -> list[dict[str, Any]]:
@@ -110,5 +104,5 @@ def _why_none(records: Sequence[dict[str, Any]]) -> str:
             "next to the sglang that the command starts, and does the command leave "
             "SGLANG_PERF_PATCHES unchanged?"
         )
-    text = "; ".join(f"{id} is {why}" for id, why in failed([records]).items())
+    text = "; ".join(f"{id} is {why}" for id, why in failed(records).items())
     return "no patch was live in it" + (f": {text}" if text else ", so there is nothing to compare")

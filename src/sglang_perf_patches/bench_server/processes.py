@@ -16,14 +16,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Interrupted(BaseException):
-    """A signal to end this process.
-
-    Attributes:
-        number: the signal's.
-    """
+    """A signal to end this process, by its number."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(number)
         self.number = number
 
 
@@ -65,14 +60,19 @@ def started(
         UsageError: there is no such command, or it can't be run.
         BenchError: one of its processes can't be killed.
     """
-    with _held_back(), log.open("ab") as output:
+    with log.open("ab") as output:
+        _State.is_held = True  # until the command is noted
         try:
             running = Supervised(
                 command, environment=environment, stdout=output, stderr=output, polite_s=_ASK_S
             )
+            _running.append(running)
         except OSError as error:
             raise UsageError(f"{command[0]}: {error.strerror}") from error
-        _running.append(running)
+        finally:
+            _State.is_held = False
+            if _State.first is not None:
+                raise Interrupted(_State.first)
     try:
         yield running
     finally:
@@ -86,18 +86,6 @@ def _end(running: Supervised) -> None:
     if left:
         pids = ", ".join(map(str, left))
         raise BenchError(f"process {pids} of the server can't be killed")
-
-
-@contextmanager
-def _held_back() -> Iterator[None]:
-    """Defer a signal to the end of the block, so that no command starts without being noted."""
-    _State.is_held = True
-    try:
-        yield
-    finally:
-        _State.is_held = False
-        if _State.first is not None:
-            raise Interrupted(_State.first)
 
 
 def _arrived(number: int, _frame: FrameType | None) -> None:

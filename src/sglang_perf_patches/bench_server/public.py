@@ -30,7 +30,11 @@ _ROLE = re.compile(
     r"|(?:SpawnProcess|ForkProcess|Process)-\d{1,4}(?::\d{1,4})*",
     re.ASCII,
 )
-_OF_LIBRARIES = ("OutOfMemoryError", "AcceleratorError", "DistBackendError", "ValidationError")
+_OF_LIBRARIES = (
+    *("OutOfMemoryError", "torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"),
+    *("AcceleratorError", "torch.AcceleratorError", "DistBackendError", "torch.DistBackendError"),
+    *("ValidationError",),
+)
 
 
 def version(text: str) -> str:
@@ -85,6 +89,5 @@ def _known() -> frozenset[str]:
         for name, value in vars(builtins).items()
         if isinstance(value, type) and issubclass(value, BaseException)
     }
-    own = {*names(), *releases.KNOWN, *references, *modules, *flags, *errors}
-    own |= {f"torch.{name}" for name in _OF_LIBRARIES}
-    return frozenset({*own, *_OF_LIBRARIES, "torch.cuda.OutOfMemoryError"})
+    ours = {*names(), *releases.KNOWN, *references, *modules}
+    return frozenset({*ours, *flags, *errors, *_OF_LIBRARIES})

@@ -19,13 +19,16 @@ OF_SHELLS = frozenset({"-c", "-lc", "-ic", "-ec"})
 VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 """An assignment of an environment variable, as ``env`` and shells take it."""
 
-_OF_MODELS = {"--model", "--model-path", "--tokenizer-path", "--tokenizer"}
-_OF_MODELS |= {"--speculative-draft-model-path", "--speculative-draft-model"}
-_TEXTS = OF_SHELLS | {"--a", "--b", "--c", "--d"}
-"""Options whose value is itself a list of words."""
-_NUMBERS = {"--port", "--turns", "--boot-timeout", "--load-timeout"}
-_OTHERS = {"--keep", "--html", "--url", "-m", "--", "--json"}
-_ALONE = {"-m", "--", "--json"}
+_KINDS: dict[str, str] = {
+    **dict.fromkeys(("--model", "--model-path", "--tokenizer-path", "--tokenizer"), "model"),
+    **dict.fromkeys(("--speculative-draft-model-path", "--speculative-draft-model"), "model"),
+    **dict.fromkeys((*OF_SHELLS, "--a", "--b", "--c", "--d"), "words"),
+    **dict.fromkeys(("--port", "--turns", "--boot-timeout", "--load-timeout"), "number"),
+    **dict.fromkeys(("--keep", "--html", "--url"), "text"),
+    **dict.fromkeys(("-m", "--", "--json"), "switch"),
+}
+"""What an option takes that is not the server's: as `flags.Kind`, a model's path, or words."""
+
 _PROGRAMS = re.compile(
     r"python(?:3(?:\.\d{1,2})?)?|sglang(?:-perf-patches|(?:\.[a-z_]{1,20}){0,3})|sglang|serve|env"
     r"|sh|bash|exec|bench|server|run|curl|nohup|numactl|launch_server\.py|[|;&]{1,2}",
@@ -36,7 +39,6 @@ _NAME = re.compile(
     r"|TOKENIZERS|NUMEXPR|HF|HUGGING_FACE_HUB|LD)_[A-Z][A-Z0-9_]{0,60}|PYTHON[A-Z]{1,20}",
     re.ASCII,
 )
-_NUMBER = re.compile(r"-?\d{1,9}(?:[.,]\d{1,6}){0,15}", re.ASCII)
 _NOT_A_NUMBER = re.compile(r"KEY|TOKEN(?!S|IZ)|SECRET|PASS|PWD|AUTH|PIN|CRED|COOKIE")
 _WORDS = {"true", "false", "True", "False", "yes", "no", "on", "off", "auto"}
 _MODEL = re.compile(r"[A-Za-z][A-Za-z0-9]{0,19}(?:[-_.][A-Za-z0-9]{1,20}){0,12}", re.ASCII)
@@ -46,9 +48,7 @@ _KINDS_OF_TOKENS = re.compile(r"hf_|sk-|gh[pos]_|github_pat_|glpat-|xox|A[KS]IA|
 def shown(words: Sequence[str], *, with_model: bool = True) -> str:
     """A command with ``...`` in place of every word that is not known to be public.
 
-    Args:
-        words: of the command.
-        with_model: whether to show the last name of a model's path.
+    `with_model` tells whether to show the last name of a model's path.
 
     >>> shown(["env", "HF_TOKEN=hf_1", "serve", "--port", "1", "--pw", "k"])
     'env HF_TOKEN=... serve --port 1 ...'
@@ -82,33 +82,33 @@ def _each(words: Sequence[str], with_model: bool) -> Iterator[str]:
     for word in words:
         if re.match(r"-(?!\d)\S*$", word):
             option, has_value, value = word.partition("=")
-            if not _is_known(option):
+            kind = _kind(option)
+            if kind is None:
                 option = ""
                 yield HIDDEN
             else:
                 yield f"{option}={_value(option, value, with_model)}" if has_value else option
-                option = "" if has_value or option in _ALONE else option
+                option = "" if has_value or kind == "switch" else option
         else:
-            is_value = option and flags.installed().kind(option) != "switch"
-            yield _value(option, word, with_model) if is_value else _word(word)
-            option = "" if option in _TEXTS else option
+            yield _value(option, word, with_model) if option else _word(word)
+            option = "" if _kind(option) == "words" else option
 
 
-def _is_known(option: str) -> bool:
-    ours = _OF_MODELS | _TEXTS | _NUMBERS | _OTHERS
-    return option in ours or flags.installed().kind(option) is not None
+def _kind(option: str) -> str | None:
+    return _KINDS.get(option) or flags.installed().kind(option)
 
 
 def _value(option: str, value: str, with_model: bool) -> str:
-    if option in _OF_MODELS:
+    kind = _kind(option)
+    if kind == "model":
         return model_name(value) if with_model else HIDDEN
-    if option in _TEXTS:
+    if kind == "words":
         try:
             return shown(shlex.split(value), with_model=with_model)
         except ValueError:  # no closing quotation
             return HIDDEN
-    if option in _NUMBERS:
-        return value if _NUMBER.fullmatch(value) else HIDDEN
+    if kind == "number":
+        return value if flags.is_number(value) else HIDDEN
     return value if flags.installed().may_show(option, value) else HIDDEN
 
 
@@ -124,6 +124,6 @@ def _word(word: str) -> str:
 def _setting(name: str, value: str) -> str:
     if name == "SGLANG_PERF_PATCHES":
         return public.selection(value)
-    is_number = _NUMBER.fullmatch(value) and not _NOT_A_NUMBER.search(name)
+    is_number = flags.is_number(value) and not _NOT_A_NUMBER.search(name)
     is_word = value in _WORDS | {""} or value in flags.installed().names
     return value if is_number or is_word else HIDDEN

@@ -11,14 +11,9 @@ from collections.abc import Iterator, Sequence
 from . import noise
 from .noise import Change
 from .outcome import FIGURES, Figure, Outcome, amount, conclusion
-from .patches import Of
-from .sides import Side
 
 WIDTH = 100
 """The maximum width of a table on a terminal, in columns."""
-
-_FELT = ("TPOT", "throughput")
-_STEADY = 1.1
 
 
 def to_text(outcome: Outcome, columns: int = WIDTH) -> str:
@@ -27,11 +22,9 @@ def to_text(outcome: Outcome, columns: int = WIDTH) -> str:
     parts = [textwrap.fill(conclusion(outcome), columns)]
     if outcome.is_described:
         parts.append("\n".join(f"{name}: {adds}" for name, adds in described(outcome)))
-    if outcome.changes:
-        parts.append(_table([[*map(_narrow, row)] for row in rows(outcome)], columns))
+    parts.append(_table([[*map(_narrow, row)] for row in rows(outcome)], columns))
     parts.append("\n".join(facts(outcome)))
-    if outcome.changes:
-        parts.append("\n".join(textwrap.fill(note, columns) for note in notes(outcome)))
+    parts.append("\n".join(textwrap.fill(note, columns) for note in notes(outcome)))
     return "\n\n".join(parts)
 
 
@@ -53,37 +46,23 @@ def judgement(figure: Figure, change: Change) -> str:
     """The judgement of a change: noise or not, better or worse."""
     if change.word == "one turn":
         return "unknown"
-    if change.word in ("within", "same"):
-        return "no"
-    is_better = (change.word == "less") == figure.less_is_better
-    return "yes, better" if is_better else "yes, worse"
+    is_better = figure.is_better(change)
+    return "no" if is_better is None else "yes, better" if is_better else "yes, worse"
 
 
 def facts(outcome: Outcome) -> Iterator[str]:
     """A line each for tokens, live patches, and patches that were not live."""
-    if outcome.tokens is not None:
-        yield f"greedy tokens: {outcome.tokens.sentence}"
-    for name, of in _live(outcome):
-        run = "none has run it" if not of.ran else f"run in {of.ran}"
-        yield f"{name}{of.patch}: live in {of.live} {of.role} process{_es(of.live)}, {run}"
+    yield f"greedy tokens: {outcome.tokens.sentence}"
+    for side, live in zip(outcome.sides, (outcome.live_in_first, outcome.live), strict=True):
+        for of in live:
+            name = f"{side.name}: " if outcome.live_in_first else ""
+            run = f"run in {of.ran}" if of.ran else "none has run it"
+            processes = "process" if of.live == 1 else "processes"
+            yield f"{name}{of.patch}: live in {of.live} {of.role} {processes}, {run}"
     for id, why in outcome.failed.items():
         yield f"{id}: {why}"
     if outcome.stopped is not None:
-        yield f"{outcome.turns_done} of {outcome.turns} turns are complete"
-
-
-def _live(outcome: Outcome) -> Iterator[tuple[str, Of]]:
-    """The live patches, each with a prefix that names its side if both sides have some."""
-    if not outcome.live_in_first:
-        yield from (("", of) for of in outcome.live)
-        return
-    for side, live in zip(outcome.sides, (outcome.live_in_first, outcome.live), strict=True):
-        yield from ((f"{side.name}: ", of) for of in live)
-
-
-def titled(side: Side) -> str:
-    """A side's name at the start of a sentence; a single letter stays in lower case."""
-    return side.name if len(side.name) == 1 else side.name.title()
+        yield f"{len(outcome.boots)} of {outcome.turns} turns are complete"
 
 
 def described(outcome: Outcome) -> Iterator[tuple[str, str]]:
@@ -95,22 +74,13 @@ def described(outcome: Outcome) -> Iterator[tuple[str, str]]:
 def notes(outcome: Outcome) -> Iterator[str]:
     """The notes that a reader of the figures needs."""
     first, second = outcome.sides
-    boots = f"{outcome.turns_done} turn{'s' if outcome.turns_done > 1 else ''} of two boots each"
+    turns = len(outcome.boots)
     yield (
-        f"{boots}, the order alternating. {titled(first)} and {second.name}: the median boot, with "
-        "the lowest and the highest. The change: the median turn, likewise."
+        f"{turns} turn{'s' if turns > 1 else ''} of two boots each, the order alternating. For "
+        f"{first.name} and {second.name}: the median boot, with the lowest and the highest. The "
+        "change: the median turn, likewise."
     )
     yield noise.RULE
-    restless = [
-        f"{name} by {100 * (max(change.stock) / min(change.stock) - 1):.0f} %"
-        for name in _FELT
-        if (change := outcome.changes.get(name)) and max(change.stock) > _STEADY * min(change.stock)
-    ]
-    if restless:
-        yield (
-            f"{titled(first)}'s own boots differ: {', '.join(restless)}. On a quieter machine, or "
-            "with more --turns, smaller differences are seen."
-        )
 
 
 def spread(values: Sequence[float]) -> str:
@@ -147,7 +117,3 @@ def _aligned(lines: Sequence[Sequence[str]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
-
-
-def _es(count: int) -> str:
-    return "" if count == 1 else "es"

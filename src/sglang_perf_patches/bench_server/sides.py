@@ -47,8 +47,8 @@ class Side:
     @property
     def said(self) -> str:
         """What it adds to the command, without secrets; "" for nothing."""
-        added = {**self.variables, **({VARIABLE: self.selection} if self.needs_live else {})}
-        if not self.is_patched:
+        added = dict(self.variables)
+        if self.needs_live or not self.is_patched:
             added[VARIABLE] = self.selection
         return secrets.shown([*(f"{name}={value}" for name, value in added.items()), *self.flags])
 
@@ -103,9 +103,9 @@ def _side(name: str, text: str, selection: str) -> Side:
         raise UsageError(
             f"--{name}: word {len(variables) + 1} is neither NAME=VALUE nor a flag of the server"
         )
-    for word in words:
-        if word.partition("=")[0] in _OF_BOTH:
-            raise UsageError(f"--{name}: {word.partition('=')[0]} belongs to the command, after --")
+    for flag in (word.partition("=")[0] for word in words):
+        if flag in _OF_BOTH:
+            raise UsageError(f"--{name}: {flag} belongs to the command, after --")
     own = variables.pop(VARIABLE, None)
     effective = selection if own is None else own
     return Side(name, effective, own is not None and not is_off(own), variables, tuple(words))

@@ -75,18 +75,17 @@ def compare(stock: Sequence[Tokens], patched: Sequence[Tokens], base: str = "sto
         for at in range(count)
         if at not in unsteady and any(boot[at] != stock[0][at] for boot in patched)
     )
-    boots = len(stock) + len(patched)
-    left_out = (
-        f"; of {len(unsteady)} more, {base}'s own boots gave different tokens" if unsteady else ""
-    )
+    asked = _prompts(count - len(unsteady))
     if different:
-        sentence = f"different for {len(different)} of {_prompts(count - len(unsteady))}{left_out}"
-        return Comparison("different", sentence, count, len(unsteady), different)
-    if len(unsteady) == count:
-        sentence = f"{base}'s own boots gave different tokens for each of {_prompts(count)}"
-        return Comparison("unsteady", sentence, count, count, ())
-    sentence = f"equal for {_prompts(count - len(unsteady))} in {boots} boots{left_out}"
-    return Comparison("equal", sentence, count, len(unsteady), ())
+        word, sentence = "different", f"different for {len(different)} of {asked}"
+    elif len(unsteady) == count:
+        each = f"each of {_prompts(count)}"
+        word, sentence = "unsteady", f"{base}'s own boots gave different tokens for {each}"
+    else:
+        word, sentence = "equal", f"equal for {asked} in {len(stock) + len(patched)} boots"
+    if 0 < len(unsteady) < count:
+        sentence += f"; of {len(unsteady)} more, {base}'s own boots gave different tokens"
+    return Comparison(word, sentence, count, len(unsteady), different)
 
 
 def _prompts(count: int) -> str:

@@ -19,18 +19,16 @@ import asyncio
 import json
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(_HERE.parent / "rig"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "rig"))
 
-import fleet  # noqa: E402
-from engine import Server, parsed, patches_here  # noqa: E402
+import fleet
+from engine import Server, greedily, parsed, patches_here
 
 SHAPE = "gdn-24"
 GPUS = os.environ.get("GPUS", "0 1").split()
@@ -77,14 +75,14 @@ class Boot(fleet.Boot):
 
 def plans() -> list[dict[str, Any]]:
     """Of both boots."""
-    patches = {"stock": {}, "patched": {"patches": "mamba.slot-exhaustion"}}
+    patches = {"stock": "", "patched": "mamba.slot-exhaustion"}
     return [
         {
             "name": side,
             "group": "",
             "options": OPTIONS,
             "env": {"CUDA_VISIBLE_DEVICES": gpu},
-            **chosen,
+            "patches": chosen,
         }
         for (side, chosen), gpu in zip(patches.items(), GPUS, strict=True)
     ]
@@ -92,13 +90,9 @@ def plans() -> list[dict[str, Any]]:
 
 def main(out: Path) -> None:
     """Boot, have all serve the load at once, and write what came of it."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no Engine stays behind
     began = time.monotonic()
-    folder = out.parent / f"{out.stem}-logs"
-    folder.mkdir(parents=True, exist_ok=True)
-    boots = [Boot(plan, folder) for plan in plans()]
     found: dict[str, Any] = {}
-    try:
+    with fleet.booting(out, plans(), Boot) as boots:
         up = fleet.booted(boots, began + BOOT_S)
         for boot in up:
             boot.begin("serve")
@@ -109,9 +103,6 @@ def main(out: Path) -> None:
             found[boot.name] = {**told, **boot.found}
             print(boot.name, json.dumps(told), flush=True)
             out.write_text(json.dumps(found, indent=1) + "\n")
-    finally:
-        for boot in boots:
-            boot.kill()
 
 
 class Seat:
@@ -136,8 +127,7 @@ class Seat:
             for new in asked[number]:
                 ids += new
                 reply = await self.server.engine.async_generate(
-                    input_ids=list(ids),
-                    sampling_params={"temperature": 0, "max_new_tokens": REPLY, "ignore_eos": True},
+                    input_ids=list(ids), sampling_params=greedily(REPLY)
                 )
                 got = list(reply["output_ids"])
                 if len(got) < REPLY:
@@ -176,7 +166,6 @@ def seat(replies: str, plan: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if sys.argv[1] == "seat":
         seat(sys.argv[2], json.loads(sys.argv[3]))
     else:

@@ -34,7 +34,6 @@ import platform
 import random
 import re
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -48,8 +47,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).resolve().parents[3]
 _HARNESS = _ROOT / "tests" / "harness"
+sys.path[:0] = [str(_ROOT / "src"), str(_HARNESS)]
+
+from linux_mlx.server import free_port  # noqa: E402
+
 _SIDES = ("stock", "patched", "mlx-lm")
 _READY_S = 600
 _REPLY_S = 600
@@ -279,7 +282,7 @@ def _server(
     python: str, side: str, model: str, given: argparse.Namespace, log: Path
 ) -> Iterator[tuple[int, int]]:
     """The port and the process group of a server that answers; the group ends with the block."""
-    port = _free_port()
+    port = free_port()
     where = ["--host", "127.0.0.1", "--port", str(port)]
     if side == "mlx-lm":
         command = [python, "-W", "ignore", "-m", "mlx_lm.server", "--model", model, *where]
@@ -350,19 +353,9 @@ def _seconds(text: str) -> float:
     return 60 * (minutes + sum(60 ** (len(parts) - 2 - at) * part for at, part in enumerate(parts)))
 
 
-def _free_port() -> int:
-    """A free port, below those from which 0.5.23 draws more, 22000 to 29999."""
-    while True:
-        port = random.randrange(12_000, 22_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
 def _python(given: argparse.Namespace) -> str:
     if given.here:
         return sys.executable
-    sys.path[:0] = [str(_ROOT / "src"), str(_HARNESS)]
     from linux_mlx.environments import sglang_environment
 
     return str(sglang_environment(given.release).python)

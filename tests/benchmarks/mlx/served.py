@@ -11,6 +11,51 @@ from typing import Any
 
 from linux_mlx import tiny_model
 
+# Of 0.8B and 2B alike.
+_QWEN35: dict[str, Any] = {
+    "num_hidden_layers": 24,
+    "full_attention_interval": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "rope_theta": 10_000_000.0,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "mlp_only_layers": list(range(24)),
+    "tie_word_embeddings": True,
+}
+
+_MODELS: dict[str, dict[str, Any]] = {
+    "0.6b": {
+        "vocab_size": 151_936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": True,
+    },
+    "hybrid-0.8b": {
+        "vocab_size": 248_320,
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        **_QWEN35,
+    },
+    "hybrid-2b": {
+        "vocab_size": 248_320,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        **_QWEN35,
+    },
+}
+"""Qwen3-0.6B; and Qwen3-Next's layers, without experts, with the dimensions of Qwen3.5-0.8B and
+2B."""
+
 _CHAT = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 
@@ -35,12 +80,10 @@ def write(folder: str, shape: str) -> None:
         weights = _with_windows(where) if shape == "window" else mx.load(path)
         weights["lm_head.weight"][end] = 0
     else:
-        from sizes import MODELS
-
         is_hybrid = shape.startswith("hybrid-")
         base, _, bits = (shape, "", "") if is_hybrid else shape.partition("-")
         config = tiny_model.HYBRID if is_hybrid else tiny_model.CONFIG
-        config = config | MODELS[base] | {"torch_dtype": "bfloat16"}
+        config = config | _MODELS[base] | {"torch_dtype": "bfloat16"}
         if bits:
             config |= {"quantization": {"bits": 4, "group_size": 64}}
         tiny_model.write(where, config)

@@ -173,7 +173,7 @@ class Server:
     def generate(self, prompts: Prompts, output: int, **more: Any) -> Replies:
         """Send prompts at once, greedily, for so many tokens each."""
         began = time.perf_counter()
-        replies = self.engine.generate(input_ids=prompts, sampling_params=_greedily(output), **more)
+        replies = self.engine.generate(input_ids=prompts, sampling_params=greedily(output), **more)
         seconds = time.perf_counter() - began
         about = [reply["meta_info"] for reply in replies]
         return Replies(
@@ -199,7 +199,7 @@ class Server:
         from sglang.srt.managers.io_struct import ProfileReq
 
         async def both() -> None:
-            sent = self.engine.async_generate(input_ids=prompts, sampling_params=_greedily(output))
+            sent = self.engine.async_generate(input_ids=prompts, sampling_params=greedily(output))
             replies = asyncio.ensure_future(sent)
             await asyncio.sleep(after_s)
             request = ProfileReq(output_dir=str(folder), **options)
@@ -234,14 +234,17 @@ def quartiles(values: Sequence[float]) -> list[float]:
     return [round(value, 3) for value in statistics.quantiles(values, n=4)]
 
 
-def patches_here() -> dict[str, list[str]]:
-    """The patches that ran in processes of this server, and those that stayed out, with why.
+def patches_here(server: int | None = None) -> dict[str, list[str]]:
+    """The patches that ran in processes of a server, and those that stayed out, with why.
+
+    Without a PID the server is this process's.
 
     A patch that ran in several processes, such as two ranks, is there as often.
     """
     from sglang_perf_patches.telemetry import records
 
-    processes = [each for each in records.read_all() if each["server"] == os.getpid()]
+    pid = os.getpid() if server is None else server
+    processes = [each for each in records.read_all() if each["server"] == pid]
     states: list[dict[str, Any]] = [one for each in processes for one in each["patches"]]
     return {
         "ran": sorted(state["id"] for state in states if state["ran"]),
@@ -270,7 +273,8 @@ def memory() -> int:
     return total
 
 
-def _greedily(output: int) -> dict[str, Any]:
+def greedily(output: int) -> dict[str, Any]:
+    """The sampling parameters of so many tokens."""
     return {"temperature": 0, "max_new_tokens": output, "ignore_eos": True}
 
 

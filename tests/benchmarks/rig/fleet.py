@@ -37,7 +37,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -181,49 +182,66 @@ class Boot:
         self._process.wait()
 
 
-def main(out: Path, plan: Sequence[Mapping[str, Any]]) -> int:
-    """Boot, take turns; write `out` after each part. 1 if an Engine did not boot."""
+@contextlib.contextmanager
+def booting(
+    out: Path, plan: Sequence[Mapping[str, Any]], boot: type[AnyBoot]
+) -> Iterator[list[AnyBoot]]:
+    """The Engines of a plan, which begin to boot and end with the block; logs are next to `out`."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no Engine stays behind
-    began = time.monotonic()
     folder = out.parent / f"{out.stem}-logs"
     folder.mkdir(parents=True, exist_ok=True)
-    boots: list[Boot] = []
+    boots: list[AnyBoot] = []
+    try:
+        boots.extend(boot(each, folder) for each in plan)
+        yield boots
+    finally:
+        for each in boots:
+            each.kill()
+
+
+def main(out: Path, plan: Sequence[Mapping[str, Any]]) -> int:
+    """Boot, take turns; write `out` after each part. 1 if an Engine did not boot."""
+    began = time.monotonic()
     groups: dict[str, dict[str, Any]] = {}
 
-    def write() -> None:
-        result = {"boots": {boot.name: boot.found for boot in boots}, "groups": groups}
-        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    def has_time() -> bool:
+        return time.monotonic() - began < LIMIT_S
 
-    try:
-        boots.extend(Boot(each, folder) for each in plan)
+    with booting(out, plan, Boot) as boots:
+
+        def write() -> None:
+            result = {"boots": {boot.name: boot.found for boot in boots}, "groups": groups}
+            out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
         up = booted(boots, began + BOOT_S)
         write()
         for group in dict.fromkeys(boot.plan["group"] for boot in up):
             members = [boot for boot in up if boot.plan["group"] == group]
-            for name, cell in cells().items():
-                if time.monotonic() - began < LIMIT_S:
-                    groups.setdefault(group, {})[name] = in_turn(members, cell)
-                    print(group, name, json.dumps(groups[group][name]), flush=True)
+            for name, measure in parts().items():
+                if has_time():
+                    compared = groups.setdefault(group, {})[name] = measure(members)
+                    print(group, name, json.dumps(compared), flush=True)
                     write()
-            if STATES and time.monotonic() - began < LIMIT_S:
-                groups[group]["states"] = same_states(members)
-                print(group, "states", json.dumps(groups[group]["states"]), flush=True)
-                write()
-            if BITS and time.monotonic() - began < LIMIT_S:
-                groups.setdefault(group, {})["bits"] = same_bits(members)
-                print(group, "bits", json.dumps(groups[group]["bits"]), flush=True)
-                write()
         for boot in up if PROFILES and _has_gpu() else ():  # a profile is of a GPU
             for what, name in profiles(boot.plan):
-                if time.monotonic() - began < LIMIT_S:
+                if has_time():
                     found = boot.ask(what, *map(int, name.split("x")))
                     boot.found.setdefault(what, {})[name] = found or boot.found.get("error")
                     print(boot.name, what, name, json.dumps(found)[:400], flush=True)
                     write()
-    finally:
-        for boot in boots:
-            boot.kill()
     return int(len(up) < len(boots))
+
+
+def parts() -> dict[str, Callable[[Sequence[Boot]], dict[str, Any]]]:
+    """What is measured of a group, by name."""
+    found: dict[str, Callable[[Sequence[Boot]], dict[str, Any]]] = {
+        name: partial(in_turn, cell=cell) for name, cell in cells().items()
+    }
+    if STATES:
+        found["states"] = partial(same, what="states", count=STATES, compare=same_states)
+    if BITS:
+        found["bits"] = partial(same, what="bits", count=BITS, compare=same_bits)
+    return found
 
 
 def booted(boots: Sequence[AnyBoot], until: float) -> list[AnyBoot]:
@@ -265,66 +283,61 @@ def in_turn(members: Sequence[Boot], cell: tuple[int, int, int]) -> dict[str, An
             "turns": [round(value, 3) for value in ms],
             **{key: each[-1][key] for key in ("tokens per step", "patches", "cached")},
         }
-    replies = [pair for each in zip(*taken.values(), strict=True) for pair in _pairs(each)]
+    replies = [
+        pair
+        for turn in zip(*taken.values(), strict=True)
+        for pair in zip(*(each["tokens"] for each in turn), strict=True)
+    ]
     results["tokens equal"] = f"{sum(len(set(pair)) == 1 for pair in replies)} of {len(replies)}"
     results["different tokens"] = max(one["different"] for each in taken.values() for one in each)
     return results
 
 
-def same_states(members: Sequence[Boot]) -> dict[str, Any]:
-    """How many replies, and layers of all ranks, of each Engine equal the first Engine's."""
-    found = {boot.name: boot.ask("states", STATES, seconds=180) for boot in members}
+def same(
+    members: Sequence[Boot], what: str, count: int, compare: Callable[[Any, Any], dict[str, Any]]
+) -> dict[str, Any]:
+    """Compare what each Engine answers with what the first one does."""
+    found = {boot.name: boot.ask(what, count, seconds=180) for boot in members}
     first = found[members[0].name]
-    results: dict[str, Any] = {}
-    for boot in members:
-        mine = found[boot.name]
-        if not mine or not first:
-            results[boot.name] = boot.found.get("error", "no answer")[-300:]
-            continue
-        replies = [*zip(mine["tokens"], first["tokens"], strict=True)]
-        layers = [
-            pair
-            for rank, of_rank in mine["states"].items()
-            for pair in zip(of_rank["sums"], first["states"][rank]["sums"], strict=True)
-        ]
-        results[boot.name] = {
-            "tokens equal": f"{sum(a == b for a, b in replies)} of {len(replies)}",
-            "layers equal": f"{sum(a == b for a, b in layers)} of {len(layers)}",
-            "slots written": {rank: each["written"] for rank, each in mine["states"].items()},
-            "prompts cached": sum(cached > 0 for cached in mine["cached"]),
-        }
-    return results
+    return {
+        boot.name: compare(found[boot.name], first)
+        if found[boot.name] and first
+        else boot.found.get("error", "no answer")[-300:]
+        for boot in members
+    }
 
 
-def same_bits(members: Sequence[Boot]) -> dict[str, Any]:
-    """How many replies of each Engine repeat the first one's log-probabilities, and its own."""
-    found = {boot.name: boot.ask("bits", BITS, seconds=180) for boot in members}
-    results: dict[str, Any] = {}
-    for boot in members:
-        mine, first = found[boot.name], found[members[0].name]
-        if not mine or not first:
-            results[boot.name] = boot.found.get("error", "no answer")[-300:]
-            continue
-        results[boot.name] = {
+def same_states(mine: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
+    """How many replies, and layers of all ranks, equal the first Engine's."""
+    layers = [
+        pair
+        for rank, of_rank in mine["states"].items()
+        for pair in zip(of_rank["sums"], first["states"][rank]["sums"], strict=True)
+    ]
+    return {
+        "tokens equal": _equal(mine["tokens"], first["tokens"]),
+        "layers equal": f"{sum(a == b for a, b in layers)} of {len(layers)}",
+        "slots written": {rank: each["written"] for rank, each in mine["states"].items()},
+        "prompts cached": sum(cached > 0 for cached in mine["cached"]),
+    }
+
+
+def same_bits(mine: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
+    """How many replies repeat the first Engine's log-probabilities, and the Engine's own."""
+    first_tokens = zip(mine["logprobs"][0], first["logprobs"][0], strict=True)
+    return {
+        **{
             f"{what} equal to {to}": _equal(mine[what][0], other)
             for what in ("tokens", "logprobs")
             for to, other in (("the first's", first[what][0]), ("its own", mine[what][1]))
-        }
-        first_tokens = zip(mine["logprobs"][0], first["logprobs"][0], strict=True)
-        results[boot.name]["of first tokens, largest difference"] = max(
-            abs(a[0] - b[0]) for a, b in first_tokens
-        )
-        results[boot.name]["different first tokens"] = len({each[0] for each in mine["tokens"][0]})
-    return results
+        },
+        "of first tokens, largest difference": max(abs(a[0] - b[0]) for a, b in first_tokens),
+        "different first tokens": len({each[0] for each in mine["tokens"][0]}),
+    }
 
 
 def _equal(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
     return f"{sum(a == b for a, b in zip(ours, theirs, strict=True))} of {len(theirs)}"
-
-
-def _pairs(round_: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """For each request of a round what each Engine replied."""
-    return list(zip(*([*each["tokens"]] for each in round_), strict=True))
 
 
 def profiles(plan: Mapping[str, Any]) -> list[tuple[str, str]]:

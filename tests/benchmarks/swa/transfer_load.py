@@ -1,7 +1,7 @@
 """64 requests in flight over a real KV transfer, stock beside patched: replies, pools, times.
 
 usage: python transfer_load.py OUT.json [--page-size 1] [--gpus 0,1] [--seconds 300]
-    [--parts long,mixed,retracted,…] [--ports 31000] [--draft 1] [--ranks 2] [--graphs 1]
+    [--parts long,mixed,retracted,…] [--draft 1] [--ranks 2] [--times 1] [--output 32]
 
 Boots what `two_gpus.py` boots: a stock prefill server on the first GPU, and on the second a stock
 and a patched decode server. Their sliding-window pool is the one that the release makes for 64
@@ -24,8 +24,7 @@ Replies to the same prompt are compared, tokens and log-probabilities, and with 
 request sent alone. After each part both pools must be whole and no slot mapped. OUT.json is written
 after each load; after S seconds the run ends with what it has. With ``--draft 1`` all servers
 speculate (EAGLE-3). With ``--ranks 2`` each decode server is on both GPUs, with data-parallel
-attention, and its ranks share the requests and the tokens. With ``--graphs 1`` decode servers
-capture CUDA graphs. Several that run at once, on other ports, take turns (`engines.py`).
+attention, and its ranks share the requests and the tokens.
 """
 
 from __future__ import annotations
@@ -47,12 +46,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(_HERE))
-
-import two_gpus  # noqa: E402
-from engines import live, turn, wait_for_all  # noqa: E402
-from two_gpus import PORTS, Side  # noqa: E402
+import two_gpus
+from two_gpus import PORTS, Side, patches_here
 
 REQUESTS, OUTPUT = 64, 96
 LONGEST = 2400
@@ -69,12 +64,11 @@ KILLED_S = 75.0
 
 @dataclass
 class Reply:
-    """What came of one request; times in seconds since it was sent."""
+    """What came of one request, with the seconds until its first token."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     first: float | None = None
-    seconds: float = 0.0
     ended: str = ""
 
     def equals(self, other: Reply) -> bool:
@@ -89,12 +83,9 @@ def main() -> int:
     parser.add_argument("--page-size", type=int, default=1)
     parser.add_argument("--gpus", default="0,1")
     parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--deterministic", type=int, default=1)
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--ports", type=int, default=31_000)
     parser.add_argument("--draft", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--graphs", type=int, default=0)
     parser.add_argument("--times", type=int, default=2)
     parser.add_argument("--output", type=int, default=OUTPUT)
     given = parser.parse_args()
@@ -103,9 +94,6 @@ def main() -> int:
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
     if "longest" in parts:
         two_gpus.CONTEXT = 32_768
-    for number, name in enumerate(("prefill", *SIDES)):
-        PORTS[name] = given.ports + 2000 * number
-    two_gpus.BOOTSTRAP = given.ports - 500
     os.environ.setdefault("SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL", "2")
     os.environ.setdefault("SGLANG_DISAGGREGATION_WAITING_TIMEOUT", "90")
     os.environ.setdefault("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "90")
@@ -113,28 +101,35 @@ def main() -> int:
     result |= {"software": two_gpus.software(), "parts": {}}
     until = time.monotonic() + given.seconds
     play = _Play(result, given.out, parts, until)
-    signal.signal(signal.SIGALRM, two_gpus._late)
-    signal.signal(signal.SIGTERM, two_gpus._late)  # so that no server is left
+    signal.signal(signal.SIGALRM, _late)
+    signal.signal(signal.SIGTERM, _late)  # so that no server is left
     signal.setitimer(signal.ITIMER_REAL, given.seconds)
     try:
-        result["transfer"] = two_gpus._choose_way(given.gpus.split(","))
-        for deterministic in (True, False) if given.deterministic else (False,):
+        for deterministic in (True, False):
             try:
                 began = time.monotonic()
-                with two_gpus._servers(given, deterministic, until) as sides:
+                with two_gpus.servers(given, deterministic, until) as sides:
                     result["deterministic"] = deterministic
                     result["boot_s"] = round(time.monotonic() - began, 1)
                     result["gpus"] = two_gpus.gpus()
                     play.all(sides)
                 break
-            except two_gpus._DidNotBoot as error:
+            except two_gpus.DidNotBoot as error:
                 print(f"did not boot, deterministic={deterministic}: {error}", flush=True)
                 result["error"] = str(error)[-1500:]
-    except two_gpus._Late:
+    except _Late:
         result["error"] = f"no end after {given.seconds:g} s"
     play.write()
     print(json.dumps(result, indent=1)[-6000:], flush=True)
     return 0 if result.get("ok") else 1
+
+
+class _Late(Exception):
+    """The time is over."""
+
+
+def _late(*_: Any) -> None:
+    raise _Late
 
 
 class _Play:
@@ -146,15 +141,15 @@ class _Play:
         self._result, self._out, self._parts, self._until = result, out, parts, until
         lengths = [1 + (n * (LONGEST - 1)) // (REQUESTS - 1) for n in range(REQUESTS)]
         order = [(n * 29) % REQUESTS for n in range(REQUESTS)]  # long and short ones mixed
-        self._prompts = [two_gpus._prompt(100 + n, lengths[n]) for n in order]
+        self._prompts = [two_gpus.prompt(100 + n, lengths[n]) for n in order]
         self._reference: list[Reply] | None = None
 
     def write(self) -> None:
         self._out.write_text(json.dumps(self._result, indent=1) + "\n")
 
     def all(self, sides: dict[str, Side]) -> None:
-        self._result["patches"] = live(sides["patched"].process.pid)
-        self._result["stock_has"] = live(sides["stock"].process.pid)
+        self._result["patches"] = patches_here(sides["patched"].process.pid)
+        self._result["stock_has"] = patches_here(sides["stock"].process.pid)
         print(json.dumps(self._result["patches"]), flush=True)
         self._warm_up(sides)
         for name in self._parts:
@@ -178,13 +173,7 @@ class _Play:
         """Have kernels compile: of the prefill server by length, of both others by batch."""
         began = time.monotonic()
         took = self._result["warm_up_s"] = {}
-        # Others of the release find in the compiler's cache what one has compiled.
-        with turn(f"warm-{self._result['software'].get('sglang')}"):
-            self._compile(sides, began, took)
-        wait_for_all(100.0)
-
-    def _compile(self, sides: dict[str, Side], began: float, took: dict[str, float]) -> None:
-        for load in (*((two_gpus._prompt(7, length),) for length in WARM_UP), self._prompts):
+        for load in (*((two_gpus.prompt(7, length),) for length in WARM_UP), self._prompts):
             output = 32 if len(load) > 1 else 8
             times = sides["patched"].ranks if len(load) == 1 else 1
             started = [_start(sides[side], load * times, output) for side in SIDES]
@@ -231,7 +220,7 @@ class _Play:
         some = range(0, REQUESTS, 16)
         reference = self._mixed_replies(sides)
         for side in SIDES:
-            alone = [_burst(sides[side], [self._prompts[n]], OUTPUT)[0] for n in some]
+            alone = [_start(sides[side], [self._prompts[n]], OUTPUT).ended()[0] for n in some]
             part[side] = _equal(alone, [reference[n] for n in some])
         part["compared"] = len(some)
         part["ok"] = part["patched"] == len(some) or not self._result["deterministic"]
@@ -252,8 +241,7 @@ class _Play:
         )
 
     def _retracted(self, sides: dict[str, Side], part: dict[str, Any]) -> None:
-        prompts = [two_gpus._prompt(900 + n, GROWING_PROMPT) for n in range(REQUESTS)]
-        wait_for_all(60.0, "timed")  # no turns: these times are not compared
+        prompts = [two_gpus.prompt(900 + n, GROWING_PROMPT) for n in range(REQUESTS)]
         for side in SIDES:
             _settled(sides[side])
             sides[side].reset()
@@ -274,13 +262,13 @@ class _Play:
 
     def _long(self, sides: dict[str, Side], part: dict[str, Any]) -> None:
         requests, length = LONG
-        prompts = [two_gpus._prompt(2000 + n, length) for n in range(requests)]
+        prompts = [two_gpus.prompt(2000 + n, length) for n in range(requests)]
         self._twice(sides, part, prompts)
         part["ok"] = part["pools_whole"] and part["equal"] == requests
 
     def _longest(self, sides: dict[str, Side], part: dict[str, Any]) -> None:
         requests, length = LONGEST_OF_ALL
-        prompts = [two_gpus._prompt(3000 + n, length) for n in range(requests)]
+        prompts = [two_gpus.prompt(3000 + n, length) for n in range(requests)]
         replies = {}
         for side in SIDES:
             replies[side], part[side] = self._watched(sides[side], prompts, OUTPUT)
@@ -296,16 +284,15 @@ class _Play:
         for side in SIDES:
             _settled(sides[side])
             sides[side].reset()
-        with turn():
-            started = {side: _start(sides[side], self._prompts[:16] * 2, OUTPUT) for side in SIDES}
-            time.sleep(0.4)
-            os.killpg(sides["prefill"].process.pid, signal.SIGKILL)
-            began = time.monotonic()
-            for side in SIDES:
-                replies = started[side].ended(began + KILLED_S / 2 - time.monotonic())
-                part[side] = _summary(replies) | {"pools_whole": False}
-                part[side]["ended_after_s"] = round(time.monotonic() - began, 1)
-                print(side, json.dumps(part[side]), flush=True)
+        started = {side: _start(sides[side], self._prompts[:16] * 2, OUTPUT) for side in SIDES}
+        time.sleep(0.4)
+        os.killpg(sides["prefill"].process.pid, signal.SIGKILL)
+        began = time.monotonic()
+        for side in SIDES:
+            replies = started[side].ended(began + KILLED_S / 2 - time.monotonic())
+            part[side] = _summary(replies) | {"pools_whole": False}
+            part[side]["ended_after_s"] = round(time.monotonic() - began, 1)
+            print(side, json.dumps(part[side]), flush=True)
         for side in SIDES:
             try:
                 part[side] |= _settled(sides[side])
@@ -322,18 +309,17 @@ class _Play:
     def _watched(
         self, side: Side, prompts: Sequence[list[int]], output: int, aborted: Collection[int] = ()
     ) -> tuple[list[Reply], dict[str, Any]]:
-        with turn():
-            _settled(side)
-            side.reset()
-            began = time.monotonic()
-            replies = _burst(side, prompts, output, aborted)
-            seconds = time.monotonic() - began
-            tokens = sum(len(reply.tokens) for reply in replies)
-            told: dict[str, Any] = {
-                "seconds": round(seconds, 2),
-                "tokens_per_s": round(tokens / seconds, 1),
-            }
-            return replies, told | _summary(replies) | _settled(side)
+        _settled(side)
+        side.reset()
+        began = time.monotonic()
+        replies = _start(side, prompts, output, aborted).ended()
+        seconds = time.monotonic() - began
+        tokens = sum(len(reply.tokens) for reply in replies)
+        told: dict[str, Any] = {
+            "seconds": round(seconds, 2),
+            "tokens_per_s": round(tokens / seconds, 1),
+        }
+        return replies, told | _summary(replies) | _settled(side)
 
 
 def _summary(replies: Sequence[Reply]) -> dict[str, Any]:
@@ -366,12 +352,6 @@ class _Burst:
         return self.replies
 
 
-def _burst(
-    side: Side, prompts: Sequence[list[int]], output: int, aborted: Collection[int] = ()
-) -> list[Reply]:
-    return _start(side, prompts, output, aborted).ended()
-
-
 def _start(
     side: Side, prompts: Sequence[list[int]], output: int, aborted: Collection[int] = ()
 ) -> _Burst:
@@ -384,7 +364,7 @@ def _start(
         return thread
 
     for number, ids in enumerate(prompts):
-        room = next(two_gpus._ROOMS)
+        room = next(two_gpus.ROOMS)
         # Nobody waits for the prefill server: what the decode server refuses, it keeps for long.
         start(_prefill, ids, output, room)
         burst.threads.append(start(_decode, side, ids, output, room, burst.replies[number]))
@@ -410,7 +390,7 @@ def _body(ids: list[int], output: int, room: int, **more: Any) -> bytes:
 
 def _prefill(ids: list[int], output: int, room: int) -> None:
     with contextlib.suppress(OSError, urllib.error.URLError, ValueError):
-        two_gpus._post(PORTS["prefill"], _body(ids, output, room))
+        two_gpus.post(PORTS["prefill"], _body(ids, output, room))
 
 
 def _decode(side: Side, ids: list[int], output: int, room: int, reply: Reply) -> None:
@@ -438,7 +418,6 @@ def _decode(side: Side, ids: list[int], output: int, room: int, reply: Reply) ->
         reply.ended = f"http {error.code}"
     except (OSError, ValueError) as error:
         reply.ended = type(error).__name__
-    reply.seconds = time.monotonic() - began
     if not chunks or reply.ended:
         reply.ended = reply.ended or "empty"
         return
@@ -470,7 +449,7 @@ def _abort(side: Side, room: int, after: float) -> None:
 
 
 def _settled(side: Side) -> dict[str, Any]:
-    told = two_gpus._settled(side)
+    told = two_gpus.settled(side)
     told["pools_whole"] = (
         told["swa_free"] == told["swa_size"]
         and told["full_free"] == told["full_size"]

@@ -24,24 +24,21 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(_HERE))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "rig"))
 
-from engines import CONFIG  # noqa: E402
+from engine import patches_here as patches_here
+from shapes import SHAPES
 
+CONFIG = SHAPES["gpt-oss-small"].config
 PORTS = {"prefill": 31000, "stock": 33000, "patched": 35000}
 BOOTSTRAP = 8998
 FULL, RATIO = 83_968, 0.5  # whole pages of 64, both
 CONTEXT = 8_448
 """Little, because a host's pool that holds one request of that length is no larger for it."""
-GRAPHS = (1, 2, 4, 8, 16, 32, 64)
-"""Sizes of batches of which a decode server captures a graph, where one is to."""
-WAYS = ("all", "cuda_copy,sm,tcp,self", "cuda_copy,tcp,self")
-"""What UCX may use, in the order in which they are tried."""
 
 DRAFT = {
     "architectures": ["LlamaForCausalLMEagle3"],
@@ -59,7 +56,7 @@ DRAFT = {
 }
 """A draft model for EAGLE-3, with one layer, to be loaded where one is asked for."""
 
-_ROOMS = itertools.count(1001)
+ROOMS = itertools.count(1001)
 
 _POOLS = ("swa_size", "swa_free", "full_size", "full_free", "still_mapped")
 _RETRACTED = ("retractions", "kept_in_tensors", "tokens_in_tensors", "aborted_retracting")
@@ -74,11 +71,11 @@ class Side:
     log: Path
     probe: Path
     ranks: int = 1
-    port: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Take the port that belongs to the name."""
-        self.port = PORTS[self.name]
+    @property
+    def port(self) -> int:
+        """The port that belongs to the name."""
+        return PORTS[self.name]
 
     def probes(self) -> list[Path]:
         """What its schedulers write to, one file each."""
@@ -88,30 +85,6 @@ class Side:
         """Have the probes begin again."""
         for each in self.probes():
             Path(f"{each}.reset").touch()
-
-
-class _Late(Exception):
-    """The time is over."""
-
-
-def _late(*_: Any) -> None:
-    raise _Late
-
-
-def _choose_way(gpus: Sequence[str]) -> dict[str, Any]:
-    """Find a way for NIXL between the GPUs, and have the servers take it; what was tried last."""
-    told: dict[str, Any] = {}
-    for ways in WAYS:
-        os.environ["UCX_TLS"] = ways
-        done = subprocess.run(
-            [sys.executable, _HERE / "transfer_check.py", *gpus], capture_output=True, text=True
-        )
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        told = json.loads(lines[-1]) if lines else {"ok": False}
-        print("transfer", json.dumps(told), "" if told["ok"] else done.stderr[-800:], flush=True)
-        if told["ok"]:
-            break
-    return told
 
 
 def software() -> dict[str, str]:
@@ -135,11 +108,11 @@ def gpus() -> list[str]:
     return done.stdout.splitlines()
 
 
-class _DidNotBoot(Exception):
+class DidNotBoot(Exception):
     """A server ended, or did not answer in time."""
 
 
-def _prompt(number: int, length: int) -> list[int]:
+def prompt(number: int, length: int) -> list[int]:
     """Token ids that differ from prompt to prompt and have no period."""
     state, ids = 12345 + 7919 * number, []
     for _ in range(length):
@@ -148,7 +121,7 @@ def _prompt(number: int, length: int) -> list[int]:
     return ids
 
 
-def _post(port: int, body: bytes) -> Any:
+def post(port: int, body: bytes) -> Any:
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/generate", body, {"Content-Type": "application/json"}
     )
@@ -157,7 +130,7 @@ def _post(port: int, body: bytes) -> Any:
 
 
 @contextlib.contextmanager
-def _servers(
+def servers(
     given: argparse.Namespace, deterministic: bool, until: float
 ) -> Iterator[dict[str, Side]]:
     first, second = given.gpus.split(",")
@@ -249,10 +222,6 @@ def _arguments(
     if prefill:
         wanted["prefill-max-requests"] = 1  # so that a prompt's KV does not depend on the others
     known = _known_options()
-    if not prefill and given.graphs:
-        del wanted["disable-cuda-graph"]
-        name = "cuda-graph-bs-decode"
-        wanted[name if f"--{name}" in known else "cuda-graph-bs"] = GRAPHS
     if not prefill and given.ranks > 1:
         wanted["tp-size"] = given.ranks
         if "--attn-dp-size" in known:
@@ -271,8 +240,7 @@ def _arguments(
     for option, value in wanted.items():
         if f"--{option}" not in known or value is False:
             continue
-        values = value if isinstance(value, tuple) else () if value is True else (value,)
-        arguments += [f"--{option}", *map(str, values)]
+        arguments += [f"--{option}", *([] if value is True else [str(value)])]
     return arguments
 
 
@@ -292,10 +260,10 @@ def _wait(side: Side, until: float) -> None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", side.port), 1):
             return
         time.sleep(0.5)
-    raise _DidNotBoot(f"{side.name}:\n{side.log.read_text(errors='replace')[-3000:]}")
+    raise DidNotBoot(f"{side.name}:\n{side.log.read_text(errors='replace')[-3000:]}")
 
 
-def _settled(side: Side) -> dict[str, Any]:
+def settled(side: Side) -> dict[str, Any]:
     """What the probes counted, once the server is idle."""
     for _ in range(80):
         time.sleep(0.5)

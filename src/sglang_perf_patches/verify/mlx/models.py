@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -121,16 +122,12 @@ def model(name: str, dtype: str, *, quantized: bool = False, **sizes: Any) -> It
 def runner(model: Model, **options: Any) -> Any:
     """A stock ``MlxModelRunner`` over a model."""
     stock: Any = import_module(RUNNER)
-    load = stock.mlx_lm_load
 
     def loaded(_path: str, *, return_config: bool = False, **_: Any) -> tuple[Any, ...]:
         return (model.model, None, dict(model.config)) if return_config else (model.model, None)
 
-    stock.mlx_lm_load = loaded
-    try:
+    with mock.patch.object(stock, "mlx_lm_load", loaded):
         return stock.MlxModelRunner(str(model.folder), **options)
-    finally:
-        stock.mlx_lm_load = load
 
 
 def _random(path: str, like: mx.array) -> mx.array:

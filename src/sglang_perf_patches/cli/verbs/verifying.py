@@ -47,9 +47,9 @@ def run(args: argparse.Namespace) -> int:
     """Compare, print, and return `verify.exit_code`."""
     named = _named(args.names)
     tree = tree_at()
-    plan = verify.plan([verdict for verdict in judged(tree) if verdict.patch.id in named.ids])
+    known, cases = verify.plan([each for each in judged(tree) if each.patch.id in named.ids])
     show = not args.json
-    is_short = not plan.cases and all(map(verify.is_built_in, plan.known))
+    is_short = not cases and all(map(verify.is_built_in, known))
     if show and not is_short:
         print(f"sglang {tree.version}\nat {tree.root}\n", flush=True)
     width = max(map(len, named.ids))
@@ -65,13 +65,13 @@ def run(args: argparse.Namespace) -> int:
             if args.traceback and outcome.traceback:
                 print(outcome.traceback, flush=True)
 
-    for outcome in plan.known:
+    for outcome in known:
         take(outcome)
-    with Progress(len(plan.cases)) as shown:
-        waiting = [f"{case.patch} on {verify.ON[case.device]}" for case in plan.cases]
+    with Progress(len(cases)) as shown:
+        waiting = [f"{case.patch} on {verify.ON[case.device]}" for case in cases]
         if waiting:
             shown.step(waiting.pop(0))
-        for outcome in verify.verify(plan.cases, limit_s=args.timeout):
+        for outcome in verify.verify(cases, limit_s=args.timeout):
             shown.clear()
             take(outcome)
             if waiting:

@@ -122,15 +122,8 @@ def _lacking(device: Device) -> str:
     """What a device's cases need and this machine has not; nothing if it has all."""
     if device == "cuda" and gpu.capability() is None:
         return NO_GPU
-    lacking = [name for name in NEEDS[device] if not _is_installed(name)]
+    lacking = [name for name in NEEDS[device] if importlib.util.find_spec(name) is None]
     return f"needs {', '.join(lacking)}, not installed here" if lacking else ""
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def _of_child(together: Sequence[Case], child: worker.Child) -> Iterator[Outcome]:

@@ -5,9 +5,7 @@ A decode is stock's own, with its waits.
 
 from __future__ import annotations
 
-import importlib
 from random import Random
-from typing import Any
 
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import require, same, some
@@ -20,9 +18,7 @@ from sglang_perf_patches.verify.mamba.cases import (
     draw,
 )
 from sglang_perf_patches.verify.mamba.cases import FORWARDS as PREFILLS
-from sglang_perf_patches.verify.mamba.harness import attention_module
-from sglang_perf_patches.verify.mamba.rig import ATTENTION, Rig
-from tests.proof.mamba.harness import UNKNOWN, Counted, alike, counted_gdn, noted
+from tests.proof.mamba.harness import UNKNOWN, alike, counted_gdn, noted
 from tests.proof.mamba.scheduling import SCHEDULED
 
 PATCH = "mamba.zero-sync"
@@ -41,19 +37,6 @@ FORWARDS: dict[str, tuple[Batch, ...]] = {
     "decode, none": _step((63, False), (20, False)),
 }
 """Scenarios of whole forwards. What shows most for its time comes first."""
-
-
-class Kda(Rig):
-    """The KDA backend; its metadata only."""
-
-    def _widths(self) -> dict[str, Any]:
-        widths = super()._widths()
-        return {**widths, "conv": [(3, widths["conv_dim"])]}
-
-    def _backend(self) -> Any:
-        self._choose_triton()
-        module = importlib.import_module(f"{ATTENTION}.linear.kda_backend")
-        return module.KDAAttnBackend(self.runner)
 
 
 def draw_decode(random: Random) -> Batch:
@@ -79,30 +62,13 @@ def forwards(inputs: Inputs) -> int:
 
 def metadata(inputs: Inputs) -> int:
     """Drawn batches, tracked and not."""
-    batches = _drawn(inputs)
+    batches = [*EDGES, *inputs(draw, METADATA)]
+    steps = [FORWARDS["decode"][0], *inputs(draw_decode, METADATA // 4)]
     tracked = sum(any(request.tracked for request in batch.requests) for batch in batches)
     both = len(batches) / 6 < tracked < len(batches)
     require(both, f"{tracked} of {len(batches)} drawn batches are tracked")
     count = alike(PATCH, counted_gdn().metadata, batches)
-    return count + same(PATCH, noted(counted_gdn().metadata), _drawn_steps(inputs), ran=False)
-
-
-def kda(inputs: Inputs) -> int:
-    """The same of the release's KDA backend, where that makes metadata of its own."""
-    module = attention_module("linear.kda_backend")
-    if module is None or "init_forward_metadata" not in vars(module.KDAAttnBackend):
-        return 0
-    fields = Counted(Kda()).fields
-    count = alike(PATCH, fields, _drawn(inputs))
-    return count + same(PATCH, noted(fields), _drawn_steps(inputs), ran=False)
-
-
-def _drawn(inputs: Inputs) -> list[Batch]:
-    return [*EDGES, *inputs(draw, METADATA)]
-
-
-def _drawn_steps(inputs: Inputs) -> list[Batch]:
-    return [FORWARDS["decode"][0], *inputs(draw_decode, METADATA // 4)]
+    return count + same(PATCH, noted(counted_gdn().metadata), steps, ran=False)
 
 
 CHECKS = {
@@ -110,5 +76,4 @@ CHECKS = {
     "metadata": metadata,
     "unknown batches": lambda _: alike(PATCH, counted_gdn().changed, UNKNOWN, most=None),
     "the scheduler's batches": lambda _: alike(PATCH, counted_gdn().scheduled, SCHEDULED),
-    "KDA": kda,
 }

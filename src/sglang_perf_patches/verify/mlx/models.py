@@ -87,12 +87,6 @@ class Model:
     model: Any
     made_as: str
 
-    @property
-    def vocabulary(self) -> int:
-        """The vocabulary size."""
-        size: int = self.config["vocab_size"]
-        return size
-
 
 @contextmanager
 def model(name: str, dtype: str, *, quantized: bool = False, **sizes: Any) -> Iterator[Model]:

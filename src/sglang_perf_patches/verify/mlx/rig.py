@@ -179,7 +179,7 @@ class Player:
 
     def _words(self, seed: str, length: int) -> list[int]:
         chance = Random(seed)  # noqa: S311
-        return [chance.randrange(self._model.vocabulary) for _ in range(length)]
+        return [chance.randrange(self._model.config["vocab_size"]) for _ in range(length)]
 
     def hit(self, who: str, donor: str, prefix: int, further: int) -> None:
         """Prefill a prompt that begins with `prefix` tokens of a request that has left."""

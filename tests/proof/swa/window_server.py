@@ -81,7 +81,7 @@ class WindowServer:
             **stock.EXTRA_ARGUMENTS,
             **asked,
         }
-        made = stock.noted(stock.called(arguments.ServerArgs, **settings))
+        made = stock.arguments(**settings)
         context = importlib.import_module("sglang.srt.runtime_context")
         # Stock draws the port, and each server seeds the draws: two processes would get the same.
         random.seed()

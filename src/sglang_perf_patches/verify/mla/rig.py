@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import stock
-from ..stock import EXTRA_ARGUMENTS, NoneByDefault, called, noted, replaced
+from ..stock import EXTRA_ARGUMENTS, NoneByDefault, called, replaced
 
 CONTEXT = 128
 REQUESTS = 12
@@ -38,7 +38,7 @@ def server_args(**settings: Any) -> NoneByDefault:
         "cuda_graph_max_bs": REQUESTS,
         "get_attention_backends": lambda: ("triton", "triton"),
     }
-    return noted(NoneByDefault(**{**defaults, **settings, **EXTRA_ARGUMENTS}))
+    return NoneByDefault(**{**defaults, **settings, **EXTRA_ARGUMENTS})
 
 
 def model_runner(

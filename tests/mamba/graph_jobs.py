@@ -40,13 +40,11 @@ from sglang_perf_patches.sets.mamba.gdn_prefill_graph import (
 )
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
 from sglang_perf_patches.verify.mamba.cases import Batch, Request
-from sglang_perf_patches.verify.mamba.gdn_prefill_graph import Captured, Replays, replays_of
-from sglang_perf_patches.verify.mamba.harness import alike
+from sglang_perf_patches.verify.mamba.gdn_prefill_graph import Replays, Runner
 from sglang_perf_patches.verify.mamba.rig import Rig, called
-from sglang_perf_patches.verify.mamba.runner import Runner
 from tests.proof.mamba import fake_cuda_graph, flashinfer
-from tests.proof.mamba.gdn_prefill_graph import ONE, WithOne, with_breaks
-from tests.proof.mamba.harness import Counted, counted_gdn
+from tests.proof.mamba.gdn_prefill_graph import ONE, Captured, Loading, WithBreaks, WithOne
+from tests.proof.mamba.harness import Counted, alike, counted_gdn
 
 PREFILL_GRAPH = PATCH.id
 FLA = "sglang.kernels.ops.attention.fla"
@@ -269,19 +267,19 @@ def many() -> int:
         Batch(tuple(Request(1 + (n == 0), cached=n, tracked=False) for n in range(count)))
         for count in (most + 1, most, most + 2)
     ]
-    wanted = replays_of(*batches, left=frozenset({0, 2}))
-    return alike((PREFILL_GRAPH,), Captured(play).replayed, [wanted])
+    wanted = Replays.of(*batches, left=frozenset({0, 2}))
+    return alike(PREFILL_GRAPH, Captured(play).replayed, [wanted])
 
 
 def broken() -> dict[str, str]:
     """What the proof says of a patch that is broken on purpose."""
-    loaded = replays_of(Batch((Request(3, 64, tracked=False),)), loads=True)
+    loaded = Loading.of(Batch((Request(3, 64, tracked=False),)))
     crossing = Replays(
         (Batch((Request(15, 3, tracked=False),)),), bucket=33, left=frozenset({0}), smaller=(8,)
     )
 
     def compared(wanted: Replays) -> int:
-        return alike((PREFILL_GRAPH,), Captured(counted_gdn()).replayed, [wanted])
+        return alike(PREFILL_GRAPH, Captured(counted_gdn()).replayed, [wanted])
 
     breaks: dict[str, tuple[Any, str, Any, Replays]] = {
         "no wait": (gdn_prefill_graph, "_wait_for_loads", lambda *_: None, loaded),
@@ -292,8 +290,8 @@ def broken() -> dict[str, str]:
 
 def broken_breaks() -> dict[str, str]:
     """The same where the graph breaks at FlashInfer's kernel."""
-    loaded = replays_of(Batch((Request(3, 64, tracked=False),)), spare=2, loads=True)
-    kept = replays_of(Batch((Request(70, 64, seqlen=129), Request(128, 64))), spare=3)
+    loaded = Loading.of(Batch((Request(3, 64, tracked=False),)), spare=2)
+    kept = Replays.of(Batch((Request(70, 64, seqlen=129), Request(128, 64))), spare=3)
     live = kernel_break.live
 
     def changed(**wrong: Any) -> Any:
@@ -304,8 +302,7 @@ def broken_breaks() -> dict[str, str]:
         return dataclasses.replace(live_rows, slots=live_rows.slots + 1)
 
     def compared(wanted: Replays) -> int:
-        play = counted_gdn()
-        return alike((PREFILL_GRAPH,), with_breaks(play).replayed, [wanted], most=None)
+        return alike(PREFILL_GRAPH, WithBreaks(counted_gdn()).replayed, [wanted], most=None)
 
     breaks: dict[str, tuple[Any, str, Any, Replays]] = {
         "no wait": (gdn_prefill_graph, "_wait_for_loads", lambda *_: None, loaded),
@@ -330,7 +327,7 @@ def broken_one() -> dict[str, str]:
         return wrong
 
     def compared(wanted: Replays) -> int:
-        return alike((PREFILL_GRAPH,), WithOne(counted_gdn()).replayed, [wanted], most=None)
+        return alike(PREFILL_GRAPH, WithOne(counted_gdn()).replayed, [wanted], most=None)
 
     def taken_if(**wrong: Any) -> Any:
         """`OneRequest.takes` by other numbers."""
@@ -385,10 +382,4 @@ def _off() -> None:
 
 
 def _runner(size: int) -> Runner:
-    play = counted_gdn()
-    batch = play.batch(Batch((Request(size, tracked=False),)))
-    batch.mamba_prefill_track_mask_cpu = batch.mamba_track_seqlens_cpu = None
-    inputs = play.rig.inputs(size)
-    play.counter.own(*(tensor for layer in inputs for tensor in layer.values()))
-    with play.counting():
-        return Runner(play, batch, inputs)
+    return Captured(counted_gdn()).captured(Replays((), size))

@@ -15,6 +15,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import chain, repeat
 from random import Random
 from typing import Any
@@ -34,15 +35,17 @@ import sglang_perf_patches
 from sglang_perf_patches.sets.mamba import host
 from sglang_perf_patches.sets.mamba.lightning_rows import body as lightning_rows
 from sglang_perf_patches.sets.mamba.mamba2_chunk_indices import body as chunk_indices
-from sglang_perf_patches.verify.mamba.cases import EDGES, FORWARDS, PREFIX, Batch, Request, draw
-from sglang_perf_patches.verify.mamba.gdn_prefill_graph import Captured, Replays
-from sglang_perf_patches.verify.mamba.harness import alike, is_old, source_has
+from sglang_perf_patches.verify.mamba.cases import EDGES, PREFIX, Batch, Request, draw
+from sglang_perf_patches.verify.mamba.gdn_prefill_graph import Replays
+from sglang_perf_patches.verify.mamba.harness import source_has
 from sglang_perf_patches.verify.mamba.kinds import Lightning
 from sglang_perf_patches.verify.mamba.lightning_rows import PATCH as ROWS
-from sglang_perf_patches.verify.mamba.lightning_rows import waits_of_metadata
 from sglang_perf_patches.verify.mamba.mamba2_chunk_indices import PATCH as CHUNKS
-from sglang_perf_patches.verify.mamba.mamba2_chunk_indices import mixed, mixed_of
+from sglang_perf_patches.verify.mamba.mamba2_chunk_indices import mixed
 from tests.proof.mamba import harness
+from tests.proof.mamba.harness import alike, noted
+from tests.proof.mamba.lightning_rows import waits_of_metadata
+from tests.proof.mamba.zero_sync import FORWARDS
 
 PREFILL_GRAPH = "mamba.gdn-prefill-graph"
 EXAMPLES = [*EDGES, *(draw(Random(seed)) for seed in range(40))]
@@ -80,7 +83,7 @@ def forwards() -> Any:
     gdn = harness.counted_gdn()
     with mock.patch.object(interpreter.GridExecutor, "__call__", _nothing):
         return {
-            name: dict(Counter(place for _, places in gdn.each(FORWARDS[name]) for place in places))
+            name: dict(Counter(noted(gdn.outputs)(FORWARDS[name])[1]))
             for name in ("half", "none", "no mask", "decode", "decode, none")
         }
 
@@ -89,16 +92,17 @@ def fallbacks() -> Any:
     """Metadata and waits of batches that the host does not know, and of a mixed one it does."""
     gdn = harness.counted_gdn()
     changes: tuple[Callable[[Any, Any], None], ...] = harness.UNKNOWN
-    results = {change.__name__: _found(gdn.changed(change)) for change in changes}
+    results = {change.__name__: _found(noted(gdn.changed)(change)) for change in changes}
     of_both = Batch(harness.CHANGED.requests, mode="MIXED")
-    return results | {"mixed": _found(gdn.metadata(of_both))}
+    return results | {"mixed": _found(noted(gdn.metadata)(of_both))}
 
 
 def mamba2() -> Any:
     """Waits of Mamba2's own metadata."""
+    waits = noted(partial(mixed, harness.counted_gdn()))
     return [
         {
-            "waits": len(mixed(Batch(batch.requests, tracking=False))[1]),
+            "waits": len(waits(Batch(batch.requests, tracking=False))[1]),
             "requests": len(batch.requests),
             "prefix": any(request.cached for request in batch.requests),
         }
@@ -111,7 +115,7 @@ def idle() -> Any:
     with mock.patch.object(host, "is_busy", return_value=False):
         return {
             "forwards": forwards(),
-            "metadata": [_found(harness.counted_gdn().metadata(batch)) for batch in EXAMPLES[:12]],
+            "metadata": [*map(_found, map(noted(harness.counted_gdn().metadata), EXAMPLES[:12]))],
             "mamba2": mamba2(),
         }
 
@@ -126,14 +130,14 @@ def debug() -> Any:
     gdn = harness.counted_gdn()
     results = {}
     with mock.patch.dict(os.environ, SGLANG_PERF_PATCHES_DEBUG="1"):
-        mixed_of(prefill, gdn.batch(prefill))
+        mixed(gdn, prefill)
         results["right"] = ""
         for name in changed:
             batch = gdn.batch(prefill)
             held = getattr(batch, name)
             held[0] = not held[0] if held.dtype == torch.bool else held[0] + 1
             try:
-                mixed_of(prefill, batch)
+                mixed(gdn, prefill, batch)
                 results[name] = ""
             except host.HostDataMismatch as mismatch:
                 results[name] = str(mismatch)
@@ -176,7 +180,8 @@ def busy() -> dict[str, bool]:
 def broken() -> Any:
     """What the project's own comparison says of patches broken on purpose."""
     gdn = harness.counted_gdn()
-    zero = ("mamba.zero-sync",)
+    zero = "mamba.zero-sync"
+    mixed_waits = partial(mixed, gdn)
     right = {name: getattr(host, name) for name in ("offsets", "attach_track", "to_device")}
 
     def late(lens: Any, dtype: Any) -> Any:
@@ -201,19 +206,21 @@ def broken() -> Any:
         "no list": (host, "attach_track", _nothing, lambda: alike(zero, gdn.metadata, tracked)),
         "no lengths": (host, "attach_lens", _nothing, lambda: alike(zero, gdn.metadata, plain)),
     }
-    breaks = old if is_old() else {}
+    metadata = importlib.import_module("sglang.srt.layers.attention.mamba.mamba2_metadata")
+    # upstream's own change knows what is tracked
+    breaks = {} if hasattr(metadata.ForwardMetadata, "has_mamba_track_mask") else old
     breaks |= {
         "chunk copies": (
             host,
             "to_device",
             flipped,
-            lambda: alike((CHUNKS,), mixed, plain),
+            lambda: alike(CHUNKS, mixed_waits, plain),
         ),
         "chunks": (
             chunk_indices,
             "logical",
             lambda lens, size: ([0] * len(lens), [0] * len(lens)),
-            lambda: alike((CHUNKS,), mixed, plain),
+            lambda: alike(CHUNKS, mixed_waits, plain),
         ),
     }
     if source_has("linear.lightning_backend", "mamba_track"):
@@ -222,17 +229,18 @@ def broken() -> Any:
             lightning_rows,
             "_kept",
             _nothing,
-            lambda: alike((ROWS,), rig.forwards, [PREFIX], most=waits_of_metadata(rig)),
+            lambda: alike(ROWS, rig.forwards, [PREFIX], most=waits_of_metadata(rig)),
         )
     if PREFILL_GRAPH in _applying():
         from sglang_perf_patches.sets.mamba.gdn_prefill_graph import chunk_tables
         from sglang_perf_patches.sets.mamba.gdn_prefill_graph import prefill_tables as tables
+        from tests.proof.mamba.gdn_prefill_graph import Captured
 
         enumerate_right = tables.enumerate_rows
 
         def replay() -> int:
             wanted = Replays((Batch((Request(70, 64), Request(130))),), 205)
-            return alike((PREFILL_GRAPH,), Captured(gdn).replayed, [wanted])
+            return alike(PREFILL_GRAPH, Captured(gdn).replayed, [wanted])
 
         def reversed_(table: Any, counts: Any, unused: Any) -> None:
             enumerate_right(table, counts[::-1], unused)

@@ -55,10 +55,10 @@ def found(job: dict[str, Any]) -> dict[str, Any]:
     kind = getattr(importlib.import_module(f"sglang.srt.configs.{module}"), name)
     config = kind(**(given.get("text_config") or given))
     os.environ[SKIP] = str(int(job["skip"]))
-    arguments = publish(1, job["strategy"], 64, device="cpu", **job["settings"])
+    arguments = publish(1, job["strategy"], device="cpu", **job["settings"])
     if arguments.mamba_full_memory_ratio is None:  # an argument that a model's file may set
         arguments = publish(
-            *(1, job["strategy"], 64), device="cpu", mamba_full_memory_ratio=0.9, **job["settings"]
+            1, job["strategy"], device="cpu", mamba_full_memory_ratio=0.9, **job["settings"]
         )
     owner = configurator(config, arguments)
     with ranks(job["ranks"]):

@@ -6,12 +6,19 @@ from unittest import mock
 
 from sglang_perf_patches.verify import Different
 from sglang_perf_patches.verify.comparing import live
-from sglang_perf_patches.verify.mla import flash
-from sglang_perf_patches.verify.mla.page_table_bound import PATCH, at_the_limit, prepared
-from sglang_perf_patches.verify.mla.rig import furnished
+from sglang_perf_patches.verify.mla.page_table_bound import (
+    CONTEXT,
+    EXTRA,
+    HOST_LENGTHS,
+    MODULE,
+    PATCH,
+    at_the_limit,
+    prepared,
+    served,
+)
 from sglang_perf_patches.verify.stock import EXTRA_ARGUMENTS
 
-EAGER = not flash.HOST_LENGTHS
+EAGER = not HOST_LENGTHS
 """Whether eager tables are as wide as the context; otherwise they are as wide as what is read."""
 
 
@@ -34,8 +41,8 @@ def graph_of_the_patch() -> None:
 
 def several_branches() -> None:
     """Drafts with topk > 1 are left to stock."""
-    with live(PATCH, ran=False), furnished(flash.arguments(1), flash.module.__name__):
-        backend = flash.make(flash.runner_of(1))
+    with live(PATCH, ran=False), served(1) as runner:
+        backend = MODULE.FlashAttentionBackend(runner, topk=1)
         backend.topk = 2
         backend.init_cuda_graph_state(4, 16)
         assert backend.draft_extend_metadata["page_table"].is_contiguous()
@@ -60,13 +67,12 @@ def fails(mode: str, *, graph: bool) -> bool:
 
 def memory() -> None:
     """The graphs' tables have stock's shape, and rows that continue in memory."""
-    with furnished(flash.arguments(1), flash.module.__name__):
-        runner = flash.runner_of(1)
-        case = {"graph": True, "padding": 0}
-        (metadata,) = prepared(runner, "verify", [40, 7], case)
+    case = {"mode": "verify", "lengths": [40, 7], "graph": True, "padding": 0}
+    with served(1) as runner:
+        (metadata,) = prepared(runner, case)
         table = metadata.page_table
-        assert table.shape == (2, flash.CONTEXT)
-        assert flash.CONTEXT + flash.EXTRA <= table.stride(0) <= flash.CONTEXT + flash.EXTRA + 16
+        assert table.shape == (2, CONTEXT)
+        assert CONTEXT + EXTRA <= table.stride(0) <= CONTEXT + EXTRA + 16
 
 
 CHECKS = {

@@ -2,12 +2,13 @@
 
 ``tests/proof/SET/PATCH.py`` holds the checks of a patch that need no device: ``CHECKS``, a name for
 each scenario → what compares it. The checks of ``verify/SET/PATCH.py`` run here too, on what
-`stubs` stands in for a GPU. Everything runs in a process beside one release.
+`stubs` stands in for a GPU; one of the same name here, with inputs that suit a CPU, takes the place
+of such a check. Everything runs in a process next to one release.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -41,13 +42,10 @@ def prepare(patch_id: str) -> None:
 def checks(patch_id: str) -> dict[str, Check]:
     """All checks of a patch, by name; this imports sglang."""
     by_name: dict[str, Check] = {}
-    found: list[Mapping[str, Check]] = []
-    found += [verify.checks(case.module) for case in verify.cases(patch_id)]
+    for case in verify.cases(patch_id):
+        by_name |= verify.checks(case.module)
     if (Path(__file__).parent / f"{room_of(patch_id).replace('.', '/')}.py").is_file():
-        found.append(import_module(f"{__name__}.{room_of(patch_id)}").CHECKS)
-    for each in found:
-        assert not by_name.keys() & each.keys(), f"two checks of {patch_id} have one name"
-        by_name |= each
+        by_name |= import_module(f"{__name__}.{room_of(patch_id)}").CHECKS
     assert by_name, f"nothing proves {patch_id}"
     return by_name
 

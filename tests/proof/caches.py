@@ -20,14 +20,7 @@ def kv_allocator(page: int, tokens: int, **options: Any) -> Any:
 
 
 def cache_params(rows: Any, allocator: Any, page: int, **options: Any) -> Any:
-    """What a prefix cache is made of, with those options that the release knows.
-
-    Args:
-        rows: the pool of requests.
-        allocator: of KV.
-        page: in tokens.
-        options: further ones of ``CacheInitParams``.
-    """
+    """What a prefix cache is made of, with those options that the release knows."""
     return called(
         importlib.import_module(f"{MEMORY}.cache_init_params").CacheInitParams,
         req_to_token_pool=rows,

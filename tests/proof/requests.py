@@ -13,10 +13,7 @@ from sglang_perf_patches.verify.stock import MEMORY, called, takes
 def request(rid: str, ids: Sequence[int], **kwargs: Any) -> Any:
     """The release's own ``Req`` of a prompt, with those options that it knows.
 
-    Args:
-        rid: its id.
-        ids: the prompt's tokens.
-        kwargs: of ``SamplingParams`` under ``sampling``, and further ones of the request.
+    ``sampling`` has those of its ``SamplingParams``.
     """
     params = importlib.import_module("sglang.srt.sampling.sampling_params").SamplingParams
     return called(

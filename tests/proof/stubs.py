@@ -73,7 +73,7 @@ def _lend_triton(torch: Any) -> None:
     triton: Any = importlib.import_module("triton")
     from tests.proof import triton_names
 
-    torch.cpu.device = lambda *_: contextlib.nullcontext()
+    torch.cpu.device = torch.cuda.device = lambda *_: contextlib.nullcontext()
     torch.cuda.synchronize = lambda *_: None
     autotune = triton.autotune
     triton.autotune = lambda configs, *args, **kwargs: autotune(configs[:1], *args, **kwargs)

@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,12 +30,15 @@ from sglang_perf_patches.live import published  # noqa: E402
 from sglang_perf_patches.model.feature import Feature  # noqa: E402
 from sglang_perf_patches.model.setups import FEATURES  # noqa: E402
 from sglang_perf_patches.verify import stock  # noqa: E402
+from sglang_perf_patches.verify.mla import rig  # noqa: E402
 from tests import proof  # noqa: E402
 
 FEATURES.uses = ()  # the server that is published here is none that the patches are for
 
 OWN = ("pages", "draft-trees", "tracked-states")
 """What cases have on by themselves, of several sizes or with a model that has it."""
+MADE: list[Any] = []
+"""The server arguments that the cases of a patch made."""
 STATES = ("other-tracking",)
 """What a server of this model refuses: what cases publish has it, with a model of their own."""
 
@@ -53,12 +57,25 @@ def main(names: str, patches: list[str]) -> None:
             if refused:
                 print(json.dumps({"refused": refused}))
                 return
-            stock.PLAYED_ARGUMENTS.clear()
+            MADE.clear()
             (line,) = proof.run([patch], _few)
             # A case that makes none reads those of the process.
-            servers = [_Made(each) for each in stock.PLAYED_ARGUMENTS] or [published.published()]
+            servers = [_Made(each) for each in MADE] or [published.published()]
             on = {name for each in servers for name in FEATURES.of(each)}
             print(json.dumps({**line, "on": sorted(on)}), flush=True)
+
+
+def _noting(make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(**settings: Any) -> Any:
+        MADE.append(make(**settings))
+        return MADE[-1]
+
+    return made
+
+
+# Before the modules of cases are imported, which take these by their names.
+stock.arguments = _noting(stock.arguments)
+rig.server_args = _noting(rig.server_args)
 
 
 def _publish(model: str, chosen: list[Feature]) -> str:

@@ -63,26 +63,23 @@ def selected(selection: str) -> Iterator[Report]:
     try:
         yield engine.activate(selection, tree=installed())
     finally:
+        _off()
+
+
+def _off() -> Report | None:
+    """Remove all patches, also those that waited for objects; what stays on all the same."""
+    sglang_perf_patches.deactivate()
+    if engine.report() is not None:
+        gc.collect()
         sglang_perf_patches.deactivate()
-        if engine.report() is not None:
-            gc.collect()
-            sglang_perf_patches.deactivate()
+    return engine.report()
 
 
 def _require_stock() -> None:
-    """Remove what waited for objects of an earlier run.
-
-    Raises:
-        Different: a patch stays on.
-    """
-    if engine.report() is None:
-        return
-    gc.collect()
-    sglang_perf_patches.deactivate()
-    left = engine.report()
-    if left is not None:
-        reasons = [f"{each.id}: {each.reason}" for each in left.patches if each.state == "live"]
-        raise Different(f"on after deactivate(): {'; '.join(reasons)}")
+    left = _off()
+    live = [each for each in left.patches if each.state == "live"] if left else []
+    reasons = "; ".join(f"{each.id}: {each.reason}" for each in live)
+    require(left is None, f"on after deactivate(): {reasons}")
 
 
 def same(
@@ -166,17 +163,12 @@ def differs(expected: Any, actual: Any, where: str = "result") -> str | None:
     elif isinstance(expected, list | tuple):
         if len(expected) != len(actual):
             return f"{where} has {len(actual)} items, not {len(expected)}"
-        pairs = [
-            (f"{where}[{i}]", one, other)
-            for i, (one, other) in enumerate(zip(expected, actual, strict=True))
-        ]
+        items = zip(expected, actual, strict=True)
+        pairs = [(f"{where}[{i}]", *pair) for i, pair in enumerate(items)]
     else:
         return None if expected == actual else f"{where} is {actual!r}, not {expected!r}"
-    for name, one, other in pairs:
-        difference = differs(one, other, name)
-        if difference:
-            return difference
-    return None
+    found = (differs(one, other, name) for name, one, other in pairs)
+    return next(filter(None, found), None)
 
 
 def _tensors_differ(expected: Any, actual: Any, where: str) -> str | None:

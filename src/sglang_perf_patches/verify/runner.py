@@ -47,24 +47,15 @@ class Outcome:
     traceback: str = ""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What there is to compare here.
-
-    Attributes:
-        known: what needs no comparison here, or can't be compared, and why.
-        cases: what is compared, by process, and in each as judged.
-    """
-
-    known: tuple[Outcome, ...]
-    cases: tuple[Case, ...]
-
-
-def plan(judged: Sequence[Verdict]) -> Plan:
+def plan(judged: Sequence[Verdict]) -> tuple[list[Outcome], list[Case]]:
     """Sort out what can be compared with stock on this machine.
 
     Args:
         judged: verdicts on the installed tree.
+
+    Returns:
+        what needs no comparison here, or can't be compared, and why; and what is compared, by
+        process, and in each as judged.
     """
     known: list[Outcome] = []
     chosen: list[Case] = []
@@ -80,7 +71,7 @@ def plan(judged: Sequence[Verdict]) -> Plan:
         else:
             chosen += found
     chosen.sort(key=_process_of)  # stable: within a process the order of `judged`
-    return Plan(tuple(known), tuple(chosen))
+    return known, chosen
 
 
 def verify(cases: Sequence[Case], *, limit_s: float) -> Iterator[Outcome]:
@@ -131,15 +122,8 @@ def _lacking(device: Device) -> str:
     """What a device's cases need and this machine has not; nothing if it has all."""
     if device == "cuda" and gpu.capability() is None:
         return NO_GPU
-    lacking = [name for name in NEEDS[device] if not _is_installed(name)]
+    lacking = [name for name in NEEDS[device] if importlib.util.find_spec(name) is None]
     return f"needs {', '.join(lacking)}, not installed here" if lacking else ""
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def _of_child(together: Sequence[Case], child: worker.Child) -> Iterator[Outcome]:

@@ -11,18 +11,13 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 from unittest import mock
-
-T = TypeVar("T")
 
 MEMORY = "sglang.srt.mem_cache"
 
 EXTRA_ARGUMENTS: dict[str, Any] = {}
 """Server arguments that checks get in addition to their own, to run them in another set-up."""
-
-PLAYED_ARGUMENTS: list[Any] = []
-"""The server arguments that checks were tested with, in the order in which they were made."""
 
 
 def called(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -39,13 +34,7 @@ def takes(function: Any, name: str) -> bool:
 def arguments(**settings: Any) -> Any:
     """The release's own ServerArgs, of the settings that it knows."""
     kind = importlib.import_module("sglang.srt.server_args").ServerArgs
-    return noted(called(kind, model_path="dummy", **settings))
-
-
-def noted(server_args: T) -> T:
-    """The same arguments; they are kept in `PLAYED_ARGUMENTS`."""
-    PLAYED_ARGUMENTS.append(server_args)
-    return server_args
+    return called(kind, **{"model_path": "dummy", **settings})
 
 
 def publish(server_args: Any) -> None:

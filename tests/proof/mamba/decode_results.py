@@ -51,16 +51,9 @@ def accepted(req: Any, drafts: int) -> int:
 
 
 class Results:
-    """What takes results: the release's own, without what it counts, streams and offloads.
+    """What takes results: the release's own, without what it counts, streams and offloads."""
 
-    Args:
-        model_config: what is read of the model's configuration.
-        tree: the prefix cache.
-        pool: of requests.
-        overlap: whether a step is launched before the last one's results are taken.
-    """
-
-    def __init__(self, model_config: Any, tree: Any, pool: Any, overlap: bool) -> None:
+    def __init__(self, model_config: Any, tree: Any, pool: Any) -> None:
         """Make the processor."""
         module = importlib.import_module(f"{_MANAGERS}.scheduler_components.batch_result_processor")
         kind = module.SchedulerBatchResultProcessor
@@ -68,7 +61,7 @@ class Results:
 
         nothing = dict.fromkeys(each.name for each in dataclasses.fields(kind))
         own = {"model_config": model_config, "tree_cache": tree, "req_to_token_pool": pool}
-        self._own = kind(**{**nothing, **own, "enable_overlap": overlap})
+        self._own = kind(**{**nothing, **own, "enable_overlap": False})
 
     def take(self, req: Any, launched: Launched, count: int, drafts: int) -> None:
         """Take a request's tokens of a step; it is released if it ends."""

@@ -111,9 +111,6 @@ def play(seed: int, more: Sequence[int] = (), draw: Draw = shape) -> Told:
         seed: of everything that is drawn.
         more: numbers of tokens that a request may get, besides those of `submit`.
         draw: what draws the server.
-
-    Raises:
-        Different: an invariant does not hold.
     """
     random = Random(seed)
     server = served(draw(random))
@@ -239,9 +236,6 @@ def alike(
         beside: ids of patches that are live too.
         more: see `play`.
         draw: see `play`.
-
-    Raises:
-        Different: patched, an episode goes another way than stock while that lives, or breaks.
     """
     counts: Counter[str] = Counter()
     patches = (PATCH, *beside)

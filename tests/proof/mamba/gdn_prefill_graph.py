@@ -1,55 +1,167 @@
-"""Replays whose graph breaks at FlashInfer's kernel, for which a stand-in computes on a CPU."""
+"""Replays in place of a GPU's; a stand-in computes what FlashInfer's kernel does."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from random import Random
 from typing import Any
 from unittest import mock
 
-from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body, one_request
+import torch
+
+from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body, kernel_break, one_request
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import some
-from sglang_perf_patches.verify.mamba.cases import Batch, Request
-from sglang_perf_patches.verify.mamba.gdn_prefill_graph import OVERFULL, PATCH, Captured, replays_of
-from sglang_perf_patches.verify.mamba.harness import alike
-from tests.proof.mamba import flashinfer
-from tests.proof.mamba.harness import Counted, counted_gdn
+from sglang_perf_patches.verify.mamba import gdn_prefill_graph as on_gpu
+from sglang_perf_patches.verify.mamba.cases import Batch, Request, draw
+from sglang_perf_patches.verify.mamba.gdn_prefill_graph import (
+    FOLLOWED,
+    PATCH,
+    Replays,
+    Runner,
+    is_ours,
+    is_patched,
+)
+from tests.proof.mamba import flashinfer, loads
+from tests.proof.mamba.harness import Counted, alike, counted_gdn, noted
+
+DRAWN = 1
+"""Drawn replays: each takes up to a minute of Triton's interpreter."""
+
+
+class Loading(Replays):
+    """The same while the states of cached prefixes are still to be loaded from the host."""
+
+
+OVERFULL = Loading.of(
+    Batch((Request(1, 5, tracked=False), Request(3, tracked=False))),
+    Batch(tuple(Request(1, n, tracked=False) for n in range(4))),
+    Batch((Request(2, 64, tracked=False),)),
+    left=frozenset({1}),
+    rows=2,
+)
+"""More requests than a table has rows, between two that fit."""
+
+EDGES = (
+    Loading.of(*FOLLOWED, spare=5, smaller=(64,)),
+    OVERFULL,
+    # a bucket of another tile than some of its batches
+    Replays.of(
+        Batch((Request(15, 3, tracked=False),)),
+        Batch((Request(33, 5, tracked=False),)),
+        left=frozenset({0}),
+        smaller=(8,),
+    ),
+    Replays.of(Batch((Request(1, tracked=False),))),
+    Replays.of(Batch((Request(1, tracked=False),)), spare=3),
+    Replays.of(Batch((Request(16, tracked=False),), tracking=False)),
+    Replays.of(Batch(tuple(Request(1, n, tracked=False) for n in range(9)))),
+    Loading.of(Batch((Request(64),)), Batch((Request(65, 64),)), spare=64),
+    Loading.of(
+        Batch((Request(70, 64, seqlen=129), Request(9, 3, tracked=False)), mode="MIXED"),
+        smaller=(64,),
+    ),
+)
+"""The smallest buckets, one that is full, tables that held more, a prefix of the batch before."""
 
 BREAKS = (
     # many requests, then one: the kernel's call is of the batch, whatever the tables held
-    replays_of(
-        Batch((Request(66, 64), Request(1, 128, tracked=False), Request(5, 64, tracked=False))),
+    Loading.of(
+        FOLLOWED[0],
         Batch((Request(64),)),
         Batch((Request(30, tracked=False), Request(5, 64, tracked=False)), tracking=False),
         spare=5,
-        loads=True,
         smaller=(8,),
     ),
     OVERFULL,
-    replays_of(Batch((Request(1, tracked=False),)), spare=3),
+    Replays.of(Batch((Request(1, tracked=False),)), spare=3),
     # kept at a chunk, at the end, and before the end
-    replays_of(
+    Loading.of(
         Batch((Request(70, 64, seqlen=129), Request(128, 64), Request(9, 3, tracked=False))),
         Batch((Request(65, 64), Request(1, 7, tracked=False)), mode="MIXED"),
         spare=64,
-        loads=True,
     ),
 )
 """The same where the graph breaks at the kernel's call: there no tile and no empty row matters."""
 
 
-def with_breaks(play: Counted) -> Captured:
-    """Replays of a rig with the stand-in for FlashInfer's kernel."""
-    return Captured(play, flashinfer.kernel(play.counter), flashinfer.is_whole)
+def draw_replays(random: Random) -> Replays:
+    """One or two drawn batches in a bucket of up to twice their tokens."""
+    batches = tuple(_within(draw(random)) for _ in range(random.randint(1, 2)))
+    most = max(batch.tokens for batch in batches)
+    bucket = most + random.choice((0, 1, 7, random.randint(0, most)))
+    return random.choice((Replays, Loading))(batches, bucket, left=None)
+
+
+def _within(batch: Batch) -> Batch:
+    """Two requests at most, which is what Triton's interpreter gets through.
+
+    No state is tracked after a request's last token: there metadata can say so, no kernel.
+    """
+    ends = [request.cached + request.new for request in batch.requests]
+    requests = [
+        replace(request, seqlen=None if (request.seqlen or 0) > end else request.seqlen)
+        for request, end in zip(batch.requests, ends, strict=True)
+    ][:2]
+    return replace(batch, requests=tuple(requests))
+
+
+class Captured(on_gpu.Captured):
+    """Replays of a rig whose waits count: those of replays that are not left to stock."""
+
+    play: Counted
+
+    def captured(self, wanted: Replays) -> Runner:
+        """A server boots only once, so its waits do not count."""
+        before = len(self.play.counter.found)
+        runner = super().captured(wanted)
+        del self.play.counter.found[before:]
+        return runner
+
+    def _replay(
+        self, runner: Runner, wanted: Replays, batch: Batch, forward_batch: Any
+    ) -> torch.Tensor:
+        backend, found = self.play.rig.backend, self.play.counter.found
+        before = len(found)
+        is_loading = isinstance(wanted, Loading)
+        pool, counter = self.play.rig.pool, self.play.counter
+        with loads.loading(pool, batch, counter) if is_loading else nullcontext():
+            output = super()._replay(runner, wanted, batch, forward_batch)
+        if is_patched(backend) and not is_ours(backend):
+            del found[before:]
+        return output
+
+
+class WithBreaks(Captured):
+    """Replays with the stand-in for FlashInfer's kernel."""
+
+    is_captured = False
+
+    def __init__(self, play: Counted) -> None:
+        super().__init__(play, flashinfer.kernel(play.counter, is_captured=self.is_captured))
+
+    def replayed(self, wanted: Replays) -> dict[str, Any]:
+        """As `Captured.replayed`; the stand-in updates states in place if it splits no sequence."""
+        with mock.patch.object(kernel_break, "stays", return_value=flashinfer.is_whole):
+            return super().replayed(wanted)
+
+
+def replays(inputs: Inputs) -> int:
+    """The whole prefill in one graph, with no wait of its own."""
+    wanted = [*some(inputs, EDGES), *inputs(draw_replays, DRAWN)]
+    return alike(PATCH, Captured(counted_gdn()).replayed, wanted)
 
 
 def replays_with_breaks(inputs: Inputs) -> int:
-    """The graph breaks at the kernel's call."""
-    counted = with_breaks(counted_gdn()).counted
-    return alike((PATCH,), counted, some(inputs, BREAKS), most=None)
+    """The graph breaks at the kernel's call, with as many waits as stock's."""
+    replayed = noted(WithBreaks(counted_gdn()).replayed)
+    return alike(PATCH, replayed, some(inputs, BREAKS), most=None)
 
 
 ONE = (
-    replays_of(
+    Loading.of(
         Batch((Request(70, 64),)),
         # more requests, a split of another length, a state after the last token, none, and all rows
         Batch((Request(30, tracked=False), Request(5, 64, tracked=False))),
@@ -57,9 +169,8 @@ ONE = (
         Batch((Request(64),)),
         Batch((Request(72, tracked=False),)),
         Batch((Request(140),)),
-        loads=True,
     ),
-    replays_of(Batch((Request(70, 64),)), smaller=(8, 16, 32, 64)),  # too many buckets
+    Replays.of(Batch((Request(70, 64),)), smaller=(8, 16, 32, 64)),  # too many buckets
 )
 TAKEN = [True, False, False, False, False, True, False]
 """Which batches of `ONE` replay a graph of one request."""
@@ -67,19 +178,20 @@ WAITS = (6, 5)
 """How often each of `ONE` waits: as stock, but not for the batches that replay such a graph."""
 
 
-class WithOne(Captured):
+class WithOne(WithBreaks):
     """Replays where the kernel of one request is in a graph too.
 
     Attributes:
         taken: whether each batch that was replayed took it.
     """
 
+    is_captured = True
+
     def __init__(self, play: Counted) -> None:
-        kernel = flashinfer.kernel(play.counter, is_captured=True)
-        super().__init__(play, kernel, flashinfer.is_whole)
+        super().__init__(play)
         self.taken: list[bool] = []
 
-    def replayed(self, wanted: Any) -> Any:
+    def replayed(self, wanted: Replays) -> dict[str, Any]:
         """As `Captured.replayed`."""
         length = flashinfer.chunk_length
         with mock.patch.object(one_request, "chunk_length", return_value=length):
@@ -95,10 +207,16 @@ class WithOne(Captured):
 def replays_with_one(inputs: Inputs) -> int:
     """The kernel of one request is in the graph."""
     captured, wanted = WithOne(counted_gdn()), some(inputs, ONE)
-    count = alike((PATCH,), captured.replayed, wanted, most=lambda each: WAITS[ONE.index(each)])
+    most: Callable[[Replays], int] = lambda each: WAITS[ONE.index(each)]  # noqa: E731
+    count = alike(PATCH, captured.replayed, wanted, most=most)
     if len(wanted) == len(ONE) and captured.taken != TAKEN:
         raise AssertionError(f"graphs of one request: {captured.taken}, not {TAKEN}")
     return count
 
 
-CHECKS = {"replays with breaks": replays_with_breaks, "replays with one": replays_with_one}
+CHECKS = {
+    "replays": replays,
+    "several requests with FlashInfer": replays_with_breaks,
+    "one request with FlashInfer": replays_with_one,
+}
+"""In place of the GPU's, by their names."""

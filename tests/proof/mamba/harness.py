@@ -1,7 +1,7 @@
-"""Forwards and metadata of a rig whose tensors count as a device's.
+"""Forwards and metadata of a rig whose tensors count as a device's, and the waits that they cost.
 
 A `Counted` runs the release's own code on a CPU in place of a GPU. What its runs give, beside those
-of any `Play`, with the places that waited:
+of any `Play`:
 
 | run | input | what must be equal |
 | --- | --- | --- |
@@ -11,7 +11,8 @@ of any `Play`, with the places that waited:
 
 What is on the device: the rig's states and weights, each tensor of a batch whose name does not end
 in ``_cpu``, and whatever is computed from these. What counts as a wait: see `waits.Counter`. Not
-counted: what a kernel reads, and the release's scheduler while it makes a batch.
+counted: what a kernel reads, and the release's scheduler while it makes a batch. `noted` gives the
+places that waited in a run.
 """
 
 from __future__ import annotations
@@ -20,16 +21,23 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
+from unittest import mock
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from sglang_perf_patches.sets.mamba import host
-from sglang_perf_patches.verify.mamba import harness
+from sglang_perf_patches.verify.comparing import both, require, require_same
 from sglang_perf_patches.verify.mamba.cases import Batch, Request
-from sglang_perf_patches.verify.mamba.harness import Play, Played, gdn, plain
+from sglang_perf_patches.verify.mamba.harness import Play, plain
 from sglang_perf_patches.verify.mamba.rig import Rig
-from tests.proof.mamba import fake_cuda_graph, loads, scheduling, waits
+from tests.proof.mamba import fake_cuda_graph, scheduling, waits
+
+T = TypeVar("T")
+
+Noted = tuple[Any, list[str]]
+"""The results of a run that must be equal, and the places that waited."""
 
 
 @cache
@@ -40,58 +48,99 @@ def counter() -> waits.Counter:
     return counter_of_waits
 
 
+@cache
 def counted_gdn() -> Counted:
-    """The gated-delta-net rig of this process, which counts."""
-    counted = gdn()
-    assert isinstance(counted, Counted)
-    return counted
+    """The gated-delta-net rig of this process."""
+    return Counted(Rig())
+
+
+def noted(run: Callable[[T], Any]) -> Callable[[T], Noted]:
+    """The same run, with the places that waited."""
+
+    def run_and_note(value: T) -> Noted:
+        found = counter().found
+        found.clear()
+        return run(value), list(found)
+
+    return run_and_note
+
+
+def alike(
+    patch: str,
+    run: Callable[[T], Any],
+    inputs: Sequence[T],
+    *,
+    most: int | Callable[[T], int] | None = 0,
+) -> int:
+    """Run every input on stock and then with a patch; each pair must be equal.
+
+    Args:
+        patch: its id.
+        run: gives what must be equal.
+        inputs: at least one.
+        most: how often a patched run may wait, or what tells that of an input on stock; None if
+            that says nothing. Otherwise stock must have waited more often in all.
+
+    Returns:
+        how many pairs were compared.
+    """
+    bounds = [most(value) if callable(most) else most for value in inputs]
+    spared = 0
+    for (value, one, other), bound in zip(both((patch,), noted(run), inputs), bounds, strict=True):
+        (expected, stocks_waits), (actual, waits_seen) = one, other
+        where = f"{patch}, {value!r}"
+        require_same(where, expected, actual)
+        allowed = bound is None or len(waits_seen) <= bound
+        require(allowed, f"{where}: waits at {', '.join(waits_seen)}")
+        spared += len(stocks_waits) - len(waits_seen)
+    require(most is None or spared > 0, f"{patch}: stock does not wait for these inputs")
+    return len(inputs)
 
 
 class Counted(Play):
     """A rig on the CPU in place of a GPU."""
-
-    counts = True
 
     def __init__(self, rig: Rig) -> None:
         """Take the rig's tensors for the device's."""
         super().__init__(rig)
         self.counter = counter()
         rig.backend.device = waits.DEVICE
-        self.counter.own(*rig.states(), rig.pool.req_index_to_mamba_index_mapping, *rig.weights())
+        self.counter.own(*rig.states(), rig.pool.req_index_to_mamba_index_mapping)
+        for layer in rig.layers:
+            self.counter.own(*tree_leaves([*vars(layer).values(), *layer.parameters()]))
+        self.counter.own(*getattr(rig.backend, "tp_slope", ()))
 
     def own(self, *tensors: Any) -> None:
         self.counter.own(*tensors)
 
     @contextmanager
-    def counting(self) -> Iterator[list[str]]:
-        self.counter.found.clear()
-        waits_seen: list[str] = []
-        with self.counter:
-            yield waits_seen
-        waits_seen.extend(self.counter.found)
+    def counting(self) -> Iterator[None]:
+        # A lightning-attention kernel asks for the compute capability.
+        capability = mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0))
+        with self.counter, capability:
+            yield
 
     def placed(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         return "on the device" if self.counter.owns(value) else "on the host", plain(value)
 
-    def loading(self, batch: Batch) -> AbstractContextManager[None]:
-        return loads.loading(self.rig.pool, batch, self.counter)
-
     def graphs(self) -> AbstractContextManager[None]:
         return fake_cuda_graph.on_cpu()
 
-    def capturing(self, backend: Any) -> AbstractContextManager[None]:
-        return fake_cuda_graph.capturing(backend)
+    @contextmanager
+    def capturing(self, backend: Any) -> Iterator[None]:
+        with fake_cuda_graph.capturing(backend):
+            yield
 
-    def metadata(self, wanted: Batch) -> Played:
+    def metadata(self, wanted: Batch) -> dict[str, Any]:
         """Every field of a forward's metadata, and the chunk indices that its layers ask for."""
         return self.planned(self.batch(wanted))
 
-    def planned(self, batch: Any) -> Played:
+    def planned(self, batch: Any) -> dict[str, Any]:
         """As `metadata`, of a batch that is there."""
         backend = self.rig.backend
-        with self.counting() as waits_seen:
+        with self.counting():
             backend.init_forward_metadata(batch)
             start = backend.forward_metadata.query_start_loc
             asks = start is not None and not batch.forward_mode.is_decode()
@@ -101,13 +150,12 @@ class Counted(Play):
                 for size in (16, 64)
                 if asks
             ]
-        plan = {
+        return {
             "fields": self.fields_of(backend.forward_metadata),
             "chunks": [*map(self.placed, chunks)],
         }
-        return plan, waits_seen
 
-    def changed(self, change: Callable[[Counted, Any], None]) -> Played:
+    def changed(self, change: Callable[[Counted, Any], None]) -> dict[str, Any]:
         """As `metadata`, of a batch that something changed on its way."""
         batch = self.batch(CHANGED)
         change(self, batch)
@@ -124,7 +172,7 @@ class Counted(Play):
             mask = tuple(prefill.mamba_track_mask.tolist())
         return mask, prefill_known and prefill_known.track and prefill_known.track.mask
 
-    def scheduled(self, requests: Sequence[Request]) -> Played:
+    def scheduled(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
         """As `metadata`, of batches that the release's own scheduler made.
 
         A prefill, the decode after it, whose waits are stock's, and one more prefill mixed with
@@ -132,16 +180,17 @@ class Counted(Play):
         """
         with self._uncounted():
             schedule, prefill = scheduling.scheduled(self.rig, requests)
-        first, of_prefill = self._plan_of(prefill)
+        first = self._plan_of(prefill)
         if not any(prefill.mamba_track_mask.tolist()):
             raise AssertionError("the scheduler tracks nothing of this batch")
         with self._uncounted():
             decode = scheduling.decoding(self.rig, schedule)
-        second, _ = self._plan_of(decode)
+        waited = len(self.counter.found)
+        second = self._plan_of(decode)
+        del self.counter.found[waited:]
         with self._uncounted():
             mixed = scheduling.mixed(self.rig, schedule, requests[:2])
-        third, of_mix = self._plan_of(mixed)
-        return [first, second, third], of_prefill + of_mix
+        return [first, second, self._plan_of(mixed)]
 
     @contextmanager
     def _uncounted(self) -> Iterator[None]:
@@ -149,11 +198,11 @@ class Counted(Play):
         with self.counter, self.counter.paused():
             yield
 
-    def _plan_of(self, batch: Any) -> Played:
+    def _plan_of(self, batch: Any) -> dict[str, Any]:
         self.own_batch(batch)
-        plan, waits_seen = self.planned(batch)
+        plan = self.planned(batch)
         held = (batch.mamba_track_mask, batch.mamba_track_seqlens)
-        return {"plan": plan, "mode": batch.forward_mode.name, "held": plain(held)}, waits_seen
+        return {"plan": plan, "mode": batch.forward_mode.name, "held": plain(held)}
 
 
 # -- batches that the host does not know, or not wholly -------------------------------------------
@@ -212,6 +261,3 @@ def _chunk_functions() -> list[Any]:
             module = sys.modules[name]
             return [module.prepare_chunk_indices, module.prepare_chunk_offsets]
     raise RuntimeError("no FLA index module has been imported")
-
-
-harness.KINDS.append(Counted)

@@ -11,24 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from sglang_perf_patches.verify import Different, stock
-from sglang_perf_patches.verify.mamba.rig import publish
 from sglang_perf_patches.verify.stock import MEMORY, called
 from tests.proof.caches import kv_allocator, unified_cache
-from tests.proof.mamba.hybrid_parts import Shape, bare_state_pool, prefix_params
+from tests.proof.mamba.hybrid_parts import Shape, bare_state_pool, prefix_params, publish_shape
 from tests.proof.mamba.hybrid_server import HybridServer
 
-_ASSEMBLER = f"{MEMORY}.hybrid_cache.hybrid_pool_assembler"
 _STREAMED = ("sglang.srt.managers.cache_controller", f"{MEMORY}.l2_transfer")
-CHUNK = 64
-"""Tokens between two states that can be cached."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +62,13 @@ class HostedServer(HybridServer):
         lend()
         _CLOCK.delay = shape.delay
         self.found: dict[str, tuple[int, int]] = {}
-        self._args = publish(
-            shape.page,
-            shape.strategy,
-            CHUNK,
-            chunked_prefill_size=shape.chunk,
-            device="cpu",
+        self._args = publish_shape(
+            shape,
             enable_hierarchical_cache=True,
             hicache_ratio=shape.ratio,
             hicache_size=shape.gigabytes,
             hicache_write_policy=shape.policy,
             hicache_mem_layout="page_first",
-            **shape.more_arguments,
-            **({"mamba_track_interval": 64} if shape.takes_results else {}),
             **dict(shape.more),
         )
         super().__init__(shape)  # publishes a server without a host's cache, the first time
@@ -257,10 +247,11 @@ def lend() -> None:
         states = importlib.import_module(f"{MEMORY}.pool_host.mamba").MambaPoolHost
     except ModuleNotFoundError:  # it moved with 0.5.18 or so
         states = importlib.import_module(f"{MEMORY}.memory_pool_host").MambaPoolHost
-    kv.backup_from_device_all_layer = _back_up_kv
-    kv.load_to_device_per_layer = _load_kv
-    states.backup_from_device_all_layer = _back_up_states
-    states.load_to_device_per_layer = _load_states
+    for kind, pairs, layers in (
+        (kv, _kv_pairs, "layer_num"),
+        (states, _state_pairs, "num_mamba_layers"),
+    ):
+        kind.backup_from_device_all_layer, kind.load_to_device_per_layer = _copying(pairs, layers)
 
 
 def _kv_pairs(host: Any, pool: Any, layer: int) -> list[tuple[Any, Any]]:
@@ -268,19 +259,6 @@ def _kv_pairs(host: Any, pool: Any, layer: int) -> list[tuple[Any, Any]]:
         (host.kv_buffer[0][:, layer], pool.k_buffer[layer]),
         (host.kv_buffer[1][:, layer], pool.v_buffer[layer]),
     ]
-
-
-def _back_up_kv(self: Any, device_pool: Any, host: Any, device: Any, *_: Any, **__: Any) -> None:
-    for layer in range(self.layer_num):
-        for kept, rows in _kv_pairs(self, device_pool, layer):
-            kept[host.long()] = rows[device.long()]
-
-
-def _load_kv(
-    self: Any, device_pool: Any, host: Any, device: Any, layer: int, *_: Any, **__: Any
-) -> None:
-    for kept, rows in _kv_pairs(self, device_pool, layer):
-        rows[device.long()] = kept[host.long()]
 
 
 def _state_pairs(host: Any, pool: Any, layer: int) -> list[tuple[Any, Any]]:
@@ -292,21 +270,18 @@ def _state_pairs(host: Any, pool: Any, layer: int) -> list[tuple[Any, Any]]:
     ]
 
 
-def _back_up_states(
-    self: Any, device_pool: Any, host: Any, device: Any, *_: Any, **__: Any
-) -> None:
-    for layer in range(self.num_mamba_layers):
-        for kept, rows in _state_pairs(self, device_pool, layer):
-            kept[host.long()] = rows[device.long()]
+def _copying(pairs: Callable[..., list[tuple[Any, Any]]], layers: str) -> tuple[Any, Any]:
+    """What copies to the host, all layers at once, and what copies a layer back."""
 
+    def back_up(self: Any, device_pool: Any, host: Any, device: Any, *_: Any, **__: Any) -> None:
+        for layer in range(getattr(self, layers)):
+            for kept, rows in pairs(self, device_pool, layer):
+                kept[host.long()] = rows[device.long()]
 
-def _load_states(
-    self: Any, device_pool: Any, host: Any, device: Any, layer: int, *_: Any, **__: Any
-) -> None:
-    for kept, rows in _state_pairs(self, device_pool, layer):
-        rows[device.long()] = kept[host.long()]
+    def load(
+        self: Any, device_pool: Any, host: Any, device: Any, layer: int, *_: Any, **__: Any
+    ) -> None:
+        for kept, rows in pairs(self, device_pool, layer):
+            rows[device.long()] = kept[host.long()]
 
-
-def assembler() -> ModuleType:
-    """The module that divides the host's memory."""
-    return importlib.import_module(_ASSEMBLER)
+    return back_up, load

@@ -104,9 +104,9 @@ def bare_state_pool(shape: Shape) -> Any:
     }
     return request_pool(
         *(widths, [0], torch.float32, shape.rows, shape.slots),
-        tracked=shape.tracked,
-        context=shape.context + shape.page,
-        lazy=shape.lazy,
+        enable_mamba_extra_buffer=shape.tracked,
+        max_context_len=shape.context + shape.page,
+        enable_mamba_extra_buffer_lazy=shape.lazy,
     )
 
 
@@ -146,17 +146,21 @@ def arguments(shape: Shape) -> Any:
     """The release's own ServerArgs, published as a scheduler publishes it."""
     asked = (shape.strategy, shape.more_arguments)
     if _PUBLISHED.get("asked") != asked:
-        server_args = publish(
-            shape.page,
-            shape.strategy,
-            64,
-            chunked_prefill_size=shape.chunk,
-            device="cpu",
-            **shape.more_arguments,
-            **({"mamba_track_interval": 64} if shape.takes_results else {}),
-        )
-        _PUBLISHED.update(asked=asked, server_args=server_args)
+        _PUBLISHED.update(asked=asked, server_args=publish_shape(shape))
     return _PUBLISHED["server_args"]
+
+
+def publish_shape(shape: Shape, **options: Any) -> Any:
+    """The same anew, with further arguments."""
+    return publish(
+        shape.page,
+        shape.strategy,
+        chunked_prefill_size=shape.chunk,
+        device="cpu",
+        **options,
+        **shape.more_arguments,
+        **({"mamba_track_interval": 64} if shape.takes_results else {}),
+    )
 
 
 def schedule_batch(

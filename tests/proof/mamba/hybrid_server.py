@@ -71,7 +71,7 @@ class HybridServer:
             spec_algorithm=self.scheduler.spec_algorithm,
         )
         self._results = (
-            Results(model_config(), self.tree, self.pool, False) if shape.takes_results else None
+            Results(model_config(), self.tree, self.pool) if shape.takes_results else None
         )
         self._launched: list[Any] = []
         self._sent: list[tuple[int, Any]] = []  # when each request's KV is sent
@@ -138,12 +138,7 @@ class HybridServer:
     # -- steps -----------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """One round of the scheduler: a prefill if one can be made, else a decode.
-
-        Raises:
-            Different: a state is not of the tokens that it should be, or a slot has two owners or
-                none.
-        """
+        """One round of the scheduler: a prefill if one can be made, else a decode."""
         began = len(self.log)
         if self.shape.transfer:  # as in each round of a prefill server
             self.running.batch_is_full = False
@@ -174,11 +169,7 @@ class HybridServer:
             self.slot_kept = began
 
     def check_slots(self) -> None:
-        """See that each slot is free, a request's or the tree's.
-
-        Raises:
-            Different: one is lost or has two owners.
-        """
+        """See that each slot is free, a request's or the tree's."""
         chunked = self.scheduler.chunked_req
         owned = [int(slot) for slot in self.slots.free_slots]
         owned += [int(slot) for slot in self.tree.all_mamba_values_flatten()]
@@ -223,11 +214,7 @@ class HybridServer:
         return not (self.waiting or self.running.reqs or sending or self.scheduler.chunked_req)
 
     def check_drained(self) -> None:
-        """See that all is the tree's, that nothing of it is locked, and that all can be had.
-
-        Raises:
-            Different: something is lost, or is still locked.
-        """
+        """See that all is the tree's, that nothing of it is locked, and that all can be had."""
         tree, shape = self.tree, self.shape
         tree.sanity_check()
         for pool, kind, name, size in (

@@ -1,22 +1,30 @@
-"""Mamba2's metadata of batches that the host does not know, or not wholly, is stock's."""
+"""Mamba2's waits, and its metadata of batches that the host does not know, or not wholly."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from sglang_perf_patches.verify.mamba.harness import Played, alike
-from sglang_perf_patches.verify.mamba.mamba2_chunk_indices import PATCH, mixed_of
-from tests.proof.mamba.harness import CHANGED, UNKNOWN, Counted, counted_gdn
+from sglang_perf_patches.verify.mamba.kinds import Mamba2
+from sglang_perf_patches.verify.mamba.mamba2_chunk_indices import (
+    PATCH,
+    mixed,
+    of_forwards,
+    of_metadata,
+)
+from tests.proof.mamba.harness import CHANGED, UNKNOWN, Counted, alike, counted_gdn
 
 
-def mixed_changed(change: Callable[[Counted, Any], None]) -> Played:
+def mixed_changed(change: Callable[[Counted, Any], None]) -> dict[str, Any]:
     """As `mixed`, of a batch that something changed on its way."""
     batch = counted_gdn().batch(CHANGED)
     change(counted_gdn(), batch)
-    return mixed_of(CHANGED, batch)
+    return mixed(counted_gdn(), CHANGED, batch)
 
 
 CHECKS = {
-    "unknown batches": lambda _: alike((PATCH,), mixed_changed, UNKNOWN, most=None),
+    "metadata": lambda inputs: alike(PATCH, partial(mixed, counted_gdn()), of_metadata(inputs)),
+    "forwards": lambda _: alike(PATCH, Counted(Mamba2()).forwards, of_forwards(), most=None),
+    "unknown batches": lambda _: alike(PATCH, mixed_changed, UNKNOWN, most=None),
 }

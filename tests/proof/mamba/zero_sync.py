@@ -5,39 +5,38 @@ A decode is stock's own, with its waits.
 
 from __future__ import annotations
 
-import importlib
 from random import Random
-from typing import Any
 
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import require, same, some
 from sglang_perf_patches.verify.mamba.cases import (
     EDGES,
-    FORWARDS,
     METADATA,
+    PREFIX,
     Batch,
     Request,
     draw,
 )
-from sglang_perf_patches.verify.mamba.harness import alike, attention_module
-from sglang_perf_patches.verify.mamba.rig import ATTENTION, Rig
-from tests.proof.mamba.harness import UNKNOWN, Counted, counted_gdn
+from sglang_perf_patches.verify.mamba.cases import FORWARDS as PREFILLS
+from tests.proof.mamba.harness import UNKNOWN, alike, counted_gdn, noted
 from tests.proof.mamba.scheduling import SCHEDULED
 
 PATCH = "mamba.zero-sync"
 
 
-class Kda(Rig):
-    """The KDA backend; its metadata only."""
+def _step(*requests: tuple[int, bool]) -> tuple[Batch, ...]:
+    """A decode, of each request its tokens before it and whether its state is tracked."""
+    return (Batch(tuple(Request(1, *request) for request in requests), mode="DECODE"),)
 
-    def _widths(self) -> dict[str, Any]:
-        widths = super()._widths()
-        return {**widths, "conv": [(3, widths["conv_dim"])]}
 
-    def _backend(self) -> Any:
-        self._choose_triton()
-        module = importlib.import_module(f"{ATTENTION}.linear.kda_backend")
-        return module.KDAAttnBackend(self.runner)
+FORWARDS: dict[str, tuple[Batch, ...]] = {
+    "prefix": PREFIX,
+    "decode": _step((63, True), (20, False), (127, True)),
+    **PREFILLS,
+    "all": (Batch((Request(66),)),),
+    "decode, none": _step((63, False), (20, False)),
+}
+"""Scenarios of whole forwards. What shows most for its time comes first."""
 
 
 def draw_decode(random: Random) -> Batch:
@@ -57,42 +56,24 @@ def forwards(inputs: Inputs) -> int:
     drawn = some(inputs, [*FORWARDS.values()])
     extends = [batches for batches in drawn if batches[0].mode != "DECODE"]
     steps = [batches for batches in drawn if batches[0].mode == "DECODE"]
-    count = alike((PATCH,), counted_gdn().forwards, extends)
-    return count + same(PATCH, counted_gdn().forwards, steps, ran=False)
+    count = alike(PATCH, counted_gdn().forwards, extends)
+    return count + same(PATCH, noted(counted_gdn().forwards), steps, ran=False)
 
 
 def metadata(inputs: Inputs) -> int:
     """Drawn batches, tracked and not."""
-    batches = _drawn(inputs)
+    batches = [*EDGES, *inputs(draw, METADATA)]
+    steps = [FORWARDS["decode"][0], *inputs(draw_decode, METADATA // 4)]
     tracked = sum(any(request.tracked for request in batch.requests) for batch in batches)
     both = len(batches) / 6 < tracked < len(batches)
     require(both, f"{tracked} of {len(batches)} drawn batches are tracked")
-    count = alike((PATCH,), counted_gdn().metadata, batches)
-    return count + same(PATCH, counted_gdn().metadata, _drawn_steps(inputs), ran=False)
-
-
-def kda(inputs: Inputs) -> int:
-    """The same of the release's KDA backend, where that makes metadata of its own."""
-    module = attention_module("linear.kda_backend")
-    if module is None or "init_forward_metadata" not in vars(module.KDAAttnBackend):
-        return 0
-    fields = Counted(Kda()).fields
-    count = alike((PATCH,), fields, _drawn(inputs))
-    return count + same(PATCH, fields, _drawn_steps(inputs), ran=False)
-
-
-def _drawn(inputs: Inputs) -> list[Batch]:
-    return [*EDGES, *inputs(draw, METADATA)]
-
-
-def _drawn_steps(inputs: Inputs) -> list[Batch]:
-    return [FORWARDS["decode"][0], *inputs(draw_decode, METADATA // 4)]
+    count = alike(PATCH, counted_gdn().metadata, batches)
+    return count + same(PATCH, noted(counted_gdn().metadata), steps, ran=False)
 
 
 CHECKS = {
     "forwards": forwards,
     "metadata": metadata,
-    "unknown batches": lambda _: alike((PATCH,), counted_gdn().changed, UNKNOWN, most=None),
-    "the scheduler's batches": lambda _: alike((PATCH,), counted_gdn().scheduled, SCHEDULED),
-    "KDA": kda,
+    "unknown batches": lambda _: alike(PATCH, counted_gdn().changed, UNKNOWN, most=None),
+    "the scheduler's batches": lambda _: alike(PATCH, counted_gdn().scheduled, SCHEDULED),
 }

@@ -12,9 +12,9 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import same
-from sglang_perf_patches.verify.mla.cases import draft_batch, prepare, some_lengths
+from sglang_perf_patches.verify.mla.cases import draft_batch, prepare
 from sglang_perf_patches.verify.mla.rig import REQUESTS, furnished, model_runner, server_args
-from tests.proof.mla import wheels
+from tests.proof.mla import some_lengths, wheels
 
 PATCH = "mla.draft-metadata"
 

@@ -14,10 +14,10 @@ from sglang.srt.speculative import eagle_info, eagle_utils, spec_info
 from sglang_perf_patches.verify import Different
 from sglang_perf_patches.verify.comparing import same
 from sglang_perf_patches.verify.mla import cases
-from sglang_perf_patches.verify.mla.cases import Batch, requests_of, some_lengths, verify_input
+from sglang_perf_patches.verify.mla.cases import Batch, requests_of, verify_input
 from sglang_perf_patches.verify.mla.rig import furnished, model_runner, server_args
 from sglang_perf_patches.verify.stock import NoneByDefault
-from tests.proof.mla import wheels
+from tests.proof.mla import some_lengths, wheels
 
 PATCH = "mla.sync-opt-out"
 CAPTURED = 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from unittest.mock import Mock
 
 from sglang_perf_patches.verify.comparing import live, require_same
 from sglang_perf_patches.verify.mlx import models
@@ -16,7 +17,7 @@ FAILING = schedule(
     5, decode bc
     """
 )
-"""Steps of a stable batch that fail in the middle of the model and must have no effect."""
+"""Steps of a stable batch; those of ``fail`` name a layer in which they fail."""
 
 
 def after_failures(patch: str, dtype: str, schedule: Sequence[Step] = FAILING) -> int:
@@ -25,6 +26,27 @@ def after_failures(patch: str, dtype: str, schedule: Sequence[Step] = FAILING) -
     with models.model("qwen3", dtype) as model:
         expected = asdict(Player(model).play(without))
         with live(patch):
-            actual = asdict(Player(model).play(schedule))
+            actual = asdict(_Failing(model).play(schedule))
     require_same(f"{patch}, after a step that failed", expected, actual)
     return 1
+
+
+class _Failure(Exception):
+    """Raised by a failing step."""
+
+
+class _Failing(Player):
+    def fail(self, batch: str, layer: int) -> None:
+        """Run a step in which one layer's output projection raises."""
+        attention = self._model.model.layers[layer].self_attn
+        attention = getattr(attention, "_inner", attention)
+        projection = attention.o_proj
+        attention.o_proj = Mock(side_effect=_Failure)
+        try:
+            self.runner.decode_batch(list(batch))
+        except _Failure:
+            self.pending.clear()
+        else:
+            raise RuntimeError("the step did not fail")
+        finally:
+            attention.o_proj = projection

@@ -23,11 +23,7 @@ def admitted(
     over_allocation: int = 0,
     running: int = 64,
 ) -> dict[str, Any]:
-    """How many equal requests an empty worker admits, what they hold, and who is refused.
-
-    Raises:
-        Different: they are not admitted first come, first served.
-    """
+    """How many equal requests an empty worker admits, what they hold, and who is refused."""
     shape = Shape(
         window=window,
         page_size=page_size,
@@ -88,9 +84,6 @@ def pressed(
         swa_tokens: size of the sliding-window pool.
         requests: how many, with prompts of 20 tokens and more.
         over_allocation: see `Shape`.
-
-    Raises:
-        Different: requests are left, or an invariant does not hold.
     """
     shape = Shape(
         window=window,

@@ -67,15 +67,8 @@ def publish(shape: Shape) -> Any:
     return arguments
 
 
-def pools(shape: Shape, kv_cache_dtype: str, heads: int = 1, head_dim: int = 4) -> tuple[Any, Any]:
-    """A pool with one layer of each kind, and its allocator.
-
-    Args:
-        shape: sizes.
-        kv_cache_dtype: as the server has it; 8-bit floats where it says so, else float32.
-        heads: of KV.
-        head_dim: of each.
-    """
+def pools(shape: Shape, kv_cache_dtype: str) -> tuple[Any, Any]:
+    """A pool with one layer of each kind, of 8-bit floats or else float32, and its allocator."""
     import torch
 
     names = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
@@ -85,8 +78,8 @@ def pools(shape: Shape, kv_cache_dtype: str, heads: int = 1, head_dim: int = 4) 
         shape.swa_tokens,
         shape.page_size,
         dtype,
-        heads=heads,
-        head_dim=head_dim,
+        heads=1,
+        head_dim=4,
         device="cpu",
     )
 

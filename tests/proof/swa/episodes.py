@@ -115,9 +115,6 @@ def play(random: Random, pages: Sequence[int] = PAGES) -> int:
     Args:
         random: chooses everything.
         pages: page sizes to choose from, in tokens.
-
-    Raises:
-        Different: an invariant does not hold.
     """
     chosen = shape(
         page=random.choice(pages),

@@ -18,10 +18,6 @@ def resolved(rows: Any, allocator: Any) -> float | None:
     """Slots of the host's pools over the device's, as the release decides; None if it has none.
 
     Its own ``resolve_decode_retraction_backup`` decides, by the arguments of this process.
-
-    Args:
-        rows: the ``DecodeReqToTokenPool``.
-        allocator: of the KV.
     """
     try:
         builder = importlib.import_module("sglang.srt.mem_cache.kv_cache_builder")
@@ -51,13 +47,7 @@ def resolved(rows: Any, allocator: Any) -> float | None:
 
 
 def attach(cache: Any, pool: Any, ratio: float) -> None:
-    """Give a ``UnifiedRadixCache`` the host's pools.
-
-    Args:
-        cache: whose requests are backed up.
-        pool: the ``SWAKVPool``.
-        ratio: slots of the host's pools over the device's.
-    """
+    """Give a ``UnifiedRadixCache`` the host's pools, `ratio` times as large as the device's."""
     groups = _groups()
     names = importlib.import_module("sglang.srt.mem_cache.hicache_storage").PoolName
     parts = ((names.KV, pool.full_kv_pool), (names.SWA, pool.swa_kv_pool))

@@ -38,11 +38,7 @@ class Witness:
         self.written[req.rid] = end
 
     def check(self) -> None:
-        """Check every invariant.
-
-        Raises:
-            Different: one does not hold.
-        """
+        """Check every invariant."""
         live = self.worker.live()
         self._pages(live)
         self._mapping(live)
@@ -51,11 +47,7 @@ class Witness:
         self.checks += 1
 
     def check_drained(self) -> None:
-        """Check that nothing is left of the requests that were there.
-
-        Raises:
-            Different: something is.
-        """
+        """Check that nothing is left of the requests that were there."""
         worker, allocator = self.worker, self.worker.allocator
         require(worker.idle, "requests are left")
         page = worker.shape.page_size

@@ -45,11 +45,7 @@ def budgets(inputs: Inputs) -> int:
 def _compare(
     where: str, available: int, load: Load, plain: tuple[Any, Any], ours: tuple[Any, Any]
 ) -> None:
-    """Compare the pools, and the configurators, of a budget.
-
-    Raises:
-        Different: they hold too little or too much, or stock makes others at the same ratio.
-    """
+    """Compare the pools, and the configurators, of a budget."""
     full, swa = sizes(ours[0])
     ratio, stocks = (side[1]._swa_full_tokens_ratio for side in (ours, plain))
     if ratio == stocks:
@@ -97,10 +93,7 @@ def drawn(random: Random) -> tuple[int, Load]:
 def pools_or_none(available: int, load: Load, *, published: bool = False) -> tuple[Any, Any] | None:
     """The pools of a budget; None where stock calls it too small.
 
-    Args:
-        available: see `pools`.
-        load: see `pools`.
-        published: whether the process says first that it is that server.
+    `published`: the process says first that it is that server.
     """
     if published:
         caches = {"disable_radix_cache": True} if load.get("disable_radix_cache") else {}

@@ -49,11 +49,7 @@ def pressed(inputs: Inputs) -> int:
 
 
 def alike(model: str, load: window_loads.Load, **asked: Any) -> int:
-    """A load on stock and with the patch; how many rows of logits are equal.
-
-    Raises:
-        Different: a batch, a token or a logit is another one, or slots are lost.
-    """
+    """A load on stock and with the patch; how many rows of logits are equal."""
     where = f"{PATCH}, {model}, {asked}"
     played = []
     for patched in (False, True):
@@ -101,9 +97,6 @@ def pressed_one(load: window_loads.Pressed, counts: dict[str, int] | None = None
 
     Returns:
         how many requests were served.
-
-    Raises:
-        Different: one was replied something else, or slots are lost.
     """
     with _patched():
         server = WindowServer("gemma-3", **load.server)

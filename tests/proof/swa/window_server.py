@@ -81,7 +81,7 @@ class WindowServer:
             **stock.EXTRA_ARGUMENTS,
             **asked,
         }
-        made = stock.noted(stock.called(arguments.ServerArgs, **settings))
+        made = stock.arguments(**settings)
         context = importlib.import_module("sglang.srt.runtime_context")
         # Stock draws the port, and each server seeds the draws: two processes would get the same.
         random.seed()
@@ -119,15 +119,7 @@ class WindowServer:
     def submit(
         self, ids: Ids, new: int, rid: str = "", *, images: Any = None, **sampling_options: Any
     ) -> None:
-        """A request for so many tokens, greedily.
-
-        Args:
-            ids: its prompt.
-            new: how many tokens.
-            rid: its name; one is made without it.
-            images: the release's MultimodalInputs.
-            sampling_options: SamplingParams'.
-        """
+        """A request for so many tokens, greedily; it gets a name if it has none."""
         kinds = importlib.import_module("sglang.srt.managers.io_struct")
         sampling = importlib.import_module("sglang.srt.sampling.sampling_params").SamplingParams
         options = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
@@ -160,9 +152,6 @@ class WindowServer:
 
         Args:
             comes: called before each round, which it is given the number of; whether more comes.
-
-        Raises:
-            Different: something waits or runs after very many rounds.
         """
         scheduler, rounds = self.scheduler, [0]
 
@@ -228,11 +217,7 @@ class WindowServer:
         )
 
     def check_drained(self) -> None:
-        """See that all slots can be had again, once nothing runs.
-
-        Raises:
-            Different: something is lost or locked.
-        """
+        """See that all slots can be had again, once nothing runs."""
         scheduler = self.scheduler
         require(scheduler.flush_cache(), "the cache can't be emptied")
         allocator = scheduler.token_to_kv_pool_allocator
@@ -302,21 +287,7 @@ def flash_attn_with_kvcache(
     out: torch.Tensor | None = None,
     **_: Any,
 ) -> torch.Tensor:
-    """In the place of FlashAttention 3's: the same cells by the same table, in the same order.
-
-    Args:
-        q: [tokens, heads, width].
-        k_cache: [pages, page, KV heads, width].
-        v_cache: as `k_cache`.
-        page_table: [requests, pages], int32.
-        cache_seqlens: [requests], int32.
-        cu_seqlens_q: [requests + 1], int32.
-        softmax_scale: of the scores.
-        causal: whether a query sees what follows it.
-        window_size: how far a query sees, to the left and right; -1 for all.
-        softcap: of the scores, 0 for none.
-        out: where the result goes.
-    """
+    """In the place of FlashAttention 3's: the same cells by the same table, in the same order."""
     page, heads = k_cache.shape[1], q.shape[1]
     result = torch.empty_like(q) if out is None else out.view_as(q)
     for row, length in enumerate(cache_seqlens.tolist()):

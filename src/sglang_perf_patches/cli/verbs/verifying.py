@@ -14,6 +14,7 @@ from ... import sets
 from ...model import selection
 from ...model.patch import by_id
 from ...model.selection import Selection, SelectionError
+from ...verify import Case
 from ...verify import runner as verify
 from .. import render
 from . import add_json, judged, names_of_patches, tree_at
@@ -47,14 +48,14 @@ def run(args: argparse.Namespace) -> int:
     """Compare, print, and return `verify.exit_code`."""
     named = _named(args.names)
     tree = tree_at()
-    plan = verify.plan([verdict for verdict in judged(tree) if verdict.patch.id in named.ids])
+    known, cases = verify.plan([each for each in judged(tree) if each.patch.id in named.ids])
     show = not args.json
-    is_short = not plan.cases and all(map(verify.is_built_in, plan.known))
+    is_short = not cases and all(map(verify.is_built_in, known))
     if show and not is_short:
         print(f"sglang {tree.version}\nat {tree.root}\n", flush=True)
     width = max(map(len, named.ids))
     outcomes = []
-    for outcome in chain(plan.known, _compared(plan, args.timeout)):
+    for outcome in chain(known, _compared(cases, args.timeout)):
         outcomes.append(outcome)
         if show:
             room = 6 if outcome.word == "proven" else 10  # that one is read as a sentence
@@ -73,11 +74,11 @@ def run(args: argparse.Namespace) -> int:
     return verify.exit_code(outcomes, named.in_full)
 
 
-def _compared(plan: verify.Plan, limit_s: float) -> Iterator[verify.Outcome]:
+def _compared(cases: Sequence[Case], limit_s: float) -> Iterator[verify.Outcome]:
     """Compare with stock, with a line on stderr as each step begins."""
-    outcomes = verify.verify(plan.cases, limit_s=limit_s)
-    for number, case in enumerate(plan.cases, 1):
-        step = f"[{number}/{len(plan.cases)}] {case.patch} on {verify.ON[case.device]} ..."
+    outcomes = verify.verify(cases, limit_s=limit_s)
+    for number, case in enumerate(cases, 1):
+        step = f"[{number}/{len(cases)}] {case.patch} on {verify.ON[case.device]} ..."
         print(step, file=sys.stderr, flush=True)
         yield from islice(outcomes, 1)
     yield from outcomes

@@ -61,20 +61,13 @@ PREFIX = (Batch((Request(65, 64), _untracked(9, 3))),)
 """The least scenario in which a tracked request has a cached prefix and another follows it."""
 
 FORWARDS: dict[str, tuple[Batch, ...]] = {
-    "prefix": PREFIX,
-    "decode": (Batch((Request(1, 63), _untracked(1, 20), Request(1, 127)), mode="DECODE"),),
     # one token over a boundary, on it with a prefix hit, forced before the end, too short to track
     "half": (Batch((Request(65), Request(64, 64), Request(70, 64, seqlen=129), _untracked(9, 3))),),
     "no mask": (Batch((Request(30), Request(5, 64)), tracking=False),),
     "none": (Batch((_untracked(20), _untracked(7, 64))),),
     "chunks": (Batch((Request(64), _untracked(8))), Batch((Request(65, 64),))),
-    "all": (Batch((Request(66),)),),
-    "decode, none": (Batch((_untracked(1, 63), _untracked(1, 20)), mode="DECODE"),),
 }
-"""Scenarios of whole forwards; the batches of one follow each other on the same states.
-
-What shows most for its time comes first.
-"""
+"""Scenarios of whole forwards; the batches of one follow each other on the same states."""
 
 METADATA = 60
 """Drawn batches whose metadata is compared: each takes milliseconds."""

@@ -1,18 +1,20 @@
 """Replayed prefills give the outputs and states of stock's graphs, whose layers run eagerly.
 
-Both sides are captured and replayed by the release's own code, see `runner`: stock's graphs break
-at each layer. What a patched replay runs is what its capture took note of, with whatever the tables
-hold by then: no Python of a layer.
+Both sides are captured and replayed by the release's own runner and backend of breakable prefill
+graphs, for the layers of a rig. Left out is what comes before the layers: the runner's buffers, and
+the model around them. Stock's graphs break at each layer. What a patched replay runs is what its
+capture took note of, with whatever the tables hold by then: no Python of a layer.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
-from itertools import combinations
-from random import Random
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -20,17 +22,15 @@ import torch
 
 from ...sets.mamba.gdn_prefill_graph import kernel_break
 from ...sets.mamba.gdn_prefill_graph.chunk_tables import ChunkTables
-from .. import Inputs, Missing, stock
-from ..comparing import some
-from .cases import Batch, Request, draw
-from .harness import Play, Played, alike, gdn, plain
-from .rig import ATTENTION
-from .runner import Runner
+from .. import Missing, stock
+from ..comparing import same
+from ..stock import NoneByDefault, called
+from .cases import Batch, Request
+from .harness import Play, plain, require_apart
+from .rig import ATTENTION, ON_GPU, Rig
 
 PATCH = "mamba.gdn-prefill-graph"
-
-DRAWN = 1
-"""Drawn replays: each takes up to a minute of Triton's interpreter."""
+_EXECUTOR = "sglang.srt.model_executor"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ class Replays:
     Attributes:
         batches: what is replayed.
         bucket: tokens of the capture, no less than those of any batch.
-        loads: whether the states of cached prefixes are still to be loaded from the host.
         left: batches that replay stock's own graph, counted from the first; None for any.
         rows: the most requests of a patched replay.
         smaller: further buckets of the server.
@@ -48,67 +47,32 @@ class Replays:
 
     batches: tuple[Batch, ...]
     bucket: int
-    loads: bool = False
     left: frozenset[int] | None = frozenset()
     rows: int = ChunkTables.MOST
     smaller: tuple[int, ...] = ()
 
+    @classmethod
+    def of(cls, *batches: Batch, spare: int = 0, **options: Any) -> Any:
+        """Replays in the smallest bucket that takes the batches, or one with `spare` more."""
+        return cls(batches, max(batch.tokens for batch in batches) + spare, **options)
 
-def replays_of(*batches: Batch, spare: int = 0, **options: Any) -> Replays:
-    """Replays in the smallest bucket that takes the batches, or one with `spare` more tokens."""
-    return Replays(batches, max(batch.tokens for batch in batches) + spare, **options)
 
-
-OVERFULL = replays_of(
-    Batch((Request(1, 5, tracked=False), Request(3, tracked=False))),
-    Batch(tuple(Request(1, n, tracked=False) for n in range(4))),
-    Batch((Request(2, 64, tracked=False),)),
-    left=frozenset({1}),
-    rows=2,
-    loads=True,
+FOLLOWED = (
+    Batch((Request(66, 64), Request(1, 128, tracked=False), Request(5, 64, tracked=False))),
+    Batch((Request(65),)),
+    Batch((Request(30), Request(5, 64)), tracking=False),
 )
-"""More requests than a table has rows, between two that fit."""
+"""Many requests, then one: leftovers of the first in the tables must not matter."""
 
-EDGES = (
-    # many requests, then one: leftovers of the first in the tables must not matter
-    replays_of(
-        Batch((Request(66, 64), Request(1, 128, tracked=False), Request(5, 64, tracked=False))),
-        Batch((Request(65),)),
-        Batch((Request(30), Request(5, 64)), tracking=False),
-        spare=5,
-        loads=True,
-        smaller=(64,),
-    ),
-    OVERFULL,
-    # a bucket of another tile than some of its batches
-    replays_of(
-        Batch((Request(15, 3, tracked=False),)),
-        Batch((Request(33, 5, tracked=False),)),
-        left=frozenset({0}),
-        smaller=(8,),
-    ),
-    replays_of(Batch((Request(1, tracked=False),))),
-    replays_of(Batch((Request(1, tracked=False),)), spare=3),
-    replays_of(Batch((Request(16, tracked=False),), tracking=False)),
-    replays_of(Batch(tuple(Request(1, n, tracked=False) for n in range(9)))),
-    replays_of(Batch((Request(64),)), Batch((Request(65, 64),)), spare=64, loads=True),
-    replays_of(
-        Batch((Request(70, 64, seqlen=129), Request(9, 3, tracked=False)), mode="MIXED"),
-        smaller=(64,),
-        loads=True,
-    ),
-)
-"""The smallest buckets, one that is full, tables that held more, a prefix of the batch before."""
-
-ONE = replays_of(Batch((Request(519),)), Batch((Request(519, 64),)), spare=57)
-SEVERAL = replays_of(Batch((Request(500), Request(500, 64, tracked=False)) * 2), spare=48)
+ONE = Replays.of(Batch((Request(519),)), Batch((Request(519, 64),)), spare=57)
+SEVERAL = Replays.of(Batch((Request(500), Request(500, 64, tracked=False)) * 2), spare=48)
 """Prompts as a GPU gets them, in buckets of a server's."""
 
-ON_GPU = (
-    replace(ONE, batches=(*ONE.batches, *EDGES[0].batches), smaller=(64,)),
+REPLAYS = (
+    Replays.of(*ONE.batches, *FOLLOWED, spare=57, smaller=(64,)),
     SEVERAL,
-    # as OVERFULL, and a single token
-    replays_of(
+    # more requests than a table has rows, between two that fit, and a single token
+    Replays.of(
         Batch((Request(5, 5, tracked=False), Request(11, tracked=False))),
         Batch(tuple(Request(4, n, tracked=False) for n in range(4))),
         Batch((Request(16, 64, tracked=False),)),
@@ -116,115 +80,76 @@ ON_GPU = (
         left=frozenset({1}),
         rows=2,
     ),
-    # as the third of EDGES
-    replays_of(
+    # a bucket of another tile than one of its batches
+    Replays.of(
         Batch((Request(16, 3, tracked=False),)),
         Batch((Request(33, 5, tracked=False),)),
         spare=15,
         left=frozenset({0}),
         smaller=(8,),
     ),
+    # some tracked, some not
+    Replays.of(
+        Batch((Request(127, 256), Request(128, 55, tracked=False))),
+        Batch((Request(65, 83, tracked=False), Request(65, 36))),
+        spare=1,
+        left=None,
+    ),
 )
-"""Fewer buckets, of whole sixteens: a GPU compiles each kernel for 1, for such and for others."""
-
-
-def draw_replays(random: Random) -> Replays:
-    """One or two drawn batches in a bucket of up to twice their tokens."""
-    batches = tuple(_within(draw(random)) for _ in range(random.randint(1, 2)))
-    most = max(batch.tokens for batch in batches)
-    bucket = most + random.choice((0, 1, 7, random.randint(0, most)))
-    return Replays(batches, bucket, loads=bool(random.randint(0, 1)), left=None)
-
-
-def _within(batch: Batch) -> Batch:
-    """Two requests at most, which is what Triton's interpreter gets through.
-
-    No state is tracked after a request's last token: there metadata can say so, no kernel.
-    """
-    ends = [request.cached + request.new for request in batch.requests]
-    requests = [
-        replace(request, seqlen=None if (request.seqlen or 0) > end else request.seqlen)
-        for request, end in zip(batch.requests, ends, strict=True)
-    ][:2]
-    return replace(batch, requests=tuple(requests))
+"""Few buckets, of whole sixteens: a GPU compiles each kernel for 1, for such and for others."""
 
 
 class Captured:
     """Replays of a rig's layers."""
 
-    def __init__(self, play: Play, kernel: Any = None, stays: Any = None) -> None:
-        """Use a rig with its own prefill kernel, or with another.
-
-        Args:
-            play: of the rig.
-            kernel: in place of the rig's own, at which graphs break.
-            stays: in place of the patch's own knowledge whether `kernel` may update the states of
-                a number of requests in place.
-        """
+    def __init__(self, play: Play, kernel: Any = None) -> None:
+        """Use a rig with its own prefill kernel, or with another, at which graphs break."""
         self.play = play
         self.kernel = kernel
-        self.stays = stays
 
-    def counted(self, wanted: Replays) -> Played:
-        """As `replayed`, with the number of waits among what must be equal."""
-        played, waited = self.replayed(wanted)
-        return {**played, "waits": len(waited)}, []
-
-    def replayed(self, wanted: Replays) -> Played:
+    def replayed(self, wanted: Replays) -> dict[str, Any]:
         """Outputs of all layers and all states after the batches on the same random states."""
         backend = self.play.rig.backend
-        is_patched = _is_patched(backend)
         with ExitStack() as stack:
-            patches: list[Any] = [
-                mock.patch.object(tables, "MOST", wanted.rows)
-                for tables in (ChunkTables, kernel_break.BreakTables)
-            ]
+            for tables in (ChunkTables, kernel_break.BreakTables):
+                stack.enter_context(mock.patch.object(tables, "MOST", wanted.rows))
             if self.kernel is not None:
                 dispatcher = backend.kernel_dispatcher
-                patches.append(mock.patch.object(dispatcher, "extend_kernel", self.kernel))
-            if self.stays is not None:
-                patches.append(mock.patch.object(kernel_break, "stays", return_value=self.stays))
-            for patch in patches:
-                stack.enter_context(patch)
-            return self._replayed(wanted, is_patched)
+                stack.enter_context(mock.patch.object(dispatcher, "extend_kernel", self.kernel))
+            return self._replayed(wanted, is_patched(backend))
 
-    def _replayed(self, wanted: Replays, is_patched: bool) -> Played:
-        runner = self._captured(wanted)
-        self.play.rig.fill()
+    def _replayed(self, wanted: Replays, patched: bool) -> dict[str, Any]:
+        runner = self.captured(wanted)
+        rig = self.play.rig
+        rig.fill()
         outputs: list[torch.Tensor] = []
         after: list[Any] = []
-        waited: list[str] = []
         for number, batch in enumerate(wanted.batches):
             if not runner.serves(len(batch.requests)):
                 raise AssertionError(f"{batch!r} replays no graph")
             forward_batch = self.play.batch(batch)
-            self._feed(runner, number)
-            self.play.rig.backend._use_strided_target_verify_qkv = True  # as a verify leaves it
-            with ExitStack() as stack:
-                if wanted.loads:
-                    stack.enter_context(self.play.loading(batch))
-                waits = stack.enter_context(self.play.counting())
-                outputs.append(runner.replay(forward_batch).clone())
+            runner.feed(number)
+            rig.backend._use_strided_target_verify_qkv = True  # as a verify leaves it
+            outputs.append(self._replay(runner, wanted, batch, forward_batch))
             after.append(self._left(forward_batch))
-            is_ours = _is_ours(self.play.rig.backend)
-            if is_patched and wanted.left is not None and is_ours == (number in wanted.left):
-                raise AssertionError(f"{batch!r} is {'captured' if is_ours else 'left to stock'}")
-            if is_ours or not is_patched:  # a batch that is left to stock waits as stock does
-                waited += waits
-        if any(torch.equal(*pair) for pair in combinations(outputs, 2)):
-            raise AssertionError(f"outputs of {wanted!r} are the same: nothing is computed")
-        states = plain(self.play.rig.states())
-        return {"outputs": plain(outputs), "states": states, "after": after}, waited
+            ours = is_ours(rig.backend)
+            if patched and wanted.left is not None and ours == (number in wanted.left):
+                raise AssertionError(f"{batch!r} is {'captured' if ours else 'left to stock'}")
+        require_apart(outputs, wanted)
+        return {"outputs": plain(outputs), "states": plain(rig.states()), "after": after}
 
-    def _captured(self, wanted: Replays) -> Runner:
+    def _replay(
+        self, runner: Runner, _wanted: Replays, _batch: Batch, forward_batch: Any
+    ) -> torch.Tensor:
+        with self.play.counting():
+            return runner.replay(forward_batch).clone()
+
+    def captured(self, wanted: Replays) -> Runner:
         """As a server's: one request without a prefix, and buffers that track nothing."""
         batch = self.play.batch(Batch((Request(wanted.bucket, tracked=False),)))
         batch.mamba_prefill_track_mask_cpu = batch.mamba_track_seqlens_cpu = None
-        inputs = self.play.rig.inputs(wanted.bucket)
-        self.play.own(*(tensor for layer in inputs for tensor in layer.values()))
-        # counting(): the tables are the device's, and a server boots only once
-        with self.play.counting(), self._few_compiled():
-            return Runner(self.play, batch, inputs, wanted.smaller)
+        with self.play.counting(), self._few_compiled():  # the tables are the device's
+            return Runner(self.play, batch, wanted.smaller)
 
     def _few_compiled(self) -> Any:
         """Within a capture: no call of FlashInfer's kernel without checkpoints.
@@ -243,12 +168,6 @@ class Captured:
 
         return mock.patch.object(self.kernel, "_prefill_fn", prefill)
 
-    def _feed(self, runner: Runner, seed: int) -> None:
-        drawn = self.play.rig.inputs(runner.bucket, seed)
-        for held, inputs in zip(runner.inputs, drawn, strict=True):
-            for name, value in inputs.items():
-                held[name].copy_(value)
-
     def _left(self, batch: Any) -> dict[str, Any]:
         """What Python holds after a forward, without tensors."""
         backend = self.play.rig.backend
@@ -261,32 +180,144 @@ class Captured:
         }
 
 
-def _is_patched(backend: Any) -> bool:
+class Runner:
+    """The release's runner, in `stocks`, with one bucket, or more whose last one is captured."""
+
+    def __init__(self, play: Play, capture: Any, smaller: Sequence[int]) -> None:
+        """Capture a ForwardBatch, whose tokens are the bucket."""
+        self._play = play
+        self._rig = rig = play.rig
+        self._bucket = int(capture.extend_num_tokens)
+        self._inputs = rig.inputs(self._bucket)
+        play.own(*(tensor for layer in self._inputs for tensor in layer.values()))
+        self._module = importlib.import_module(f"{_EXECUTOR}.runner.prefill_cuda_graph_runner")
+        self._key = importlib.import_module(f"{_EXECUTOR}.runner.shape_key").ShapeKey(
+            size=self._bucket
+        )
+        stocks = self.stocks = object.__new__(self._module.PrefillCudaGraphRunner)
+        hybrid = _hybrid(rig)
+        stocks.model_runner = NoneByDefault(
+            attn_backend=hybrid,
+            model=NoneByDefault(),
+            req_to_token_pool=rig.pool,
+            device=rig.device,
+        )
+        stocks.use_captured_attn_metadata = (
+            hybrid.use_captured_forward_metadata_for_breakable_cuda_graph
+        )
+        stocks.attn_metadata_buffers = {} if stocks.use_captured_attn_metadata else None
+        stocks._captured_attn_metadata_max_bs = hybrid.prefill_cuda_graph_max_batch_size
+        stocks.capture_num_tokens = [*smaller, self._bucket]
+        stocks.attention_layers = rig.layers
+        for name in (
+            *("quant_config", "moe_layers", "moe_fusions", "dsa_indexers", "dllm_attention"),
+            *("mha_companion_layers", "enable_cp_bcg_capture"),
+            *("_is_full_backend", "_capture_chunked_prefix", "require_mlp_tp_gather"),
+        ):
+            setattr(stocks, name, None)
+        stocks.backend = _graph_backend(stocks)
+        stocks.capture_prepare = lambda _: (_whole(capture), hybrid)
+        stocks._run_forward = self._run
+        # The release captures all graphs of a process into one pool and keeps its handle. Once the
+        # graphs of the runner before are freed, PyTorch refuses that handle: "use_count > 0". The
+        # release's `drop_elastic_cuda_graph_state` forgets the handle for the same reason.
+        pools = importlib.import_module(f"{_EXECUTOR}.runner_utils.pool")
+        pools.set_global_graph_memory_pool(None)
+        with play.capturing(stocks.backend):
+            stocks.capture_one_shape(self._bucket)
+
+    def feed(self, seed: int) -> None:
+        """Other inputs for the layers, into the tensors that the capture read."""
+        drawn = self._rig.inputs(self._bucket, seed)
+        for held, inputs in zip(self._inputs, drawn, strict=True):
+            for name, value in inputs.items():
+                held[name].copy_(value)
+
+    def replay(self, batch: Any) -> torch.Tensor:
+        """What the layers put out, of shape ``[bucket, …]``, for a batch and their inputs."""
+        stocks = self.stocks
+        batch = _whole(batch)
+        static = copy.copy(batch)
+        if static.forward_mode.name == "MIXED":
+            static.forward_mode = type(static.forward_mode).EXTEND
+        static.out_cache_loc = static.positions = batch.out_cache_loc.new_zeros(self._bucket)
+        with self._play.graphs(), stocks.backend.replay_session():
+            stocks._prepare_forward_metadata_for_replay(batch, static, self._key)
+            tokens = int(batch.extend_num_tokens)
+            with stocks._prefill_forward_context(
+                static, num_tokens=self._bucket, raw_num_tokens=tokens
+            ):
+                output: torch.Tensor = stocks.backend.replay(self._key, static)
+        return output
+
+    def serves(self, requests: int) -> bool:
+        """Whether the number of requests lets a batch be replayed at all."""
+        most = self.stocks._captured_attn_metadata_max_bs
+        return most is None or requests <= most
+
+    def _run(self, batch: Any, _: int) -> torch.Tensor:
+        with self.stocks._prefill_forward_context(batch):
+            outputs = [
+                layer.forward(batch, **of_layer)[0]
+                for layer, of_layer in zip(self._rig.layers, self._inputs, strict=True)
+            ]
+        return torch.cat(outputs, dim=1)
+
+
+def _whole(batch: Any) -> Any:
+    """A batch that nothing padded."""
+    batch.global_num_token_non_padded_cpu = int(batch.extend_num_tokens)
+    return batch
+
+
+def _hybrid(rig: Rig) -> Any:
+    """The release's hybrid backend, around a rig's and a full-attention one without layers."""
+    module = importlib.import_module(f"{ATTENTION}.hybrid_linear_attn_backend")
+    base = importlib.import_module(f"{ATTENTION}.base_attn_backend").AttentionBackend
+
+    class Full(base):  # type: ignore[misc, valid-type]
+        token_to_kv_pool = kv_index_translator = None
+        needs_cpu_seq_lens = False
+        req_to_token_pool = rig.pool
+
+        def init_forward_metadata(self, forward_batch: Any) -> None:
+            pass
+
+    with mock.patch.object(module, "check_cuda_graph_backend", return_value=True):
+        return module.HybridLinearAttnBackend(Full(), rig.backend, [])
+
+
+def _graph_backend(runner: Any) -> Any:
+    """The release's."""
+    module = importlib.import_module(f"{_EXECUTOR}.runner_backend.breakable_cuda_graph_backend")
+    idle = SimpleNamespace(synchronize=lambda: None, graph_pool_handle=object)
+    runner.device_module = torch.cuda if stock.device() == "cuda" else idle
+    group = SimpleNamespace(barrier=lambda: None, ranks=[0])
+    parallel = SimpleNamespace(tp_group=group)
+    with mock.patch.object(module, "get_parallel", return_value=parallel):
+        backend = called(module.BreakableCudaGraphBackend, cuda_graph_runner=runner)
+    backend.deduped_cuda_graph = None
+    return backend
+
+
+def is_patched(backend: Any) -> bool:
+    """Whether the patch is live in the backend's class."""
     return "supports_prefill_graph_extend" in vars(type(backend))
 
 
-def _is_ours(backend: Any) -> bool:
+def is_ours(backend: Any) -> bool:
     """Whether the last forward ran on tables."""
-    return _is_patched(backend) and bool(backend.prefill_graph_extend_active())
-
-
-def replays(inputs: Inputs) -> int:
-    """The whole prefill in one graph, with no wait of its own."""
-    wanted = ON_GPU if stock.device() == "cuda" else EDGES
-    return alike(
-        (PATCH,), Captured(gdn()).replayed, [*some(inputs, wanted), *inputs(draw_replays, DRAWN)]
-    )
+    return is_patched(backend) and bool(backend.prefill_graph_extend_active())
 
 
 def with_flashinfer(wanted: Replays) -> int:
     """The graph breaks at FlashInfer's kernel, which a Hopper GPU runs by default."""
-    if stock.device() != "cuda":
-        return 0  # the tests have a stand-in for the kernel
     module: Any = importlib.import_module(f"{ATTENTION}.linear.kernels.gdn_flashinfer")
     is_hopper = torch.cuda.get_device_capability()[0] == 9
     if not is_hopper or not module.is_flashinfer_gdn_prefill_available():
         raise Missing("FlashInfer's kernel is not for this GPU, or not installed")
-    return alike((PATCH,), Captured(gdn(), module.FlashInferGDNKernel()).replayed, [wanted])
+    captured = Captured(Play(Rig(ON_GPU)), module.FlashInferGDNKernel())
+    return same(PATCH, captured.replayed, [wanted])
 
 
-CHECKS = {"replays": replays}
+CHECKS = {"replays": lambda _: same(PATCH, Captured(Play(Rig(ON_GPU))).replayed, REPLAYS)}

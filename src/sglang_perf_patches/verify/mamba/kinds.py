@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 
-from sglang_perf_patches.verify.mamba.cases import CHUNK
-from sglang_perf_patches.verify.mamba.rig import ATTENTION, WIDER, Rig, Size, alone
-from sglang_perf_patches.verify.stock import called
+from ..stock import called
+from .cases import CHUNK
+from .rig import ATTENTION, Rig, Size, alone
+
+WIDER = Size(layers=2, key_heads=1, value_heads=1, head=64, dtype=torch.float16)
+"""The least that the lightning-attention kernels take."""
 
 
 class Lightning(Rig):
     """The lightning-attention backend, with the ``seg_la`` kernel or the ``minimax`` one."""
 
-    def __init__(self, kernel: str, size: Size = WIDER, device: str | None = None) -> None:
+    def __init__(self, kernel: str) -> None:
         """Make it for one of the two kernels; ``minimax`` wants all operands in float32."""
-        if kernel == "minimax":
-            size = replace(size, dtype=torch.float32)
         self.kernel = kernel
-        super().__init__(size, device)
+        super().__init__(replace(WIDER, dtype=torch.float32) if kernel == "minimax" else WIDER)
 
     def _model_config(self) -> Any:
         config = SimpleNamespace(
@@ -51,22 +50,11 @@ class Lightning(Rig):
         heads, head = self.size.value_heads, self.size.head
         return module.RadixAttention(heads, head, head**-0.5, heads, index)
 
-    def weights(self) -> list[torch.Tensor]:
-        """The slopes of the decay."""
-        return list(self.backend.tp_slope)
-
     def inputs(self, tokens: int, seed: int = 0) -> list[dict[str, torch.Tensor]]:
         """Queries, keys and values for each layer."""
         random = self._random(seed, 0.3)
         heads, head = self.size.value_heads, self.size.head
         return [{name: random(tokens, heads, head) for name in "qkv"} for _ in self.layers]
-
-    def run(self, layer: Any, batch: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """One layer; on a CPU, with the compute capability that the kernel asks for."""
-        if torch.device(self.device).type == "cuda":
-            return super().run(layer, batch, inputs)
-        with mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)):
-            return super().run(layer, batch, inputs)
 
 
 class Mamba2(Rig):
@@ -124,10 +112,6 @@ class Mamba2(Rig):
         mixer.A.data = -random(*mixer.A.shape).float().abs()
         return mixer
 
-    def weights(self) -> list[torch.Tensor]:
-        """All parameters."""
-        return [parameter for mixer in self.layers for parameter in mixer.parameters()]
-
     def inputs(self, tokens: int, seed: int = 0) -> list[dict[str, torch.Tensor]]:
         """Hidden states for each layer."""
         random = self._random(seed, 0.3)
@@ -137,18 +121,15 @@ class Mamba2(Rig):
         """One mixer."""
         hidden = inputs["hidden_states"]
         output = torch.empty_like(hidden)
-        with contextlib.ExitStack() as stack:
-            if torch.device(self.device).type == "cpu":  # old kernels select their GPU
-                stack.enter_context(mock.patch.object(torch.cuda, "device", contextlib.nullcontext))
-            returned = called(
-                self.backend.forward,
-                mixer=layer,
-                hidden_states=hidden,
-                output=output,
-                layer_id=self.layers.index(layer),
-                forward_batch=batch,
-                use_triton_causal_conv=True,
-            )
+        returned = called(
+            self.backend.forward,
+            mixer=layer,
+            hidden_states=hidden,
+            output=output,
+            layer_id=self.layers.index(layer),
+            forward_batch=batch,
+            use_triton_causal_conv=True,
+        )
         return output if returned is None else returned
 
 

@@ -3,57 +3,51 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import torch
 
 from .. import Inputs
+from ..comparing import same
 from ..stock import called
-from . import harness
 from .cases import EDGES, FORWARDS, METADATA, PREFIX, Batch, draw
-from .harness import Played, alike, gdn
+from .harness import Play, prefills
 from .kinds import Mamba2
+from .rig import ON_GPU, Rig
 
 PATCH = "mamba.mamba2-chunk-indices"
 
 
-def metadata(inputs: Inputs) -> int:
+def of_metadata(inputs: Inputs) -> list[Batch]:
     """Drawn batches, each with tracking and without."""
     tracked = [*EDGES, *inputs(draw, METADATA)]
-    batches = [*tracked, *(Batch(batch.requests, tracking=False) for batch in tracked)]
-    return alike((PATCH,), mixed, batches)
+    return [*tracked, *(Batch(batch.requests, tracking=False) for batch in tracked)]
 
 
-def forwards(_: Inputs) -> int:
-    """Outputs and states."""
-    scenarios = harness.prefills("mamba.mamba", PREFIX, FORWARDS["no mask"])[:1]
-    run = harness.of(Mamba2()).forwards
-    return alike((PATCH,), run, scenarios, most=None)
+def of_forwards() -> list[tuple[Batch, ...]]:
+    """One scenario of whole forwards."""
+    return prefills("mamba.mamba", PREFIX, FORWARDS["no mask"])[:1]
 
 
-def mixed(wanted: Batch) -> Played:
-    """Mamba2's metadata, made of a gated delta net's batch."""
-    return mixed_of(wanted, gdn().batch(wanted))
-
-
-def mixed_of(wanted: Batch, batch: Any) -> Played:
-    """As `mixed`, of a batch that is there."""
-    module = importlib.import_module(harness.METADATA)
-    device = gdn().rig.device
+def mixed(play: Play, wanted: Batch, batch: Any = None) -> dict[str, Any]:
+    """Mamba2's metadata, made of a gated delta net's batch, which may be there already."""
+    module = importlib.import_module("sglang.srt.layers.attention.mamba.mamba2_metadata")
+    batch = play.batch(wanted) if batch is None else batch
     lens = [request.new for request in wanted.requests]
-    start = torch.tensor([0, *accumulate(lens)], dtype=torch.int32, device=device)
-    slots = torch.arange(len(lens), dtype=torch.int32, device=device)
-    gdn().own(start, slots)
+    tensor = partial(torch.tensor, dtype=torch.int32, device=play.rig.device)
+    start, slots = tensor([0, *accumulate(lens)]), tensor(range(len(lens)))
+    play.own(start, slots)
     forward = called(module.ForwardMetadata, query_start_loc=start, mamba_cache_indices=slots)
     chunk = 16 if len(lens) % 2 else 256  # shorter than a request, or longer than all
-    with gdn().counting() as waits:
+    with play.counting():
         prepared = module.Mamba2Metadata.prepare_mixed(forward, chunk, batch)
-    parts = {name: gdn().placed(value) for name, value in vars(prepared.mixed_metadata).items()}
-    return {"mixed": parts, "rest": gdn().fields_of(prepared)}, waits
+    parts = {name: play.placed(value) for name, value in vars(prepared.mixed_metadata).items()}
+    return {"mixed": parts, "rest": play.fields_of(prepared)}
 
 
 CHECKS = {
-    "metadata": metadata,
-    "forwards": forwards,
+    "metadata": lambda inputs: same(PATCH, partial(mixed, Play(Rig(ON_GPU))), of_metadata(inputs)),
+    "forwards": lambda _: same(PATCH, Play(Mamba2()).forwards, of_forwards()),
 }

@@ -7,7 +7,7 @@ import functools
 import importlib
 import shutil
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,15 +29,11 @@ class Size:
     value_heads: int
     head: int
     dtype: torch.dtype
-    page: int = CHUNK
 
 
-QWEN3_NEXT = Size(layers=36, key_heads=16, value_heads=32, head=128, dtype=torch.bfloat16)
 SMALL = Size(layers=2, key_heads=1, value_heads=1, head=32, dtype=torch.float16)
-WIDER = Size(layers=2, key_heads=1, value_heads=1, head=64, dtype=torch.float16)
-"""The least that the lightning-attention kernels take."""
-ON_GPU = replace(QWEN3_NEXT, layers=2)
-"""Dimensions of a real model: kernels of a GPU are compiled for them."""
+ON_GPU = Size(layers=2, key_heads=16, value_heads=32, head=128, dtype=torch.bfloat16)
+"""Qwen3-Next's dimensions: kernels of a GPU are compiled for them."""
 
 
 class Rig:
@@ -52,15 +48,13 @@ class Rig:
         layers: what `forward` runs.
     """
 
-    def __init__(
-        self, size: Size = SMALL, device: str | None = None, slots: int = 24, requests: int = 16
-    ) -> None:
+    def __init__(self, size: Size = SMALL, slots: int = 24, requests: int = 16) -> None:
         """Make it; all layers draw their weights from a seed of their own."""
         self.size = size
-        self.device = device = device or stock.device()
+        self.device = device = stock.device()
         self.slots = slots
         self.requests = requests
-        self.args = _server_args(size.page, device)
+        self.args = _server_args(device)
         layers = list(range(size.layers))
         self.pool = self._pool(layers)
         self.runner = NoneByDefault(
@@ -122,14 +116,6 @@ class Rig:
             A_log=random(size.value_heads).float(),
             dt_bias=random(size.value_heads),
         )
-
-    def weights(self) -> list[torch.Tensor]:
-        """Tensors of the layers and of the backend that are on the device."""
-        return [
-            tensor
-            for layer in self.layers
-            for tensor in (layer.A_log, layer.dt_bias, layer.conv_weights)
-        ]
 
     def inputs(self, tokens: int, seed: int = 0) -> list[dict[str, torch.Tensor]]:
         """What the layers are called with, one for each."""
@@ -218,9 +204,8 @@ class Rig:
         return batch
 
     def _pool(self, layers: list[int]) -> Any:
-        return request_pool(
-            self._widths(), layers, self.size.dtype, self.requests, self.slots, device=self.device
-        )
+        sizes = self.requests, self.slots
+        return request_pool(self._widths(), layers, self.size.dtype, *sizes, device=self.device)
 
     def _choose_triton(self) -> None:
         try:
@@ -251,11 +236,7 @@ def request_pool(
     dtype: torch.dtype,
     rows: int,
     slots: int,
-    *,
-    device: str = "cpu",
-    tracked: bool = True,
-    context: int = 4096,
-    lazy: bool = False,
+    **options: Any,
 ) -> Any:
     """The release's pool of requests and states.
 
@@ -265,10 +246,7 @@ def request_pool(
         dtype: of the convolution states; the others are float32.
         rows: most requests.
         slots: for states.
-        device: where it is.
-        tracked: whether states are tracked in extra buffers.
-        context: most tokens of a request.
-        lazy: whether a request gets its second buffer late.
+        options: of the release's class, where they differ from those of a `Rig` on a CPU.
     """
     utils = importlib.import_module("sglang.srt.configs.mamba_utils")
     params = utils.Mamba2CacheParams(
@@ -276,19 +254,20 @@ def request_pool(
         layers=layers,
         dtype=utils.Mamba2StateDType(conv=dtype, temporal=torch.float32),
     )
-    return called(
-        importlib.import_module(f"{stock.MEMORY}.memory_pool").HybridReqToTokenPool,
-        size=rows,
-        mamba_size=slots,
-        mamba_spec_state_size=rows,
-        max_context_len=context,
-        device=device,
-        enable_memory_saver=False,
-        cache_params=params,
-        mamba_layer_ids=layers,
-        enable_mamba_extra_buffer=tracked,
-        enable_mamba_extra_buffer_lazy=lazy,
-    )
+    own = {
+        "size": rows,
+        "mamba_size": slots,
+        "mamba_spec_state_size": rows,
+        "max_context_len": 4096,
+        "device": "cpu",
+        "enable_memory_saver": False,
+        "cache_params": params,
+        "mamba_layer_ids": layers,
+        "enable_mamba_extra_buffer": True,
+        "enable_mamba_extra_buffer_lazy": False,
+    }
+    module = importlib.import_module(f"{stock.MEMORY}.memory_pool")
+    return called(module.HybridReqToTokenPool, **own | options)
 
 
 @functools.cache
@@ -310,17 +289,16 @@ def alone() -> None:
 
 
 @functools.cache  # a second publication would drop the process groups
-def _server_args(page: int, device: str) -> Any:
-    return publish(page, "extra_buffer", CHUNK, disable_overlap_schedule=False, device=device)
+def _server_args(device: str) -> Any:
+    return publish(CHUNK, "extra_buffer", disable_overlap_schedule=False, device=device)
 
 
-def publish(page: int, strategy: str, chunk: int, **options: Any) -> Any:
+def publish(page: int, strategy: str, **options: Any) -> Any:
     """The release's own ServerArgs, published as a scheduler publishes it.
 
     Args:
         page: tokens of a page.
         strategy: how states are tracked, by each name that a release has for it.
-        chunk: tokens between two states that can be cached, or more where a page is larger.
         options: further arguments.
     """
     own = {
@@ -332,6 +310,6 @@ def publish(page: int, strategy: str, chunk: int, **options: Any) -> Any:
         **options,
     }
     server_args = stock.arguments(**{**own, **EXTRA_ARGUMENTS})
-    server_args._mamba_cache_chunk_size = max(chunk, page)
+    server_args._mamba_cache_chunk_size = max(CHUNK, page)
     stock.publish(server_args)
     return server_args

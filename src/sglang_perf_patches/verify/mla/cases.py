@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
 
 from ..stock import NoneByDefault
-from .rig import CONTEXT
 
 
 class Batch(NoneByDefault):
@@ -42,23 +40,11 @@ def forward_batch(
     return batch
 
 
-def some_lengths(random: Random, most: int, *, least: int = 1) -> list[int]:
-    """Prefix lengths of `least` to `most` requests, each with 8 tokens to spare."""
-    count = random.randint(least, most)
-    return [random.randint(1, CONTEXT - 8) for _ in range(count)]
-
-
 def draft_batch(
-    runner: NoneByDefault,
-    lengths: list[int],
-    padding: int = 0,
-    *,
-    steps: int = 8,
-    capture: bool = False,
+    runner: NoneByDefault, lengths: list[int], padding: int = 0, *, steps: int = 8
 ) -> Batch:
     """A draft of these prefix lengths, padded as a replayed graph pads it."""
     count, device = len(lengths), runner.device
-    starts = [0] * count if capture else lengths
     spec_info = EagleDraftInput(topk_p=torch.zeros(count, 1, device=device))
     spec_info.kv_indptr = spec_info.kv_indices = None
     return forward_batch(
@@ -66,7 +52,7 @@ def draft_batch(
         ForwardMode.DECODE,
         requests_of(runner, count, padding),
         torch.tensor(lengths + [1] * padding, dtype=torch.int64, device=device),
-        positions=torch.tensor(starts + [0] * padding, dtype=torch.int64, device=device),
+        positions=torch.tensor(lengths + [0] * padding, dtype=torch.int64, device=device),
         spec_info=spec_info,
         out_cache_loc=torch.arange((count + padding) * steps, device=device),
     )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import stock
-from ..stock import EXTRA_ARGUMENTS, NoneByDefault, noted, replaced
+from ..stock import EXTRA_ARGUMENTS, NoneByDefault, called, replaced
 
 CONTEXT = 128
 REQUESTS = 12
@@ -22,8 +22,6 @@ AROUND: Callable[[], AbstractContextManager[Any]] = nullcontext
 def server_args(**settings: Any) -> NoneByDefault:
     """Server arguments of a plain speculative server, with these settings."""
     defaults = {
-        "enable_two_batch_overlap": False,
-        "enable_deterministic_inference": False,
         "pp_size": 1,
         "dcp_size": 1,
         "speculative_algorithm": "EAGLE",
@@ -35,16 +33,12 @@ def server_args(**settings: Any) -> NoneByDefault:
         "disaggregation_mode": "null",
         "chunked_prefill_size": 8192,
         "triton_attention_num_kv_splits": 8,
-        "disable_chunked_prefix_cache": False,
-        "flashinfer_mla_disable_ragged": False,
-        "disable_cuda_graph": False,
         "disable_piecewise_cuda_graph": True,
-        "enable_mis": False,
         "max_running_requests": REQUESTS,
         "cuda_graph_max_bs": REQUESTS,
         "get_attention_backends": lambda: ("triton", "triton"),
     }
-    return noted(NoneByDefault(**{**defaults, **settings, **EXTRA_ARGUMENTS}))
+    return NoneByDefault(**{**defaults, **settings, **EXTRA_ARGUMENTS})
 
 
 def model_runner(
@@ -75,8 +69,6 @@ def model_runner(
         qk_nope_head_dim=8,
         qk_rope_head_dim=4,
         scaling=0.25,
-        is_encoder_decoder=False,
-        is_multimodal=False,
         hf_config=NoneByDefault(architectures=["LlamaForCausalLM"], get_text_config=NoneByDefault),
         hf_text_config=NoneByDefault(num_attention_heads=4, num_key_value_heads=2, head_dim=head),
         get_num_kv_heads=lambda *_: 1 if mla else 2,
@@ -91,7 +83,6 @@ def model_runner(
         "kv_cache_dtype": _KV.get(arguments.kv_cache_dtype, torch.bfloat16),
         "page_size": page,
         "server_args": arguments,
-        "is_draft_worker": False,
         "max_running_requests": requests,
         "dcp_size": 1,
         "dcp_rank": 0,
@@ -110,9 +101,10 @@ def model_runner(
         ),
         "decode_num_tokens_per_req": lambda: arguments.speculative_num_draft_tokens,
         "spec_algorithm": NoneByDefault(is_dspark=lambda: False),
-        "kv_index_translator": _translator(pool, page, device),
     }
-    return NoneByDefault(**{**defaults, **attributes})
+    runner = NoneByDefault(**{**defaults, **attributes})
+    runner.kv_index_translator = _translator(runner)
+    return runner
 
 
 _KV = {"fp8_e4m3": torch.float8_e4m3fn}
@@ -178,16 +170,17 @@ def _module(name: str) -> Any:
         return None
 
 
-def _translator(pool: NoneByDefault, page: int, device: str) -> Any:
-    """What reads the request pool from 0.5.19 on: stock's own, without a unified pool."""
+def _translator(runner: NoneByDefault) -> Any:
+    """What reads the request pool from 0.5.19 on: stock's own."""
     module = _module("sglang.srt.mem_cache.kv_index_translator")
     if module is None:
         return None
     with furnished(NoneByDefault(), module.__name__):
-        return module.KVIndexTranslator(
-            req_to_token=pool.req_to_token,
-            token_to_kv_pool_allocator=NoneByDefault(),
-            token_to_kv_pool=NoneByDefault(),
-            page_size=page,
-            device=device,
+        return called(
+            module.KVIndexTranslator,
+            req_to_token=runner.req_to_token_pool.req_to_token,
+            token_to_kv_pool_allocator=runner.token_to_kv_pool_allocator,
+            token_to_kv_pool=runner.token_to_kv_pool,
+            page_size=runner.page_size,
+            device=runner.device,
         )

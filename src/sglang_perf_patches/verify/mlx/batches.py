@@ -16,7 +16,7 @@ from unittest import mock
 import mlx.core as mx
 
 from .models import RUNNER, Model
-from .rig import Played, Player, digest
+from .rig import Player
 
 WORKER = "sglang.srt.hardware_backend.mlx.tp_worker"
 
@@ -43,23 +43,19 @@ def play(
     """Launch each batch on a fresh worker, decode its requests by two steps, and end them.
 
     Returns:
-        what `Played` holds, and all logits, in order.
+        what `rig.Played` holds, and all logits, in order.
     """
     player = _BatchPlayer(model, radix=radix, sampling=sampling)
-    played = Played()
     arrays: list[mx.array] = []
+    player.note = arrays.append
     for batch in batches:
         player.launch(batch)
         player.decode([name for name, *_ in batch], 2)
-        for logits in player.pending:
-            played.logits.append(digest(logits))
-            arrays.append(logits)
-        player.pending.clear()
+        player.note_logits()
         for name, *_ in batch:
-            played.tokens[name] = player.tokens(name)
             player.leave(name)
-    player.note_pool(played)
-    return asdict(played), arrays
+    player.note_pool()
+    return asdict(player.played), arrays
 
 
 class _BatchPlayer(Player):
@@ -82,8 +78,7 @@ class _BatchPlayer(Player):
             states: Any = import_module(STATES)
             pool.auxiliary_state_pool = self._states = states.MlxAuxiliaryStatePool(_STATES, "cpu")
             pool.get_auxiliary_state_indices = _state_of
-        rows = SimpleNamespace(req_to_token=_Rows(self))
-        self._worker._model_runner = SimpleNamespace(req_to_token_pool=rows)
+        self._worker._model_runner = SimpleNamespace(req_to_token_pool=pool)
 
     def launch(self, batch: Sequence[Prompt]) -> None:
         """Prefill the prompts of a batch in one launch, and wait for their first tokens."""
@@ -120,15 +115,6 @@ class _BatchPlayer(Player):
                 state = request.mamba_ping_pong_track_buffer[0]
                 self._kept[request.rid] = request.mamba_last_track_seqlen, state
 
-    def note_pool(self, played: Played) -> None:
-        """Note the KV that each request left in the pool."""
-        self._note_pool(played)
-
-    def slots_of(self, row: int, tokens: int) -> Any:
-        """The pool's slots of a request's first tokens, by its row."""
-        assert self._pool is not None
-        return self._torch.tensor(self._pool.req_to_token.rows[row][:tokens])
-
     def _request(self, name: str, prompt: list[int], prefix: list[int], row: int) -> Any:
         chance = {"temperature": 0.9, "top_k": 20, "top_p": 0.9}
         greedy = {"temperature": 0.0, "top_k": 1, "top_p": 1.0}
@@ -163,13 +149,3 @@ class _BatchPlayer(Player):
 def _state_of(row: int) -> int:
     """The slot of a request's state: the last ones, as kept states take the first."""
     return _STATES - row
-
-
-class _Rows:
-    """The scheduler's table, as the worker reads it."""
-
-    def __init__(self, player: _BatchPlayer) -> None:
-        self._player = player
-
-    def __getitem__(self, index: tuple[int, slice]) -> Any:
-        return self._player.slots_of(index[0], index[1].stop)

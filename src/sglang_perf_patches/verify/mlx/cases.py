@@ -21,8 +21,7 @@ Step = tuple[Any, ...]
 - ``("clear", "")``: the scheduler's caches are cleared, as by ``/flush_cache``; the runner removes
   requests only afterwards,
 - ``("decode", requests)``,
-- ``("chain", requests, steps)``: steps, each built before the previous one is read,
-- ``("fail", requests, layer)``: a step in which an attention layer raises an exception."""
+- ``("chain", requests, steps)``: steps, each built before the previous one is read."""
 
 
 def schedule(text: str) -> tuple[Step, ...]:
@@ -130,6 +129,12 @@ HITTING = schedule(
 """Prompts whose prefix other requests decoded in a batch."""
 
 
+def batched_steps(schedule: Sequence[Step]) -> int:
+    """How many of its decode steps are of two or more requests."""
+    decodes = (step for step in schedule if step[0] in {"decode", "chain"})
+    return sum(step[2] if len(step) > 2 else 1 for step in decodes if len(step[1]) > 1)
+
+
 def random_schedule(chance: Random) -> tuple[Step, ...]:
     """Joins, leaves, extensions and decode steps, in random order within the batch."""
     return _drawn(chance, ("join", "leave", "decode", "decode", "chain", "extend"))
@@ -161,15 +166,8 @@ def _drawn(
 ) -> tuple[Step, ...]:
     """So many steps of these kinds, each drawn where it is possible.
 
-    Args:
-        chance: draws.
-        kinds: to choose from; the more often a kind is named, the more often it comes.
-        in_chunks: prompts are extended only until their requests decode, by more, and so are hits;
-            the last request may leave.
-        steps: how many.
-        most: requests at a time.
-        longest: tokens of a prompt.
-        chained: steps of the longest chain.
+    `in_chunks`: prompts are extended only until their requests decode, by more, and so are hits;
+    the last request may leave.
     """
     names = (f"r{number}" for number in count())
     held: dict[str, int] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from ..comparing import live, require, require_same, some
 from . import cases, models, rig
 from .cases import Step
 from .models import Model
-from .rig import Played, Player
+from .rig import Player
 
 FEW = 3
 """Drawn schedules that run again, with another model or in another set-up."""
@@ -34,8 +33,6 @@ def same(
     radix: bool = False,
     sampling: bool = False,
     ran: bool = True,
-    counts: Counter[str] | None = None,
-    served: Sequence[str] = (),
 ) -> int:
     """What `comparing.same` does; stock runs a schedule once for all patches.
 
@@ -48,8 +45,6 @@ def same(
         radix: see `Player`.
         sampling: see `Player`.
         ran: see `comparing.live`.
-        counts: what the patch counts.
-        served: the names under which it must have counted every batched step.
 
     Raises:
         Different: as `comparing.same`.
@@ -58,30 +53,18 @@ def same(
     if sampling and not can_sample():
         return 0
     options = {"radix": radix, "sampling": sampling}
-    batched: list[int] = []
 
-    def anew(schedule: Sequence[Step]) -> Played:
-        return Player(model, **options).play(schedule)
+    def anew(schedule: Sequence[Step]) -> dict[str, Any]:
+        return asdict(Player(model, **options).play(schedule))
 
-    def noted(played: Played) -> dict[str, Any]:
-        batched.append(played.batched)
-        return asdict(played)
+    def of_stock(schedule: Sequence[Step]) -> dict[str, Any]:
+        key = repr((model.made_as, options, schedule))
+        if key not in _STOCK:
+            _STOCK[key] = anew(schedule)
+        return _STOCK[key]
 
-    if counts is not None:
-        counts.clear()
-    with where_stock_repeats(model, lambda: [anew(each) for each in schedules]):
-        compared = comparing.same(
-            patch,
-            lambda schedule: noted(anew(schedule)),
-            schedules,
-            ran=ran,
-            stock=lambda schedule: noted(_of_stock(model, schedule, **options)),
-        )
-    if counts is not None:
-        steps = sum(batched) // 2
-        seen = sum(counts[name] for name in served)
-        require(seen == steps, f"{patch}: {dict(counts)} in {steps} steps of two or more requests")
-    return compared
+    with where_stock_repeats(model, lambda: [*map(anew, schedules)]):
+        return comparing.same(patch, anew, schedules, ran=ran, stock=of_stock)
 
 
 def episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
@@ -208,16 +191,9 @@ def with_logits(
     return asdict(player.play(schedule)), logits
 
 
-def _of_stock(model: Model, schedule: Sequence[Step], **options: bool) -> Played:
-    """What stock gives, from the first time that this process has played it.
+_STOCK: dict[str, dict[str, Any]] = {}
+"""What stock gave the first time that this process ran a schedule.
 
-    A model of the same making always has the same weights, and what is kept are digests, tokens and
-    counts, so every patch is compared with the same results.
-    """
-    key = repr((model.made_as, options, schedule))
-    if key not in _STOCK:
-        _STOCK[key] = Player(model, **options).play(schedule)
-    return _STOCK[key]
-
-
-_STOCK: dict[str, Played] = {}
+A model of the same making always has the same weights, and what is kept are digests and tokens, so
+every patch is compared with the same results.
+"""

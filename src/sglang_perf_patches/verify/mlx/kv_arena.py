@@ -85,8 +85,12 @@ def unproven_device(inputs: Inputs) -> int:
 
 def same_steps(model: Model, schedules: Sequence[Sequence[Step]], **kwargs: bool) -> int:
     """Run schedules; each batched step runs in an arena or is counted as stock's."""
-    served = ("steps", "stock steps")
-    return equivalence.same(PATCH, model, schedules, counts=COUNTS, served=served, **kwargs)
+    COUNTS.clear()
+    compared = equivalence.same(PATCH, model, schedules, **kwargs)
+    steps = sum(map(cases.batched_steps, schedules)) if compared else 0
+    counted = COUNTS["steps"] + COUNTS["stock steps"] == steps
+    require(counted, f"{PATCH}: {dict(COUNTS)} in {steps} steps of two or more requests")
+    return compared
 
 
 def _settling(inputs: Inputs) -> list[tuple[Step, ...]]:

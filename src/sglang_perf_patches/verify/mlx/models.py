@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -86,12 +87,6 @@ class Model:
     model: Any
     made_as: str
 
-    @property
-    def vocabulary(self) -> int:
-        """The vocabulary size."""
-        size: int = self.config["vocab_size"]
-        return size
-
 
 @contextmanager
 def model(name: str, dtype: str, *, quantized: bool = False, **sizes: Any) -> Iterator[Model]:
@@ -121,16 +116,12 @@ def model(name: str, dtype: str, *, quantized: bool = False, **sizes: Any) -> It
 def runner(model: Model, **options: Any) -> Any:
     """A stock ``MlxModelRunner`` over a model."""
     stock: Any = import_module(RUNNER)
-    load = stock.mlx_lm_load
 
     def loaded(_path: str, *, return_config: bool = False, **_: Any) -> tuple[Any, ...]:
         return (model.model, None, dict(model.config)) if return_config else (model.model, None)
 
-    stock.mlx_lm_load = loaded
-    try:
+    with mock.patch.object(stock, "mlx_lm_load", loaded):
         return stock.MlxModelRunner(str(model.folder), **options)
-    finally:
-        stock.mlx_lm_load = load
 
 
 def _random(path: str, like: mx.array) -> mx.array:

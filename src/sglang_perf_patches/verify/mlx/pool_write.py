@@ -35,7 +35,6 @@ def memory(_: Inputs) -> int:
 def _kept_after(model: Model, requests: int) -> tuple[int, int]:
     """Bytes still in use after a sequence of requests, each with its own prompt; and the pool's."""
     player = Player(model, radix=True)
-    player.keeps = False
     player.evaluate_pool()
     gc.collect()
     before: int = mx.get_active_memory()
@@ -43,6 +42,7 @@ def _kept_after(model: Model, requests: int) -> tuple[int, int]:
         player.join(f"r{number}", 20 + number)
         player.decode([f"r{number}"], 3)
         player.leave(f"r{number}")
+        player.pending.clear()
     mx.synchronize()
     gc.collect()
     after: int = mx.get_active_memory()

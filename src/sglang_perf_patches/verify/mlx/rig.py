@@ -9,7 +9,6 @@ from importlib import import_module
 from itertools import cycle
 from random import Random
 from typing import Any
-from unittest.mock import Mock
 
 import mlx.core as mx
 
@@ -31,13 +30,11 @@ class Played:
             prefill, of the last position's.
         tokens: each request's tokens, prompt included, when it left or at the end.
         pool: sha256 of the KV that each request left in the pool.
-        batched: decode steps of two or more requests, failed ones not counted.
     """
 
     logits: list[str] = field(default_factory=list)
     tokens: dict[str, list[int]] = field(default_factory=dict)
     pool: dict[str, str] = field(default_factory=dict)
-    batched: int = 0
 
 
 class Player:
@@ -46,8 +43,8 @@ class Player:
     Attributes:
         runner: stock's ``MlxModelRunner``.
         pending: the logits of the forward passes since the list was last cleared.
-        keeps: whether it keeps logits.
         note: called with each pass's logits that `play` hashes.
+        played: what the schedule that runs gave so far.
     """
 
     def __init__(
@@ -74,7 +71,7 @@ class Player:
             start = getattr(self.runner, "init_cache_pools", None) or self.runner.init_kv_pool
             start(self._pool)
         self.pending: list[mx.array] = []
-        self.keeps = True
+        self.played = Played()
         self.note: Callable[[mx.array], object] = lambda _: None
         self._held: dict[str, int] = {}
         self._donated: dict[str, tuple[list[int], list[int]]] = {}
@@ -82,8 +79,7 @@ class Player:
 
         def keep(output: Any) -> Any:
             logits = extract(output)
-            if self.keeps:
-                self.pending.append(logits[:, -1])
+            self.pending.append(logits[:, -1])
             return logits
 
         self.runner._extract_logits = keep
@@ -93,38 +89,22 @@ class Player:
 
         Unless it `ends`, its requests stay for the next one.
         """
-        played = Played()
-        for kind, who, *rest in schedule:
-            if kind == "join":
-                self.join(who, rest[0])
-            elif kind == "hit":
-                self.hit(who, *rest)
-            elif kind == "extend":
-                self.extend(who, rest[0])
-            elif kind == "leave":
-                self._note(who, played)
-                self.leave(who)
-            elif kind == "drop":
-                self._note(who, played)
-                del self._held[who]
-                self.runner.remove_request(who)
-            elif kind == "clear":
-                self._clear(played)
-            elif kind == "fail":
-                self._fail(list(who), rest[0])
-            else:
-                self.decode(list(who), rest[0] if rest else 1, chained=kind == "chain")
-                played.batched += (len(who) > 1) * (rest[0] if rest else 1)
-            for logits in self.pending:
-                played.logits.append(digest(logits))
-                self.note(logits)
-            self.pending.clear()
+        self.played = Played()
+        for kind, *step in schedule:
+            getattr(self, kind)(*step)
+            self.note_logits()
         if ends:
             for who in list(self._held):
-                self._note(who, played)
                 self.leave(who)
-            self._note_pool(played)
-        return played
+            self.note_pool()
+        return self.played
+
+    def note_logits(self) -> None:
+        """Note the pending logits, and forget them."""
+        for logits in self.pending:
+            self.played.logits.append(digest(logits))
+            self.note(logits)
+        self.pending.clear()
 
     def join(self, who: str, length: int) -> None:
         """Prefill a request; its name determines the prompt."""
@@ -132,6 +112,7 @@ class Player:
 
     def leave(self, who: str) -> None:
         """Remove a request; the next one may reuse its caches."""
+        self.played.tokens[who] = self.tokens(who)
         length = self._held.pop(who)
         if self._pool is not None:
             self._donated[who] = (self.tokens(who)[:length], self._pool.slots(who, 0, length))
@@ -139,8 +120,31 @@ class Player:
                 self.runner.release_request_row(who, length)
         self.runner.remove_request(who)
 
-    def decode(self, batch: list[str], steps: int = 1, *, chained: bool = False) -> None:
+    def drop(self, who: str) -> None:
+        """Remove a request whose tokens do not enter the pool."""
+        self.played.tokens[who] = self.tokens(who)
+        del self._held[who]
+        self.runner.remove_request(who)
+
+    def clear(self, _: str) -> None:
+        """Clear the scheduler's caches, and remove the requests only then."""
+        for who in self._held:
+            self.played.tokens[who] = self.tokens(who)
+        self.note_pool()
+        gone = list(self._held)
+        self._held.clear()
+        if self._pool is not None:
+            self._pool.clear()
+        for who in gone:
+            self.runner.remove_request(who)
+
+    def chain(self, batch: Sequence[str], steps: int) -> None:
+        """Decode `steps` tokens of each request, each built before the previous one is read."""
+        self.decode(batch, steps, chained=True)
+
+    def decode(self, batch: Sequence[str], steps: int = 1, *, chained: bool = False) -> None:
         """Decode `steps` tokens of each request."""
+        batch = list(batch)
         for who in batch:
             if self._pool is not None:
                 self._pool.allocate(who, self._held[who], steps)
@@ -175,7 +179,7 @@ class Player:
 
     def _words(self, seed: str, length: int) -> list[int]:
         chance = Random(seed)  # noqa: S311
-        return [chance.randrange(self._model.vocabulary) for _ in range(length)]
+        return [chance.randrange(self._model.config["vocab_size"]) for _ in range(length)]
 
     def hit(self, who: str, donor: str, prefix: int, further: int) -> None:
         """Prefill a prompt that begins with `prefix` tokens of a request that has left."""
@@ -216,40 +220,11 @@ class Player:
             slots = self._pool.slots(who, length, length + tokens)
         self.runner.extend(who, new, slots)
 
-    def _fail(self, batch: list[str], layer: int) -> None:
-        """Run a step in which one layer's output projection raises."""
-        attention = self._model.model.layers[layer].self_attn
-        attention = getattr(attention, "_inner", attention)
-        projection = attention.o_proj
-
-        attention.o_proj = Mock(side_effect=_Failure)
-        try:
-            self.runner.decode_batch(batch)
-        except _Failure:
-            self.pending.clear()
-        else:
-            raise RuntimeError("the step did not fail")
-        finally:
-            attention.o_proj = projection
-
-    def _clear(self, played: Played) -> None:
-        for who in self._held:
-            self._note(who, played)
-        self._note_pool(played)
-        gone = list(self._held)
-        self._held.clear()
-        if self._pool is not None:
-            self._pool.clear()
-        for who in gone:
-            self.runner.remove_request(who)
-
-    def _note_pool(self, played: Played) -> None:
+    def note_pool(self) -> None:
+        """Note the KV that each request left in the pool."""
         for who, (_, slots) in self._donated.items():
-            played.pool[who] = self._pool_digest(slots)
+            self.played.pool[who] = self._pool_digest(slots)
         self._donated.clear()
-
-    def _note(self, who: str, played: Played) -> None:
-        played.tokens[who] = self.tokens(who)
 
     def _stock_pool(self) -> Any:
         pools = (getattr(self.runner, name, None) for name in ("_attention_kv_pool", "_kv_pool"))
@@ -261,10 +236,6 @@ class Player:
             return ""
         keys, values = pool.get_kv_all_layers(mx.array(slots, dtype=mx.int32))
         return digest(keys) + digest(values)
-
-
-class _Failure(Exception):
-    """Raised by a failing step."""
 
 
 class _RequestPool:
@@ -306,16 +277,9 @@ class _Table:
     def __init__(self) -> None:
         self.rows: list[list[int]] = []
 
-    def __getitem__(self, index: tuple[int, slice]) -> _Taken:
-        return _Taken(self.rows[index[0]][index[1]])
-
-
-class _Taken(list[int]):
-    def to(self, dtype: type) -> _Taken:
-        return _Taken(dtype(value) for value in self)
-
-    def tolist(self) -> list[int]:
-        return list(self)
+    def __getitem__(self, index: tuple[int, slice]) -> Any:
+        torch: Any = import_module("torch")
+        return torch.tensor(self.rows[index[0]][index[1]])
 
 
 def digest(array: mx.array) -> str:

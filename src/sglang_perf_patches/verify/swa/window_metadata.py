@@ -21,12 +21,12 @@ from .. import Inputs, stock
 from ..comparing import same, some
 from ..mla import rig
 from ..mla.cases import Batch, forward_batch, prepare_backend
-from ..stock import MEMORY, NoneByDefault, called
+from ..stock import NoneByDefault
 
 PATCH = "swa.window-metadata"
 CONTEXT = 48
 ROWS = 5
-HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
+KV_HEADS, HEAD_DIM = 2, 8
 LAYER = 0
 """One with a window, as `stock.window_pools` has it."""
 
@@ -261,7 +261,6 @@ class Windows:
             req_to_token_pool=rows,
             token_to_kv_pool=pool,
             token_to_kv_pool_allocator=allocator,
-            kv_index_translator=_translator(table, pool, allocator, self.wanted.page, self._device),
         )
         runner.model_config.context_len = CONTEXT
         return runner
@@ -298,21 +297,6 @@ def play(wanted: Play) -> list[dict[str, Any]]:
     with furnished(wanted):
         windows = Windows(wanted)
         return [windows.read(step) for step in wanted.steps]
-
-
-def _translator(table: Any, pool: Any, allocator: Any, page: int, device: str) -> Any:
-    try:
-        module = importlib.import_module(f"{MEMORY}.kv_index_translator")
-    except ModuleNotFoundError:
-        return None
-    return called(
-        module.KVIndexTranslator,
-        req_to_token=table,
-        token_to_kv_pool_allocator=allocator,
-        token_to_kv_pool=pool,
-        page_size=page,
-        device=device,
-    )
 
 
 EDGES: Sequence[Play] = (

@@ -5,12 +5,13 @@ objects are `Row`s: stock's own objects with their class set to a subclass that 
 arena. Before anything but a batched decode touches the KV, the subclass copies it back into a
 buffer like stock's.
 
-`Rows` implements what a row can do, `arena_moves` moves the KV of many requests at once, and
-`arena_choice` decides which steps an arena handles.
+`Rows` implements what a row can do, `moves` moves the KV of many requests at once, and `choice`
+decides which steps an arena handles.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
@@ -100,6 +101,7 @@ class Rows:
         self.core = core
         self.cache_class = cache_class
         # While a cache is a row, stock's two slots hold its layer and its number in that layer.
+        # Stock sets them only in methods that `Row` replaces.
         self._keys, self._values = cache_class.keys, cache_class.values
         self.row_class = _row_class(self, cache_class)
         self._layers: WeakSet[Layer] = WeakSet()
@@ -126,9 +128,12 @@ class Rows:
         """The layer that holds a row; None for a cache that is not a row."""
         return self.layer_of(cache) if type(cache) is self.row_class else None
 
-    def empty(self, like: Any, room: int) -> Any:
-        """An unevaluated buffer for one request, (1, n_kv_heads, room, head_dim)."""
-        return self.core.zeros((1, like.shape[1], room, like.shape[3]), dtype=like.dtype)
+    def among(self, caches: Iterable[Iterable[Any]]) -> Iterator[tuple[Any, Layer]]:
+        """Each row among caches, by layer, then by request, and the layer that holds it."""
+        for of_layer in caches:
+            for cache in of_layer:
+                if type(cache) is self.row_class:
+                    yield cache, self.layer_of(cache)
 
     def widened(self, array: Any, capacity: int) -> Any:
         """The rows, padded with zeros to `capacity` tokens."""
@@ -182,8 +187,10 @@ class Rows:
         layer = self.layer_of(row)
         layer.arena.intact = False
         row.__class__ = self.cache_class
-        row.keys = self.empty(layer.keys, row.max_seq_len)
-        row.values = self.empty(layer.values, row.max_seq_len)
+        for name in ("keys", "values"):
+            _, heads, _, head_dim = (held := getattr(layer, name)).shape
+            zeros = self.core.zeros((1, heads, row.max_seq_len, head_dim), dtype=held.dtype)
+            setattr(row, name, zeros)
         layer.held -= 1
         if not layer.held:
             layer.keys = layer.values = None  # free now, not when Python collects cycles
@@ -191,7 +198,6 @@ class Rows:
 
 def _row_class(rows: Rows, cache_class: Any) -> Any:
     """A subclass without fields of its own, so that a cache can switch between the classes."""
-    held_keys, held_values = cache_class.keys, cache_class.values
 
     class Row(cache_class):  # type: ignore[misc]
         __slots__ = ()
@@ -200,19 +206,9 @@ def _row_class(rows: Rows, cache_class: Any) -> Any:
         def keys(self) -> Any:
             return rows.of(self, rows.layer_of(self).keys)
 
-        @keys.setter
-        def keys(self, value: Any) -> None:
-            rows.take_back(self)
-            held_keys.__set__(self, value)
-
         @property
         def values(self) -> Any:
             return rows.of(self, rows.layer_of(self).values)
-
-        @values.setter
-        def values(self, value: Any) -> None:
-            rows.take_back(self)
-            held_values.__set__(self, value)
 
         @property
         def state(self) -> tuple[()]:

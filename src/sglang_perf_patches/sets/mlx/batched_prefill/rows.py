@@ -52,24 +52,15 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One prompt of a group: its last part, and what stock computes before that."""
+class Row(Part):
+    """One prompt of a group: its last part, and `first`, what stock computes before that."""
 
-    first: Part | None
-    last: Part
-
-    def fits(self, input_ids: Any, cache: Sequence[Any]) -> bool:
-        """Whether a call of the model asks for the last part."""
-        return self.last.fits(input_ids, cache)
-
-    def __call__(self, input_ids: Any, *, cache: Sequence[Any]) -> Any:
-        """Fill a request's caches, and return the logits."""
-        return self.last(input_ids, cache=cache)
+    first: Part | None = None
 
     def is_near(self, single: Row, core: Any, part: float) -> bool:
         """Whether logits, KV and states differ by a part of the other row's largest at most."""
-        pairs = [(self.last.logits, single.last.logits)]
-        for mine, its in ((self.first, single.first), (self.last, single.last)):
+        pairs = [(self.logits, single.logits)]
+        for mine, its in ((self.first, single.first), (self, single)):
             if mine is not None and its is not None:
                 for one, other in zip(mine.layers, its.layers, strict=True):
                     pairs += zip(one, other, strict=True)
@@ -157,8 +148,8 @@ def compute(
     offset = layers[0].offset
     new = [prompt[offset:] for _, prompt in prompts]
     logits = last_logits(core, model, layers, new, tokens)
-    parts = [
-        Part(
+    return [
+        Row(
             start=prefix,
             tokens=len(prompt) - prefix,
             layers=[
@@ -170,7 +161,6 @@ def compute(
         )
         for at, (prefix, prompt) in enumerate(prompts)
     ]
-    return [Row(None, part) for part in parts]
 
 
 def own(array: Any, row: int, tokens: int) -> Any:

@@ -150,21 +150,23 @@ def _capture_one_shape(patching: Patching) -> None:
             return
         stocks: dict[Any, Any] = {}
         graphs = self.backend._graphs
-        if _leaves_some(self, size, _rows(patching, backend), backend):
+
+        def capture() -> dict[Any, Any]:
             before = dict(graphs)
             inner(self, size, **kwargs)
-            stocks = {key: made for key, made in graphs.items() if made is not before.get(key)}
+            return {key: made for key, made in graphs.items() if made is not before.get(key)}
+
+        if _leaves_some(self, size, _rows(patching, backend), backend):
+            stocks = capture()
             if len(stocks) != 1:
                 patching.gate("the runner keeps its graphs elsewhere")
                 return
         is_few = sum(each <= SHORT for each in self.capture_num_tokens) <= FEW
         # With DP attention, no rank may choose a graph by its own batch.
         is_few = is_few and not self.require_mlp_tp_gather
-        before = dict(graphs)
         with _set(backend, _CAPTURING, not stocks):
-            inner(self, size, **kwargs)
-            for key in [key for key, made in graphs.items() if made is not before.get(key)]:
-                ours, one = graphs[key], None
+            for key, ours in capture().items():
+                one = None
                 metadata = self.attn_metadata_buffers[key]
                 if is_few and _tables_of(metadata).prepare_one(backend, patching.module):
                     with _set(backend, _AGAIN, metadata):
@@ -354,7 +356,7 @@ def _wait_for_loads(backend: Any, tables: Any) -> None:
 # | ``out_cache_loc`` is narrowed, and put back | nothing: it is as before |
 # | branches by mode, prefixes, lengths, tracked rows | `Tables`; plain and mixed prefills only |
 # | chunk functions look up their last result by tensor | `chunk_tables.install`: offsets have it |
-# | ``chunk_fwd_o`` picks its tile by the tokens | `Tables.fits`, else stock's own graph |
+# | ``chunk_fwd_o`` picks its tile by the tokens | `Tables.holds`, else stock's own graph |
 # | routing of verifies, items, translated slots | `_fill`: before the layers, as in stock |
 # | a line of SGLANG_KERNEL_API_LOGLEVEL for each call | missing, as for any graph |
 #
@@ -407,18 +409,12 @@ def _forward_extend(patching: Patching) -> Any:
 
 def _keep_states(inner: Any) -> Any:
     def _track_mamba_state_extend(
-        self: Any,
-        forward_batch: Any,
-        h: Any,
-        ssm_states: Any,
-        forward_metadata: Any,
-        *args: Any,
-        **kwargs: Any,
+        self: Any, forward_batch: Any, h: Any, states: Any, metadata: Any, *more: Any, **rest: Any
     ) -> Any:
-        tables = _tables_of(forward_metadata)
+        tables = _tables_of(metadata)
         if tables is None:
-            return inner(self, forward_batch, h, ssm_states, forward_metadata, *args, **kwargs)
-        return tables.keep_states(h, ssm_states)
+            return inner(self, forward_batch, h, states, metadata, *more, **rest)
+        return tables.keep_states(h, states)
 
     return _track_mamba_state_extend
 

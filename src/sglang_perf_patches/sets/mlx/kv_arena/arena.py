@@ -11,7 +11,7 @@ decides which steps an arena handles.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
@@ -95,6 +95,8 @@ class Rows:
         core: ``mlx.core``.
         cache_class: stock's cache of one request and layer.
         row_class: the subclass of `cache_class` for a cache whose KV is in an arena.
+        layer_of: the layer that holds a row.
+        number_of: the row's place in its batch.
     """
 
     def __init__(self, core: Any, cache_class: Any) -> None:
@@ -103,6 +105,8 @@ class Rows:
         # While a cache is a row, stock's two slots hold its layer and its number in that layer.
         # Stock sets them only in methods that `Row` replaces.
         self._keys, self._values = cache_class.keys, cache_class.values
+        self.layer_of: Callable[[Any], Layer] = self._keys.__get__
+        self.number_of: Callable[[Any], int] = self._values.__get__
         self.row_class = _row_class(self, cache_class)
         self._layers: WeakSet[Layer] = WeakSet()
 
@@ -142,16 +146,6 @@ class Rows:
             return array
         zeros = self.core.zeros((batch, heads, capacity - length, head_dim), dtype=array.dtype)
         return self.core.concatenate([array, zeros], axis=2)
-
-    def layer_of(self, row: Any) -> Layer:
-        """The layer that holds a row."""
-        layer: Layer = self._keys.__get__(row)
-        return layer
-
-    def number_of(self, row: Any) -> int:
-        """The row's place in its batch."""
-        number: int = self._values.__get__(row)
-        return number
 
     def of(self, row: Any, array: Any) -> Any:
         """A row's slice of its layer's K or V, (1, n_kv_heads, capacity, head_dim)."""

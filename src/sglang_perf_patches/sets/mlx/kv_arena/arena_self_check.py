@@ -78,21 +78,21 @@ class Copies:
 
     Attributes:
         batch: ids of the caches that they are copies of.
-        lengths: tokens of each request.
         caches: the copies, by layer, then by request.
+        lengths: tokens of each request.
+        kind: the kind of the last step.
         groups: the rows of each arena.
         arenas: they hold the copies; none in a step of rows that were set apart, which stock's
             code computes.
-        kind: the kind of the last step.
         taken: steps in a row of this kind and phase.
     """
 
     batch: list[int]
-    lengths: list[int]
     caches: list[list[Any]]
+    lengths: list[int]
+    kind: Kind
     groups: Groups = ()
     arenas: list[Arena] = field(default_factory=list)
-    kind: Kind | None = None
     taken: int = 0
 
 
@@ -139,7 +139,8 @@ class ArenaSelfCheck:
         As in `Choice`, a batch gets an arena at its second step.
         """
         COUNTS["stock steps"] += 1
-        batch, kind = [id(cache) for cache in caches[0]], Kind.of(lengths, groups, self.is_chained)
+        kind = Kind.of(lengths, groups, self.is_chained)
+        batch = [id(cache) for cache in caches[0]]
         if self._copies is None or (self._copies.batch, self._copies.lengths) != (batch, lengths):
             self._drop()
             self._choice.leave(caches)
@@ -166,7 +167,6 @@ class ArenaSelfCheck:
         """Queue a step's comparisons after all its layers were noted."""
         copies, core = self._copies, self._rows.core
         assert copies is not None
-        assert copies.kind is not None
         flags, self._noted, self._is_open = core.stack(self._noted), [], False
         core.async_eval(flags)
         self._queued.append((self._number, copies.kind, flags))
@@ -185,7 +185,7 @@ class ArenaSelfCheck:
             self._drop()
             copies = [[self._copy(cache) for cache in of_layer] for of_layer in caches]
             batch = [id(cache) for cache in caches[0]]
-            ready = self._copies = Copies(batch, lengths, copies)
+            ready = self._copies = Copies(batch, copies, lengths, kind)
         if not ready.arenas or ready.groups != groups:
             # Of stock's buffers, of rows that have been set apart, or of other groups.
             ready.groups = groups

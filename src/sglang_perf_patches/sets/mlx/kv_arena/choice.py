@@ -37,7 +37,6 @@ Caches = Sequence[Sequence[Any]]
 Groups = Sequence[Sequence[int]]
 """The rows of each group of a batch, which have an arena each."""
 
-
 Part = tuple[Caches, list[int]]
 """The caches and lengths of a group."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,11 @@ class Row(Part):
             if mine is not None and its is not None:
                 for one, other in zip(mine.layers, its.layers, strict=True):
                     pairs += zip(one, other, strict=True)
-        return are_near(core, pairs, part)
+        near = []
+        for one, other in pairs:
+            one, other = one.astype(core.float32), other.astype(core.float32)
+            near.append(core.max(core.abs(one - other)) <= part * core.max(core.abs(other)))
+        return bool(core.all(core.stack(near)).item())
 
 
 def is_recurrent(cache: Any) -> bool:
@@ -118,15 +122,6 @@ def put(cache: Any, keys: Any, values: Any, start: int) -> None:
         cache._new_keys, cache._new_values = keys[:, :, new], values[:, :, new]
     else:
         cache.update_and_fetch(keys[:, :, new], values[:, :, new])
-
-
-def are_near(core: Any, pairs: Iterable[tuple[Any, Any]], part: float) -> bool:
-    """Whether the arrays of each pair differ by a part of the second's largest value at most."""
-    near = []
-    for mine, its in pairs:
-        mine, its = mine.astype(core.float32), its.astype(core.float32)
-        near.append(core.max(core.abs(mine - its)) <= part * core.max(core.abs(its)))
-    return bool(core.all(core.stack(near)).item())
 
 
 def compute(

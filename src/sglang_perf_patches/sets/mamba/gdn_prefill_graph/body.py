@@ -219,28 +219,24 @@ def _capture(patching: Patching) -> Any:
         if not hasattr(self, _CAPTURING):
             self.init_forward_metadata(forward_batch)
             return None  # stock breaks the graph at the layers, as usual
-        if hasattr(self, _AGAIN):
-            again = getattr(self, _AGAIN)
-            _fill(patching, self, again, forward_batch)
-            return again
-        exec_context = patching.module("sglang.srt.runtime_context").get_exec()
-        tables = tables_for(self)(
-            tokens=forward_batch.extend_num_tokens,
-            requests=_rows(patching, self),
-            block=patching.module(f"{ATTENTION}.linear.gdn_backend").CAUSAL_CONV1D_FWD_BLOCK_M,
-            tracks=exec_context.mamba.enable_mamba_extra_buffer,
-            slots_like=self.req_to_token_pool.get_mamba_indices(forward_batch.req_pool_indices),
-        )
-        tables.alone = getattr(self, _CAPTURING)
-        metadata = _metadata(patching, tables, self.conv_states_shape[-1])
+        metadata = getattr(self, _AGAIN, None) or _metadata(patching, self, forward_batch)
         _fill(patching, self, metadata, forward_batch)
         return metadata
 
     return init_prefill_graph_metadata
 
 
-def _metadata(patching: Patching, tables: Any, window: int) -> Any:
+def _metadata(patching: Patching, backend: Any, forward_batch: Any) -> Any:
     """Stock's metadata, of tables; it tracks no row, and yet a layer hands over its states."""
+    exec_context = patching.module("sglang.srt.runtime_context").get_exec()
+    tables = tables_for(backend)(
+        tokens=forward_batch.extend_num_tokens,
+        requests=_rows(patching, backend),
+        block=patching.module(f"{ATTENTION}.linear.gdn_backend").CAUSAL_CONV1D_FWD_BLOCK_M,
+        tracks=exec_context.mamba.enable_mamba_extra_buffer,
+        slots_like=backend.req_to_token_pool.get_mamba_indices(forward_batch.req_pool_indices),
+    )
+    tables.alone = getattr(backend, _CAPTURING)
     module = patching.module(f"{ATTENTION}.mamba.mamba2_metadata")
     nothing = tables.starts.new_empty(0).long()
     metadata = module.ForwardMetadata(
@@ -248,7 +244,7 @@ def _metadata(patching: Patching, tables: Any, window: int) -> Any:
         mamba_cache_indices=tables.slots,
         conv_block_table=tables.blocks,
         has_mamba_track_mask=tables.tracks,
-        track_conv_indices=nothing.view(0, window),
+        track_conv_indices=nothing.view(0, backend.conv_states_shape[-1]),
         conv_states_mask_indices=nothing,
         track_ssm_h_src=nothing,
     )

@@ -227,10 +227,8 @@ class ArenaSelfCheck:
             if not all(equal):
                 self._queued.clear()
                 self._drop()
-                where = (
-                    f"on {self._rows.core.default_device()} attention layer {equal.index(False)}"
-                )
-                reason = f"{where} of {kind} gave other bits than stock's"
+                device, at = self._rows.core.default_device(), equal.index(False)
+                reason = f"on {device} attention layer {at} of {kind} gave other bits than stock's"
                 self._check.fail(reason)
                 self.gate_of_groups(reason)
 

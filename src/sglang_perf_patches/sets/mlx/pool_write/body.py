@@ -118,13 +118,13 @@ def _install(patching: Patching, pool: str, prefix: str, attribute: str) -> None
         writes.copies += [k_all, v_all]
         writes.is_queued = True
 
-    def evaluate(runner: Any, *, unless_postponed: bool = False) -> None:
+    def evaluate(runner: Any, *, if_idle: bool = False) -> None:
+        """Write; with `if_idle`, only if something is queued and no prefill is unfinished."""
         pool = getattr(runner, attribute)
         if pool is not None:
             writes = writes_of(pool)
-            if unless_postponed and (writes.postponed or writes.is_read or not writes.is_queued):
-                return
-            writes.evaluate(core, pool)
+            if not if_idle or (writes.is_queued and not writes.is_read and not writes.postponed):
+                writes.evaluate(core, pool)
 
     def note_read(pool: Any) -> None:
         writes = writes_of(pool)
@@ -195,7 +195,7 @@ def _install(patching: Patching, pool: str, prefix: str, attribute: str) -> None
         Stock has read all prompts before the first step after them, so nothing reads the pool.
         """
         tokens: list[int] = inner(self, pending)
-        evaluate(self, unless_postponed=True)
+        evaluate(self, if_idle=True)
         return tokens
 
     @replaces(patching, f"{RUNNER}._sync_decode_kv_to_pool")

@@ -319,7 +319,7 @@ def broken_rows() -> dict[str, Any]:
 
     def kept_at_the_end(*words: Any, **options: Any) -> Any:
         return [
-            replace(row, first=row.first and replace(row.first, layers=row.last.layers))
+            replace(row, first=row.first and replace(row.first, layers=row.layers))
             for row in together(*words, **options)
         ]
 
@@ -1287,7 +1287,7 @@ def kept_turns() -> dict[str, int]:
     class Turns(next_turn._Turns):
         def keep(self, *words: Any) -> bool:
             kept = super().keep(*words)
-            sizes[:] = [turn.size for turn in self._kept.values()]
+            sizes[:] = [turn.size for turn in self._kept]
             return kept
 
     names = "abcdefgh"

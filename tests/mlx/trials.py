@@ -75,11 +75,9 @@ def prompts() -> dict[str, Any]:
         computed = compute(core, model, layers, rows, tokens)
         if len(rows) <= 4:
             return computed
-        parts = (row.last for row in computed)
-        doubled = ([(keys, values * 2) for keys, values in part.layers] for part in parts)
         return [
-            replace(row, last=replace(row.last, layers=layers))
-            for row, layers in zip(computed, doubled, strict=True)
+            replace(row, layers=[(keys, values * 2) for keys, values in row.layers])
+            for row in computed
         ]
 
     results: dict[str, Any] = {}

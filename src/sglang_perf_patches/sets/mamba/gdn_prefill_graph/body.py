@@ -150,21 +150,23 @@ def _capture_one_shape(patching: Patching) -> None:
             return
         stocks: dict[Any, Any] = {}
         graphs = self.backend._graphs
-        if _leaves_some(self, size, _rows(patching, backend), backend):
+
+        def capture() -> dict[Any, Any]:
             before = dict(graphs)
             inner(self, size, **kwargs)
-            stocks = {key: made for key, made in graphs.items() if made is not before.get(key)}
+            return {key: made for key, made in graphs.items() if made is not before.get(key)}
+
+        if _leaves_some(self, size, _rows(patching, backend), backend):
+            stocks = capture()
             if len(stocks) != 1:
                 patching.gate("the runner keeps its graphs elsewhere")
                 return
         is_few = sum(each <= SHORT for each in self.capture_num_tokens) <= FEW
         # With DP attention, no rank may choose a graph by its own batch.
         is_few = is_few and not self.require_mlp_tp_gather
-        before = dict(graphs)
         with _set(backend, _CAPTURING, not stocks):
-            inner(self, size, **kwargs)
-            for key in [key for key, made in graphs.items() if made is not before.get(key)]:
-                ours, one = graphs[key], None
+            for key, ours in capture().items():
+                one = None
                 metadata = self.attn_metadata_buffers[key]
                 if is_few and _tables_of(metadata).prepare_one(backend, patching.module):
                     with _set(backend, _AGAIN, metadata):
@@ -217,28 +219,24 @@ def _capture(patching: Patching) -> Any:
         if not hasattr(self, _CAPTURING):
             self.init_forward_metadata(forward_batch)
             return None  # stock breaks the graph at the layers, as usual
-        if hasattr(self, _AGAIN):
-            again = getattr(self, _AGAIN)
-            _fill(patching, self, again, forward_batch)
-            return again
-        exec_context = patching.module("sglang.srt.runtime_context").get_exec()
-        tables = tables_for(self)(
-            tokens=forward_batch.extend_num_tokens,
-            requests=_rows(patching, self),
-            block=patching.module(f"{ATTENTION}.linear.gdn_backend").CAUSAL_CONV1D_FWD_BLOCK_M,
-            tracks=exec_context.mamba.enable_mamba_extra_buffer,
-            slots_like=self.req_to_token_pool.get_mamba_indices(forward_batch.req_pool_indices),
-        )
-        tables.alone = getattr(self, _CAPTURING)
-        metadata = _metadata(patching, tables, self.conv_states_shape[-1])
+        metadata = getattr(self, _AGAIN, None) or _metadata(patching, self, forward_batch)
         _fill(patching, self, metadata, forward_batch)
         return metadata
 
     return init_prefill_graph_metadata
 
 
-def _metadata(patching: Patching, tables: Any, window: int) -> Any:
+def _metadata(patching: Patching, backend: Any, forward_batch: Any) -> Any:
     """Stock's metadata, of tables; it tracks no row, and yet a layer hands over its states."""
+    exec_context = patching.module("sglang.srt.runtime_context").get_exec()
+    tables = tables_for(backend)(
+        tokens=forward_batch.extend_num_tokens,
+        requests=_rows(patching, backend),
+        block=patching.module(f"{ATTENTION}.linear.gdn_backend").CAUSAL_CONV1D_FWD_BLOCK_M,
+        tracks=exec_context.mamba.enable_mamba_extra_buffer,
+        slots_like=backend.req_to_token_pool.get_mamba_indices(forward_batch.req_pool_indices),
+    )
+    tables.alone = getattr(backend, _CAPTURING)
     module = patching.module(f"{ATTENTION}.mamba.mamba2_metadata")
     nothing = tables.starts.new_empty(0).long()
     metadata = module.ForwardMetadata(
@@ -246,7 +244,7 @@ def _metadata(patching: Patching, tables: Any, window: int) -> Any:
         mamba_cache_indices=tables.slots,
         conv_block_table=tables.blocks,
         has_mamba_track_mask=tables.tracks,
-        track_conv_indices=nothing.view(0, window),
+        track_conv_indices=nothing.view(0, backend.conv_states_shape[-1]),
         conv_states_mask_indices=nothing,
         track_ssm_h_src=nothing,
     )
@@ -354,7 +352,7 @@ def _wait_for_loads(backend: Any, tables: Any) -> None:
 # | ``out_cache_loc`` is narrowed, and put back | nothing: it is as before |
 # | branches by mode, prefixes, lengths, tracked rows | `Tables`; plain and mixed prefills only |
 # | chunk functions look up their last result by tensor | `chunk_tables.install`: offsets have it |
-# | ``chunk_fwd_o`` picks its tile by the tokens | `Tables.fits`, else stock's own graph |
+# | ``chunk_fwd_o`` picks its tile by the tokens | `Tables.holds`, else stock's own graph |
 # | routing of verifies, items, translated slots | `_fill`: before the layers, as in stock |
 # | a line of SGLANG_KERNEL_API_LOGLEVEL for each call | missing, as for any graph |
 #
@@ -407,18 +405,12 @@ def _forward_extend(patching: Patching) -> Any:
 
 def _keep_states(inner: Any) -> Any:
     def _track_mamba_state_extend(
-        self: Any,
-        forward_batch: Any,
-        h: Any,
-        ssm_states: Any,
-        forward_metadata: Any,
-        *args: Any,
-        **kwargs: Any,
+        self: Any, forward_batch: Any, h: Any, states: Any, metadata: Any, *more: Any, **rest: Any
     ) -> Any:
-        tables = _tables_of(forward_metadata)
+        tables = _tables_of(metadata)
         if tables is None:
-            return inner(self, forward_batch, h, ssm_states, forward_metadata, *args, **kwargs)
-        return tables.keep_states(h, ssm_states)
+            return inner(self, forward_batch, h, states, metadata, *more, **rest)
+        return tables.keep_states(h, states)
 
     return _track_mamba_state_extend
 

@@ -106,13 +106,13 @@ class BreakTables(Tables):
     Attributes:
         live: the batch that the kernel's call reads, set before each replay with breaks.
         one: what the kernel reads in a graph of one request; None where there is no such graph.
+            Once there is, the kernel's calls are captured too.
     """
 
     MOST = 256  # a request costs little: the kernel's call has the batch's own
     live: Live
     one: one_request.OneRequest | None = None
     _own: Any = None  # the server's FlashInferGDNKernel
-    _captures_one = False
 
     @classmethod
     def unserved(cls, backend: Any, modules: Any) -> str | None:
@@ -138,14 +138,13 @@ class BreakTables(Tables):
         return slots
 
     def prepare_one(self, backend: Any, modules: Any) -> bool:
-        """As `Tables.prepare_one`: from now on the kernel's calls are captured too."""
+        """As `Tables.prepare_one`."""
         every = int(modules("sglang.srt.runtime_context").mamba_cache_chunk_size())
         states = backend.req_to_token_pool.mamba_pool.mamba_cache.temporal
         length = one_request.chunk_length(self._own, states.shape[2], states.device)
         if length is None or not self.tracks or self.tokens < every:
             return False
         self.one = one_request.OneRequest(self.tokens, every, length, self._stay(1), states.device)
-        self._captures_one = True
         return True
 
     def kernel(self, backend: Any, modules: Any) -> Any:
@@ -155,7 +154,8 @@ class BreakTables(Tables):
             states = backend.req_to_token_pool.mamba_pool.mamba_cache.temporal
             self._stay = stays(self._own, states.shape[2], states.device)
             eager_on_graph = modules(BREAKABLE).eager_on_graph
-            self._break = eager_on_graph(True, capture_stub=_nothing)(_called)
+            # A capture computes nothing in the break's place.
+            self._break = eager_on_graph(True, capture_stub=lambda *_: None)(_called)
         return self
 
     def extend(
@@ -183,13 +183,13 @@ class BreakTables(Tables):
 
     def _prefill(self, states: torch.Tensor) -> Callable[..., Any]:
         def prefill(**kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            rows = [kwargs.pop(name) for name in _PER_TOKEN]
-            if self._captures_one and self.one is not None:
-                of_token = dict(zip(_PER_TOKEN, rows, strict=True))
-                self.one.run(self._own._prefill_fn, states, kwargs, of_token)
-                return rows[-1], kwargs["output_state"]
-            self._break(*rows, lambda *now: self._run(states, kwargs, *now))
-            return rows[-1], kwargs["output_state"]
+            output = kwargs["output"]
+            if self.one is not None:
+                self.one.run(self._own._prefill_fn, states, kwargs)
+            else:
+                rows = [kwargs.pop(name) for name in _PER_TOKEN]
+                self._break(*rows, lambda *now: self._run(states, kwargs, *now))
+            return output, kwargs["output_state"]
 
         return prefill
 
@@ -209,14 +209,8 @@ class BreakTables(Tables):
             "checkpoint_cu_starts": now.metadata.state_checkpoint_cu_starts,
             "checkpoint_every_n_tokens": now.metadata.state_checkpoint_every_n_tokens,
         }
-        if self._stay(len(now.slots)):
-            kwargs |= {"initial_state": states, "output_state": states, "state_indices": now.slots}
-            self._own._prefill_fn(**kwargs)
-        else:
-            before = states.index_select(0, now.slots)
-            after = torch.empty_like(before)
-            self._own._prefill_fn(**kwargs | {"initial_state": before, "output_state": after})
-            states.index_copy_(0, now.slots, after)
+        in_place = self._stay(len(now.slots))
+        one_request.update(self._own._prefill_fn, states, now.slots, kwargs, in_place=in_place)
         if now.at_chunks is not None:
             assert kept is not None  # or stock's own layer would fail too
             sources, targets = now.at_chunks
@@ -230,7 +224,3 @@ def _called(*args: Any) -> None:
     """The break: the last argument gets the others, which a replay has by their addresses."""
     *rows, run = args
     run(*rows)
-
-
-def _nothing(*_: Any) -> None:
-    """In place of the break at a capture, which computes nothing."""

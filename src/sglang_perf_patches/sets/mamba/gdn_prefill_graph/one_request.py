@@ -118,33 +118,39 @@ class OneRequest:
         self.target.copy_(forward_batch.mamba_track_indices)
 
     def run(
-        self,
-        prefill: Callable[..., Any],
-        states: torch.Tensor,
-        kwargs: dict[str, Any],
-        rows: dict[str, torch.Tensor],
+        self, prefill: Callable[..., Any], states: torch.Tensor, kwargs: dict[str, Any]
     ) -> None:
         """Call the kernel, then keep the state at a chunk: what a capture takes note of."""
         unused = self._rows >= self.starts[1]
-        for name in ("q", "k", "v"):
-            rows[name] = rows[name].masked_fill(unused, 0)
         kept = states.new_empty((self._tokens // self._every, *states.shape[1:]))
-        kwargs = kwargs | rows
+        kwargs = kwargs | {name: kwargs[name].masked_fill(unused, 0) for name in ("q", "k", "v")}
         kwargs |= {
             "cu_seqlens": self.starts,
             "state_checkpoints": kept,
             "checkpoint_cu_starts": self.checkpoints,
             "checkpoint_every_n_tokens": self._every,
         }
-        if self._is_whole:
-            kwargs |= {"initial_state": states, "output_state": states, "state_indices": self.slot}
-            prefill(**kwargs)
-        else:
-            before = states.index_select(0, self.slot)
-            after = torch.empty_like(before)
-            prefill(**kwargs | {"initial_state": before, "output_state": after})
-            states.index_copy_(0, self.slot, after)
+        update(prefill, states, self.slot, kwargs, in_place=self._is_whole)
         states.index_copy_(0, self.target, kept.index_select(0, self.source))
+
+
+def update(
+    prefill: Callable[..., Any],
+    states: torch.Tensor,
+    slots: torch.Tensor,
+    kwargs: dict[str, Any],
+    *,
+    in_place: bool,
+) -> None:
+    """Call the kernel on the states in `slots`: in place, or on copies, as stock always does."""
+    if in_place:
+        kwargs |= {"initial_state": states, "output_state": states, "state_indices": slots}
+        prefill(**kwargs)
+    else:
+        before = states.index_select(0, slots)
+        after = torch.empty_like(before)
+        prefill(**kwargs | {"initial_state": before, "output_state": after})
+        states.index_copy_(0, slots, after)
 
 
 def _kept(forward_batch: Any) -> int:

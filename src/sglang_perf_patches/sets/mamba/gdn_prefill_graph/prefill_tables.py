@@ -155,12 +155,8 @@ class Tables(ABC):
 
     # -- all of them --------------------------------------------------------------------------
 
-    def fits(self, lens: Sequence[int]) -> bool:
-        """Whether a batch of requests with so many new tokens each can be replayed, bit by bit."""
-        return self.holds(sum(lens), len(lens))
-
     def holds(self, tokens: int, requests: int) -> bool:
-        """As `fits`, of so many requests; none is the batch of an idle rank."""
+        """Whether a batch can be replayed, bit by bit; one without requests is an idle rank's."""
         if not tokens:
             return not requests
         if tokens > self.tokens or requests > self.requests:
@@ -182,7 +178,7 @@ class Tables(ABC):
         Raises:
             ValueError: the batch does not fit, or tracks states on a server that tracks none.
         """
-        if not self.fits(lens):
+        if not self.holds(sum(lens), len(lens)):
             raise ValueError(
                 f"{len(lens)} requests of {sum(lens)} tokens do not fit {self.requests} of "
                 f"{self.tokens}"

@@ -47,7 +47,8 @@ def all_fit(tables: Any, forward_batch: Any) -> bool:
     """
     tokens = getattr(forward_batch, "original_global_num_tokens_cpu", None)
     if tokens is None:
-        return bool(tables.fits(forward_batch.extend_seq_lens_cpu))
+        lens = forward_batch.extend_seq_lens_cpu
+        return bool(tables.holds(sum(lens), len(lens)))
     return all(map(tables.holds, tokens, forward_batch.global_num_tokens_for_logprob_cpu))
 
 

@@ -48,9 +48,7 @@ class Noted:
         tokens: all of its tokens; empty if it must be launched by itself.
         row: its row in the pool of requests.
         req: the scheduler's request, or None.
-        lazy_token: what stock evaluates of it in the meantime.
-        cache: the same: nothing.
-        lazy_logprobs: the same.
+        lazy_token: what stock evaluates of it in the meantime; so are the next two, nothing.
     """
 
     launch: Callable[[], Any]
@@ -75,8 +73,11 @@ def install(patching: Patching) -> None:
     def async_extend_batch(self: Any, batch: Any, *, inner: Any) -> Any:
         """Launch a batch: continued and decoding requests at once, then the new prompts."""
         runner = self._mlx_runner
-        with noting(runner):
+        vars(runner)[_NOTED] = []
+        try:
             launch = inner(self, batch)
+        finally:
+            del vars(runner)[_NOTED]
         if not launch.prefills:
             return launch
         prefills = batches.launch(runner, launch.prefills)
@@ -126,16 +127,6 @@ def install(patching: Patching) -> None:
         return input_ids if is_filled else inner(self, input_ids, cache)  # nobody reads it
 
 
-@contextmanager
-def noting(runner: Any) -> Iterator[None]:
-    """Make the runner note prompts instead of launching them."""
-    vars(runner)[_NOTED] = []
-    try:
-        yield
-    finally:
-        del vars(runner)[_NOTED]
-
-
 class _Batches:
     """Computes the prompts of batches in groups, and hands each its row."""
 
@@ -166,18 +157,15 @@ class _Batches:
                 ]
                 for group in groups(prompts):
                     self._compute(runner, noted, group)
-            return [self._launch(each) for each in noted]
+            launched = []
+            for each in noted:
+                self._launched = getattr(self._rows.get(each.req_id), "first", None)
+                launched.append(each.launch())
+            return launched
         finally:
             COUNTS["unused"] += len(self._rows)
             COUNTS["alone"] += len(noted) - (COUNTS["together"] - before)
             self._rows.clear()
-
-    def _launch(self, noted: Noted) -> Any:
-        """Launch one by stock's function."""
-        self._launched = getattr(self._rows.get(noted.req_id), "first", None)
-        try:
-            return noted.launch()
-        finally:
             self._launched = None
 
     def fill_first_part(self, input_ids: Any, cache: Sequence[Any]) -> bool:

@@ -102,7 +102,7 @@ def compute(
         [each.tokens[first:] for each in prompts],
         lambda cache, rows, tokens: last_logits(core, runner.model, cache, rows, tokens),
     )
-    return [Row(*each) for each in zip(parts, last, strict=True)]
+    return [Row(**vars(own), first=part) for part, own in zip(parts, last, strict=True)]
 
 
 class _Passes:

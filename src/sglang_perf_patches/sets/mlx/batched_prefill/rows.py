@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,28 +52,23 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One prompt of a group: its last part, and what stock computes before that."""
+class Row(Part):
+    """One prompt of a group: its last part, and `first`, what stock computes before that."""
 
-    first: Part | None
-    last: Part
-
-    def fits(self, input_ids: Any, cache: Sequence[Any]) -> bool:
-        """Whether a call of the model asks for the last part."""
-        return self.last.fits(input_ids, cache)
-
-    def __call__(self, input_ids: Any, *, cache: Sequence[Any]) -> Any:
-        """Fill a request's caches, and return the logits."""
-        return self.last(input_ids, cache=cache)
+    first: Part | None = None
 
     def is_near(self, single: Row, core: Any, part: float) -> bool:
         """Whether logits, KV and states differ by a part of the other row's largest at most."""
-        pairs = [(self.last.logits, single.last.logits)]
-        for mine, its in ((self.first, single.first), (self.last, single.last)):
+        pairs = [(self.logits, single.logits)]
+        for mine, its in ((self.first, single.first), (self, single)):
             if mine is not None and its is not None:
                 for one, other in zip(mine.layers, its.layers, strict=True):
                     pairs += zip(one, other, strict=True)
-        return are_near(core, pairs, part)
+        near = []
+        for one, other in pairs:
+            one, other = one.astype(core.float32), other.astype(core.float32)
+            near.append(core.max(core.abs(one - other)) <= part * core.max(core.abs(other)))
+        return bool(core.all(core.stack(near)).item())
 
 
 def is_recurrent(cache: Any) -> bool:
@@ -129,15 +124,6 @@ def put(cache: Any, keys: Any, values: Any, start: int) -> None:
         cache.update_and_fetch(keys[:, :, new], values[:, :, new])
 
 
-def are_near(core: Any, pairs: Iterable[tuple[Any, Any]], part: float) -> bool:
-    """Whether the arrays of each pair differ by a part of the second's largest value at most."""
-    near = []
-    for mine, its in pairs:
-        mine, its = mine.astype(core.float32), its.astype(core.float32)
-        near.append(core.max(core.abs(mine - its)) <= part * core.max(core.abs(its)))
-    return bool(core.all(core.stack(near)).item())
-
-
 def compute(
     core: Any,
     model: Any,
@@ -157,8 +143,8 @@ def compute(
     offset = layers[0].offset
     new = [prompt[offset:] for _, prompt in prompts]
     logits = last_logits(core, model, layers, new, tokens)
-    parts = [
-        Part(
+    return [
+        Row(
             start=prefix,
             tokens=len(prompt) - prefix,
             layers=[
@@ -170,7 +156,6 @@ def compute(
         )
         for at, (prefix, prompt) in enumerate(prompts)
     ]
-    return [Row(None, part) for part in parts]
 
 
 def own(array: Any, row: int, tokens: int) -> Any:

@@ -18,34 +18,25 @@ def room_for(tokens: int) -> int:
     return -(-(tokens + 1) // STEP) * STEP
 
 
-def refuse_cudnn(core: Any) -> None:
-    """Leave buffers to stock where the room in a buffer changes the bits of attention.
-
-    MLX for CUDA decodes a single request with cuDNN over the whole buffer, with the request's
-    length as a padding mask. How cuDNN adds up depends on the whole buffer's length
-    (tests/benchmarks/results/mlx.md, by tests/benchmarks/mlx/kernels.py). MLX's own kernels don't
-    see it.
-
-    Args:
-        core: ``mlx.core``.
+def install(patching: Patching) -> None:
+    """Make, grow and free the buffers of ``ContiguousAttentionKVCache`` by what they hold.
 
     Raises:
         Gated: this process decodes with cuDNN.
     """
+    patching.anytime("stock's code grows a buffer of any size, in every kind of step")
+    ran = patching.ran
+    core: Any = patching.module("mlx.core")
+    cache_class: Any = patching.get(ATTENTION)
+    # MLX for CUDA decodes a single request with cuDNN over the whole buffer, with the request's
+    # length as a padding mask. How cuDNN adds up depends on the whole buffer's length
+    # (tests/benchmarks/results/mlx.md, by tests/benchmarks/mlx/kernels.py). MLX's own kernels don't
+    # see it.
     if attends_by_cudnn(core):
         raise Gated(
             "cuDNN's attention rounds differently in a smaller buffer; "
             f"with {CUDNN_ATTENTION}=0 this patch runs"
         )
-
-
-def install(patching: Patching) -> None:
-    """Make, grow and free the buffers of ``ContiguousAttentionKVCache`` by what they hold."""
-    patching.anytime("stock's code grows a buffer of any size, in every kind of step")
-    ran = patching.ran
-    core: Any = patching.module("mlx.core")
-    cache_class: Any = patching.get(ATTENTION)
-    refuse_cudnn(core)
 
     zeros: dict[tuple[Any, ...], Any] = {}
 
@@ -106,7 +97,14 @@ def install(patching: Patching) -> None:
         """Free the buffers of caches that the next request will reuse."""
         for each in cache:
             if type(each) is cache_class and each.keys is not None:
-                _empty(each, core)
+                # Stock gives the cache to another request. Where the buffers' dtype differs from
+                # the model's, that request is computed in the buffers' dtype, so the dtype stays.
+                # Zeros take no memory until they are used.
+                batch, heads, _, head_dim = each.keys.shape
+                shape = (batch, heads, STEP, head_dim)
+                each.keys = core.zeros(shape, dtype=each.keys.dtype)
+                each.values = core.zeros(shape, dtype=each.values.dtype)
+                each.offset, each.max_seq_len = 0, STEP
         inner(self, cache)
 
     def make_arrays(inner: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
@@ -122,17 +120,3 @@ def install(patching: Patching) -> None:
 
     patching.override(f"{ATTENTION}.update_and_fetch", make_update)
     patching.override(f"{RUNNER}._cache_arrays", make_arrays)
-
-
-def _empty(cache: Any, core: Any) -> None:
-    """Give a finished request's cache empty buffers of `STEP` tokens.
-
-    Stock gives the cache to another request. Where the buffers' dtype differs from the model's,
-    that request is computed in the buffers' dtype, so the dtype stays. Zeros take no memory until
-    they are used.
-    """
-    batch, heads, _, head_dim = cache.keys.shape
-    shape = (batch, heads, STEP, head_dim)
-    cache.keys = core.zeros(shape, dtype=cache.keys.dtype)
-    cache.values = core.zeros(shape, dtype=cache.values.dtype)
-    cache.offset, cache.max_seq_len = 0, STEP

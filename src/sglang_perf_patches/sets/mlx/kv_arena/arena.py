@@ -5,12 +5,13 @@ objects are `Row`s: stock's own objects with their class set to a subclass that 
 arena. Before anything but a batched decode touches the KV, the subclass copies it back into a
 buffer like stock's.
 
-`Rows` implements what a row can do, `arena_moves` moves the KV of many requests at once, and
-`arena_choice` decides which steps an arena handles.
+`Rows` implements what a row can do, `moves` moves the KV of many requests at once, and `choice`
+decides which steps an arena handles.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
@@ -94,13 +95,18 @@ class Rows:
         core: ``mlx.core``.
         cache_class: stock's cache of one request and layer.
         row_class: the subclass of `cache_class` for a cache whose KV is in an arena.
+        layer_of: the layer that holds a row.
+        number_of: the row's place in its batch.
     """
 
     def __init__(self, core: Any, cache_class: Any) -> None:
         self.core = core
         self.cache_class = cache_class
         # While a cache is a row, stock's two slots hold its layer and its number in that layer.
+        # Stock sets them only in methods that `Row` replaces.
         self._keys, self._values = cache_class.keys, cache_class.values
+        self.layer_of: Callable[[Any], Layer] = self._keys.__get__
+        self.number_of: Callable[[Any], int] = self._values.__get__
         self.row_class = _row_class(self, cache_class)
         self._layers: WeakSet[Layer] = WeakSet()
 
@@ -126,9 +132,12 @@ class Rows:
         """The layer that holds a row; None for a cache that is not a row."""
         return self.layer_of(cache) if type(cache) is self.row_class else None
 
-    def empty(self, like: Any, room: int) -> Any:
-        """An unevaluated buffer for one request, (1, n_kv_heads, room, head_dim)."""
-        return self.core.zeros((1, like.shape[1], room, like.shape[3]), dtype=like.dtype)
+    def among(self, caches: Iterable[Iterable[Any]]) -> Iterator[tuple[Any, Layer]]:
+        """Each row among caches, by layer, then by request, and the layer that holds it."""
+        for of_layer in caches:
+            for cache in of_layer:
+                if type(cache) is self.row_class:
+                    yield cache, self.layer_of(cache)
 
     def widened(self, array: Any, capacity: int) -> Any:
         """The rows, padded with zeros to `capacity` tokens."""
@@ -137,16 +146,6 @@ class Rows:
             return array
         zeros = self.core.zeros((batch, heads, capacity - length, head_dim), dtype=array.dtype)
         return self.core.concatenate([array, zeros], axis=2)
-
-    def layer_of(self, row: Any) -> Layer:
-        """The layer that holds a row."""
-        layer: Layer = self._keys.__get__(row)
-        return layer
-
-    def number_of(self, row: Any) -> int:
-        """The row's place in its batch."""
-        number: int = self._values.__get__(row)
-        return number
 
     def of(self, row: Any, array: Any) -> Any:
         """A row's slice of its layer's K or V, (1, n_kv_heads, capacity, head_dim)."""
@@ -182,8 +181,10 @@ class Rows:
         layer = self.layer_of(row)
         layer.arena.intact = False
         row.__class__ = self.cache_class
-        row.keys = self.empty(layer.keys, row.max_seq_len)
-        row.values = self.empty(layer.values, row.max_seq_len)
+        for name in ("keys", "values"):
+            _, heads, _, head_dim = (held := getattr(layer, name)).shape
+            zeros = self.core.zeros((1, heads, row.max_seq_len, head_dim), dtype=held.dtype)
+            setattr(row, name, zeros)
         layer.held -= 1
         if not layer.held:
             layer.keys = layer.values = None  # free now, not when Python collects cycles
@@ -191,7 +192,6 @@ class Rows:
 
 def _row_class(rows: Rows, cache_class: Any) -> Any:
     """A subclass without fields of its own, so that a cache can switch between the classes."""
-    held_keys, held_values = cache_class.keys, cache_class.values
 
     class Row(cache_class):  # type: ignore[misc]
         __slots__ = ()
@@ -200,19 +200,9 @@ def _row_class(rows: Rows, cache_class: Any) -> Any:
         def keys(self) -> Any:
             return rows.of(self, rows.layer_of(self).keys)
 
-        @keys.setter
-        def keys(self, value: Any) -> None:
-            rows.take_back(self)
-            held_keys.__set__(self, value)
-
         @property
         def values(self) -> Any:
             return rows.of(self, rows.layer_of(self).values)
-
-        @values.setter
-        def values(self, value: Any) -> None:
-            rows.take_back(self)
-            held_values.__set__(self, value)
 
         @property
         def state(self) -> tuple[()]:

@@ -78,21 +78,21 @@ class Copies:
 
     Attributes:
         batch: ids of the caches that they are copies of.
-        lengths: tokens of each request.
         caches: the copies, by layer, then by request.
+        lengths: tokens of each request.
+        kind: the kind of the last step.
         groups: the rows of each arena.
         arenas: they hold the copies; none in a step of rows that were set apart, which stock's
             code computes.
-        kind: the kind of the last step.
         taken: steps in a row of this kind and phase.
     """
 
     batch: list[int]
-    lengths: list[int]
     caches: list[list[Any]]
+    lengths: list[int]
+    kind: Kind
     groups: Groups = ()
     arenas: list[Arena] = field(default_factory=list)
-    kind: Kind | None = None
     taken: int = 0
 
 
@@ -126,7 +126,12 @@ class ArenaSelfCheck:
             self._noted.clear()
             self._drop()
         self._read()
-        return not self._has_passed(Kind.of(lengths, groups, self.is_chained))
+        kind = Kind.of(lengths, groups, self.is_chained)
+        # Steps that are queued behind others show more than others.
+        return not any(
+            self._check.has_passed(each) and all(of != each for _, of, _ in self._queued)
+            for each in {kind, Kind(kind.sizes, is_chained=True)}
+        )
 
     def begin(self, caches: Caches, lengths: list[int], groups: Groups) -> Copies | None:
         """How copies compute a step that stock handles; None to run only stock.
@@ -134,18 +139,19 @@ class ArenaSelfCheck:
         As in `Choice`, a batch gets an arena at its second step.
         """
         COUNTS["stock steps"] += 1
-        batch, kind = [id(cache) for cache in caches[0]], Kind.of(lengths, groups, self.is_chained)
+        kind = Kind.of(lengths, groups, self.is_chained)
+        batch = [id(cache) for cache in caches[0]]
         if self._copies is None or (self._copies.batch, self._copies.lengths) != (batch, lengths):
             self._drop()
             self._choice.leave(caches)
         is_expected = self._choice.is_expected(caches, lengths)
-        is_done = self._check.has_passed(kind)  # its last comparisons have not been read
         fits = len(groups) > 1 or max(lengths) + 1 <= self._choice.most(caches, lengths)
-        if is_done or not is_expected or not fits or not self._check.may_try(kind):
+        # A kind may have passed whose last comparisons have not been read.
+        if not is_expected or not fits or not self._check.may_try(kind):
             self._drop()
             return None
         copies = self._prepared(caches, lengths, groups, kind)
-        if not any(any(map(self._rows.layer_if_row, each)) for each in copies.caches):
+        if not any(self._rows.among(copies.caches)):
             self._drop()
             return None
         copies.kind, copies.lengths = kind, [length + 1 for length in lengths]
@@ -161,7 +167,6 @@ class ArenaSelfCheck:
         """Queue a step's comparisons after all its layers were noted."""
         copies, core = self._copies, self._rows.core
         assert copies is not None
-        assert copies.kind is not None
         flags, self._noted, self._is_open = core.stack(self._noted), [], False
         core.async_eval(flags)
         self._queued.append((self._number, copies.kind, flags))
@@ -169,13 +174,6 @@ class ArenaSelfCheck:
         if copies.taken == STEPS:
             copies.taken = 0
             self._check.credit(copies.kind)
-
-    def _has_passed(self, kind: Kind) -> bool:
-        """Whether arenas may serve; steps that are queued behind others show more than others."""
-        return any(
-            self._check.has_passed(each) and all(of != each for _, of, _ in self._queued)
-            for each in {kind, Kind(kind.sizes, is_chained=True)}
-        )
 
     def _prepared(self, caches: Caches, lengths: list[int], groups: Groups, kind: Kind) -> Copies:
         """The copies, ready for the next step of this kind."""
@@ -187,20 +185,21 @@ class ArenaSelfCheck:
             self._drop()
             copies = [[self._copy(cache) for cache in of_layer] for of_layer in caches]
             batch = [id(cache) for cache in caches[0]]
-            ready = self._copies = Copies(batch, lengths, copies)
+            ready = self._copies = Copies(batch, copies, lengths, kind)
         if not ready.arenas or ready.groups != groups:
             # Of stock's buffers, of rows that have been set apart, or of other groups.
             ready.groups = groups
             self._build(ready, lengths)
         if not ready.taken:
             self._change(ready, lengths, phase)
-        self._make_room(ready)
+        for arena in ready.arenas:
+            if (needed := max(arena.lengths) + 1) > arena.capacity:
+                self._enlarge(arena, needed)
         if not ready.taken and phase == "set apart":
             self._moves.set_apart(ready.caches)
             ready.arenas = []
-        for of_layer in ready.caches:
-            for layer in filter(None, map(self._rows.layer_if_row, of_layer)):
-                self._rows.forget(layer)
+        for _, layer in self._rows.among(ready.caches):
+            self._rows.forget(layer)
         return ready
 
     def _build(self, copies: Copies, lengths: list[int]) -> None:
@@ -214,15 +213,8 @@ class ArenaSelfCheck:
                 self._enlarge(arena, max(arena.capacity, *arena.lengths) + 1)
         elif phase == "moved":  # rows in another order; then all but one, and a request's buffer
             self._choice.build([each[::-1] for each in copies.caches], lengths[::-1])
-            for first, *_ in copies.caches:
-                if self._rows.layer_if_row(first) is not None:
-                    self._rows.take_back(first)
+            self._choice.leave([of_layer[:1] for of_layer in copies.caches])
             self._build(copies, lengths)
-
-    def _make_room(self, copies: Copies) -> None:
-        for arena in copies.arenas:
-            if (needed := max(arena.lengths) + 1) > arena.capacity:
-                self._enlarge(arena, needed)
 
     def _enlarge(self, arena: Arena, needed: int) -> None:
         self._moves.grow(arena, capacity_for(needed, needed))
@@ -233,23 +225,18 @@ class ArenaSelfCheck:
             _, kind, flags = self._queued.popleft()
             equal: list[bool] = flags.tolist()
             if not all(equal):
-                self._fail(kind, equal.index(False))
-                return
-
-    def _fail(self, kind: Kind, layer: int) -> None:
-        self._queued.clear()
-        self._drop()
-        device = self._rows.core.default_device()
-        reason = f"on {device} attention layer {layer} of {kind} gave other bits than stock's"
-        self._check.fail(reason)
-        self.gate_of_groups(reason)
+                self._queued.clear()
+                self._drop()
+                device, at = self._rows.core.default_device(), equal.index(False)
+                reason = f"on {device} attention layer {at} of {kind} gave other bits than stock's"
+                self._check.fail(reason)
+                self.gate_of_groups(reason)
 
     def _drop(self) -> None:
         """Free the copies' buffers now: rows and layers reference each other."""
         if self._copies is not None:
-            for of_layer in self._copies.caches:
-                for layer in filter(None, map(self._rows.layer_if_row, of_layer)):
-                    layer.keys = layer.values = None
+            for _, layer in self._rows.among(self._copies.caches):
+                layer.keys = layer.values = None
         self._copies = None
 
     def _copy(self, cache: Any) -> Any:

@@ -87,7 +87,6 @@ def _install(patching: Patching, cache_class: str, field: str) -> None:
         def batched_decode(self: Any, x: Any, ctx: Any) -> Any:
             """Decode one layer from the batch's arena; x and the result are (batch, 1, hidden)."""
             known = vars(ctx)
-            step: Step | StepApart | None
             try:
                 step = known[_STEP]
             except KeyError:
@@ -105,18 +104,16 @@ def _install(patching: Patching, cache_class: str, field: str) -> None:
 
         return batched_decode
 
-    def make_chained(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def decode_batch_start_chained(self: Any, prev: Any) -> Any:
-            """Build a step before the last one is read; a trial tells such steps from others."""
-            if trial is None:
-                return inner(self, prev)
-            trial.is_chained = True
-            try:
-                return inner(self, prev)
-            finally:
-                trial.is_chained = False
-
-        return decode_batch_start_chained
+    @replaces(patching, CHAINED)
+    def decode_batch_start_chained(self: Any, prev: Any, *, inner: Any) -> Any:
+        """Build a step before the last one is read; a trial tells such steps from others."""
+        if trial is None:
+            return inner(self, prev)
+        trial.is_chained = True
+        try:
+            return inner(self, prev)
+        finally:
+            trial.is_chained = False
 
     @replaces(patching, RELEASE)
     def release_cache(self: Any, cache: list[Any], *, inner: Any) -> None:
@@ -128,7 +125,6 @@ def _install(patching: Patching, cache_class: str, field: str) -> None:
 
     patching.override(CORE, lambda inner: _Core(inner, patching))
     patching.override(BATCHED_DECODE, make_decode)
-    patching.override(CHAINED, make_chained)
 
 
 def _begin(
@@ -149,7 +145,12 @@ def _begin(
         if len(groups) > 1 and not choice.can_group(caches, lengths, groups):
             groups = [[*range(len(lengths))]]
         if trial.is_needed(lengths, groups):
-            return _tried(trial, core, ctx, field, groups)
+            tried = trial.begin(caches, lengths, groups)
+            if tried is None:
+                return None
+            if not tried.arenas:
+                return StepApart(ctx, tried.caches, field, trial)
+            return _step(groups, tried.arenas, core, ctx, field, trial)
     arenas = choice.arenas_for(caches, lengths, groups)
     if not arenas:
         return None
@@ -157,33 +158,12 @@ def _begin(
     if len(arenas) > 1:
         grouping.COUNTS["steps"] += 1
         mark.ran.seen = True
-    return _step(core, ctx, arenas, field, groups)
+    return _step(groups, arenas, core, ctx, field, None)
 
 
-def _tried(
-    trial: ArenaSelfCheck, core: Any, ctx: Any, field: str, groups: Groups
-) -> Step | StepApart | None:
-    """A step that stock handles, and that copies compute too; None if only stock computes it."""
-    tried = trial.begin(getattr(ctx, field), list(ctx.seq_lens), groups)
-    if tried is None:
-        return None
-    if not tried.arenas:
-        return StepApart(ctx, tried.caches, field, trial)
-    return _step(core, ctx, tried.arenas, field, groups, trial)
-
-
-def _step(
-    core: Any,
-    ctx: Any,
-    arenas: Sequence[Arena],
-    field: str,
-    groups: Groups,
-    trial: ArenaSelfCheck | None = None,
-) -> Step:
+def _step(groups: Groups, arenas: Sequence[Arena], *step: Any) -> Step:
     """A step in one arena, or in one for each group."""
-    if len(arenas) == 1:
-        return Step(core, ctx, arenas, field, trial)
-    return GroupedStep(core, ctx, arenas, field, groups, trial)
+    return Step(arenas, *step) if len(arenas) == 1 else GroupedStep(groups, arenas, *step)
 
 
 class _Core(StepArrays):

@@ -37,7 +37,6 @@ Caches = Sequence[Sequence[Any]]
 Groups = Sequence[Sequence[int]]
 """The rows of each group of a batch, which have an arena each."""
 
-
 Part = tuple[Caches, list[int]]
 """The caches and lengths of a group."""
 
@@ -51,10 +50,8 @@ class Choice:
 
     def leave(self, caches: Caches) -> None:
         """Copy all rows back, for stock, which attends to each request's own buffer."""
-        for of_layer in caches:
-            for cache in of_layer:
-                if self._rows.layer_if_row(cache) is not None:
-                    self._rows.take_back(cache)
+        for row, _ in self._rows.among(caches):
+            self._rows.take_back(row)
 
     def arenas_for(self, caches: Caches, lengths: list[int], groups: Groups) -> list[Arena]:
         """The arenas that serve a step, with room for the new tokens; none for stock.
@@ -76,11 +73,13 @@ class Choice:
             COUNTS["stock steps"] += 1
             return []
         is_expected = None in arenas and self.is_expected(caches, lengths)
-        if None in arenas and not is_expected and not self._has_lasting_rows(caches):
-            if self._moves.set_apart(caches):
-                COUNTS["partings"] += 1
-            COUNTS["stock steps"] += 1
-            return []
+        if None in arenas and not is_expected:
+            shared = self._moves.shared(caches)
+            if not shared or not all(layer.arena.lasts for layer in shared):
+                if self._moves.set_apart(caches):
+                    COUNTS["partings"] += 1
+                COUNTS["stock steps"] += 1
+                return []
         serving = []
         for part, arena in zip(parts, arenas, strict=True):
             if arena is None:
@@ -125,22 +124,15 @@ class Choice:
 
     def _arena_of(self, caches: Caches, lengths: list[int]) -> Arena | None:
         """The arena that holds exactly these rows with these lengths."""
-        for of_layer in caches:
-            held = self._rows.layer_if_row(of_layer[0])
-            if held is not None:
-                arena = held.arena
-                same = arena.intact and arena.lengths == lengths
-                if same and len(arena.layers) == len(caches):
-                    pairs = zip(arena.layers, caches, strict=True)
-                    if all(layer is None or layer.caches == of_layer for layer, of_layer in pairs):
-                        return arena
-                return None
-        return None
-
-    def _has_lasting_rows(self, caches: Caches) -> bool:
-        """Whether some rows share buffers, all of them in arenas that last."""
-        shared = self._moves.shared(caches)
-        return bool(shared) and all(layer.arena.lasts for layer in shared)
+        first = next(filter(None, (self._rows.layer_if_row(each[0]) for each in caches)), None)
+        if first is None or not first.arena.intact or first.arena.lengths != lengths:
+            return None
+        layers = first.arena.layers
+        is_same = len(layers) == len(caches) and all(
+            layer is None or layer.caches == of_layer
+            for layer, of_layer in zip(layers, caches, strict=True)
+        )
+        return first.arena if is_same else None
 
     def _can_hold(self, caches: Sequence[Any], lengths: Sequence[int]) -> bool:
         """Whether one layer's caches can share a buffer: stock's class, filled, same shape."""
@@ -172,12 +164,8 @@ class Choice:
         Rows of equal capacity are copied once, others twice.
         """
         wanted = capacity_for(length, most)
-        for of_layer in caches:
-            rows = [layer for layer in map(self._rows.layer_if_row, of_layer) if layer is not None]
-            if rows:
-                held = max(layer.arena.capacity for layer in rows)
-                return held if length <= held <= min(most, wanted + wanted // 4) else wanted
-        return wanted
+        held = max((layer.arena.capacity for _, layer in self._rows.among(caches)), default=0)
+        return held if length <= held <= min(most, wanted + wanted // 4) else wanted
 
 
 def parts_of(caches: Caches, lengths: list[int], groups: Groups) -> list[Part]:

@@ -67,20 +67,14 @@ class LayerStep:
         """Return this object: it stands for the values, then for the keys."""
         return self
 
-    def transpose(self, *_: Any) -> Any:
-        """Return this object, which stands for the values."""
-        return self
-
-    def __getitem__(self, _: Any) -> Any:
-        return self
+    transpose = __getitem__ = reshape
 
     def write_token(self, *_: Any) -> None:
         """Do nothing: the tokens of the whole batch are written already."""
 
-    def get_kv(self, *_: Any) -> tuple[OfAll, OfAll]:
-        """K and V of all requests, returned for each request."""
-        attended: tuple[OfAll, OfAll] = self._attended
-        return attended
+    def get_kv(self, *_: Any) -> Any:
+        """K and V of all requests, two `OfAll`, returned for each request."""
+        return self._attended
 
 
 class OfAll:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .arena import Arena, Layer, Rows
@@ -83,7 +83,9 @@ class Moves:
                 were_shared, old.arena.intact = True, False
                 apart = Arena(old.arena.capacity, [], intact=False)
                 arrays: list[Any] = []
-                for row in [each for each in old.caches if self._rows.layer_if_row(each) is old]:
+                for row, holder in self._rows.among([old.caches]):
+                    if holder is not old:
+                        continue
                     number = self._rows.number_of(row)
                     keys, values = (
                         self._core.contiguous(array[number : number + 1])
@@ -98,7 +100,7 @@ class Moves:
     def shared(self, caches: Sequence[Sequence[Any]]) -> list[Layer]:
         """The layers with two or more of the rows in the first attention layer that has rows."""
         for of_layer in caches:
-            rows = Counter(filter(None, map(self._rows.layer_if_row, of_layer)))
+            rows = Counter(layer for _, layer in self._rows.among([of_layer]))
             if rows:
                 return [layer for layer, count in rows.items() if count > 1]
         return []
@@ -114,7 +116,7 @@ class Moves:
     def _layer(self, arena: Arena, caches: Sequence[Any]) -> Layer:
         """One layer, with unevaluated buffers."""
         self._take_back_but(caches)
-        runs = list(self._runs(caches))
+        runs = self._runs(caches)
         layer = Layer(arena, list(caches), None, None)
         for name in ("keys", "values"):
             parts = [(getattr(source, name)[rows], length) for source, rows, length in runs]
@@ -129,34 +131,30 @@ class Moves:
         """Copy the other rows of these caches' arenas back into their own buffers."""
         stay = {id(cache) for cache in caches}
         taken = []
-        for old in {layer for layer in map(self._rows.layer_if_row, caches) if layer is not None}:
+        for old in {layer for _, layer in self._rows.among([caches])}:
             old.arena.intact = False
-            for cache in old.caches:
-                if self._rows.layer_if_row(cache) is old and id(cache) not in stay:
+            for cache, holder in self._rows.among([old.caches]):
+                if holder is old and id(cache) not in stay:
                     self._rows.take_back(cache)
                     taken += [cache.keys, cache.values]
         self._core.eval(taken)
 
-    def _runs(self, caches: Sequence[Any]) -> Iterator[tuple[Any, slice, int | None]]:
+    def _runs(self, caches: Sequence[Any]) -> list[tuple[Any, slice, int | None]]:
         """The sources of the KV: the holder, which of its rows, and how many tokens count.
 
         Adjacent rows of an arena's layer form one run. None as the count means all tokens.
         """
-        first = 0
-        while first < len(caches):
-            layer, last = self._rows.layer_if_row(caches[first]), first + 1
+        runs: list[tuple[Any, slice, int | None]] = []
+        for cache in caches:
+            layer = self._rows.layer_if_row(cache)
             if layer is None:
-                yield caches[first], slice(None), caches[first].offset
-            else:
-                number = self._rows.number_of(caches[first])
-                while (
-                    last < len(caches)
-                    and self._rows.layer_if_row(caches[last]) is layer
-                    and self._rows.number_of(caches[last]) == number + last - first
-                ):
-                    last += 1
-                yield layer, slice(number, number + last - first), None
-            first = last
+                runs.append((cache, slice(None), cache.offset))
+                continue
+            first = number = self._rows.number_of(cache)
+            if runs and runs[-1][0] is layer and runs[-1][1].stop == number:
+                first = runs.pop()[1].start
+            runs.append((layer, slice(first, number + 1), None))
+        return runs
 
     def _joined(self, parts: Sequence[tuple[Any, int | None]], capacity: int) -> Any:
         """All rows in one array, each padded with zeros behind its tokens.

@@ -79,60 +79,31 @@ class Writer:
                     cache.offset += 1
 
 
-class Step:
-    """One decode step of a batch in its arena.
+class _Layers:
+    """The layers of a step that have buffers.
 
     Attributes:
         trial: compares the step with stock's; None where the arena handles the step.
     """
 
-    def __init__(
-        self,
-        core: Any,
-        ctx: Any,
-        arenas: Sequence[Arena],
-        field: str,
-        trial: ArenaSelfCheck | None = None,
-    ) -> None:
-        """Set up the step of a context that has the caches in `field`; it has one arena."""
-        self._writers = [Writer(core, arena) for arena in arenas]
-        self._field, self.trial = field, trial
-        self._has_buffers = [layer is not None for layer in arenas[0].layers]
-        self._left = sum(self._has_buffers)
-        self._batch_size = ctx.batch_size
+    _writers: Sequence[Writer] = ()
+
+    def __init__(self, ctx: Any, has_buffers: Sequence[bool], trial: ArenaSelfCheck | None) -> None:
+        self._has_buffers, self.trial = has_buffers, trial
+        self._left = sum(has_buffers)
         self._context = copy(ctx)
         self._index = getattr(ctx, "attention_pool_index_by_layer", None)
-        # Why this trick: stock reads each request's padding from its context, and an arena's rows
-        # are padded already.
-        unpadded = [0] * ctx.batch_size
-        if hasattr(ctx, "decode_padding"):
-            self._context._padding_by_window = {None: (unpadded, ctx.decode_padding(None)[1])}
-        else:
-            self._context.pad_sizes = unpadded
+
+    def index_of(self, wrapper: Any) -> int:
+        """A layer's index among the attention layers."""
+        number: int = wrapper._layer_idx
+        return number if self._index is None else self._index[number]
 
     def has(self, wrapper: Any) -> bool:
         """Whether a wrapper's layer has buffers; one that attends to a window has none."""
         if getattr(wrapper, "_window_size", None) is not None:
             return False
-        return self._has_buffers[_index_of(wrapper, self._index)]
-
-    def decode(self, inner: Callable[..., Any], wrapper: Any, x: Any) -> Any:
-        """Stock's method of a layer on its buffers; x and the result are (batch, 1, hidden)."""
-        index = _index_of(wrapper, self._index)
-        stands_in = LayerStep(wrapper._inner, self, index)
-        # Stock asks each request's cache in turn. One object answers for all of them: its first
-        # `rope` call is the queries', its second writes K and V of the whole batch.
-        setattr(self._context, self._field, {index: [stands_in] * self._batch_size})
-        try:
-            return inner(WrapperOf(wrapper, stands_in), x, self._context)
-        finally:
-            # Break the cycle: it would hold the buffers, and MLX copies a buffer held elsewhere.
-            setattr(self._context, self._field, {})
-            stands_in.forget()
-
-    def write(self, index: int, keys: Any, values: Any) -> tuple[Any, Any]:
-        """Append a token to each row; see `Writer.write`."""
-        return self._writers[0].write(index, keys, values)
+        return self._has_buffers[self.index_of(wrapper)]
 
     def has_served(self) -> None:
         """Count a served layer; after the last one the step's tokens count as part of the rows.
@@ -140,7 +111,6 @@ class Step:
         If an exception ends the step earlier, it has written only beyond the end of its rows. The
         next attempt overwrites that.
         """
-        COUNTS["layers"] += 1
         self._left -= 1
         if not self._left:
             if self.trial is not None:
@@ -149,20 +119,56 @@ class Step:
                 writer.end_step()
 
 
-class GroupedStep(Step):
-    """One decode step of a batch whose groups have an arena each."""
+class Step(_Layers):
+    """One decode step of a batch in its arena."""
 
     def __init__(
         self,
+        arenas: Sequence[Arena],
         core: Any,
         ctx: Any,
-        arenas: Sequence[Arena],
         field: str,
-        groups: Groups,
-        trial: ArenaSelfCheck | None = None,
+        trial: ArenaSelfCheck | None,
     ) -> None:
+        """Set up the step of a context that has the caches in `field`; it has one arena."""
+        super().__init__(ctx, [layer is not None for layer in arenas[0].layers], trial)
+        self._writers = [Writer(core, arena) for arena in arenas]
+        self._field, self._batch_size = field, ctx.batch_size
+        # Why this trick: stock reads each request's padding from its context, and an arena's rows
+        # are padded already.
+        unpadded = [0] * ctx.batch_size
+        if hasattr(ctx, "decode_padding"):
+            self._context._padding_by_window = {None: (unpadded, ctx.decode_padding(None)[1])}
+        else:
+            self._context.pad_sizes = unpadded
+
+    def decode(self, inner: Callable[..., Any], wrapper: Any, x: Any) -> Any:
+        """Stock's method of a layer on its buffers; x and the result are (batch, 1, hidden)."""
+        index = self.index_of(wrapper)
+        stands_in = LayerStep(wrapper._inner, self, index)
+        # Stock asks each request's cache in turn. One object answers for all of them: its first
+        # `rope` call is the queries', its second writes K and V of the whole batch.
+        setattr(self._context, self._field, {index: [stands_in] * self._batch_size})
+        try:
+            result = inner(WrapperOf(wrapper, stands_in), x, self._context)
+        finally:
+            # Break the cycle: it would hold the buffers, and MLX copies a buffer held elsewhere.
+            setattr(self._context, self._field, {})
+            stands_in.forget()
+        COUNTS["layers"] += 1
+        return result
+
+    def write(self, index: int, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Append a token to each row; see `Writer.write`."""
+        return self._writers[0].write(index, keys, values)
+
+
+class GroupedStep(Step):
+    """One decode step of a batch whose groups have an arena each."""
+
+    def __init__(self, groups: Groups, arenas: Sequence[Arena], core: Any, *step: Any) -> None:
         """`groups` names the batch's rows in each arena, in order."""
-        super().__init__(core, ctx, arenas, field, trial)
+        super().__init__(arenas, core, *step)
         self._core = core
         self._rows = [_selection(core, group) for group in groups]
         order = [row for group in groups for row in group]
@@ -218,43 +224,19 @@ class GroupedStep(Step):
         return self._masks[id(mask)][1]
 
 
-class StepApart:
-    """A step that stock's code computes twice: from its own caches, and from rows set apart.
-
-    Attributes:
-        trial: compares the two.
-    """
+class StepApart(_Layers):
+    """A step that stock's code computes twice: from its own caches, and from rows set apart."""
 
     def __init__(
         self, ctx: Any, caches: list[list[Any]], field: str, trial: ArenaSelfCheck
     ) -> None:
         """`caches` are the rows, by layer, then by request; other caches where there are none."""
-        self.trial = trial
-        self._index = getattr(ctx, "attention_pool_index_by_layer", None)
-        self._has_rows = [hasattr(each[0], "leave_arena") for each in caches]
-        self._left = sum(self._has_rows)
-        self._context = copy(ctx)
+        super().__init__(ctx, [hasattr(each[0], "leave_arena") for each in caches], trial)
         setattr(self._context, field, caches)
-
-    def has(self, wrapper: Any) -> bool:
-        """Whether a wrapper's layer has rows."""
-        return self._has_rows[_index_of(wrapper, self._index)]
 
     def decode(self, inner: Callable[..., Any], wrapper: Any, x: Any) -> Any:
         """Stock's method of a layer on the rows; x and the result are (batch, 1, hidden)."""
         return inner(wrapper, x, self._context)
-
-    def has_served(self) -> None:
-        """Count a layer; after the last one the trial compares the two computations."""
-        self._left -= 1
-        if not self._left:
-            self.trial.end_step()
-
-
-def _index_of(wrapper: Any, index: Any) -> int:
-    """A layer's index among the attention layers."""
-    number: int = wrapper._layer_idx
-    return number if index is None else index[number]
 
 
 def _selection(core: Any, group: Sequence[int]) -> Any:

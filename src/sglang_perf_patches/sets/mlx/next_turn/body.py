@@ -7,8 +7,8 @@ prefill gets that request's caches and runs only the rest.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -96,35 +96,32 @@ def _install(patching: Patching, remove_ended: Callable[[Any], None] = lambda ru
     def prefill_start(
         self: Any,
         req_id: str,
-        new_token_ids: list[int],
-        full_token_ids: list[int],
-        prefix_slot_ids: list[int],
-        new_slot_ids: list[int],
-        *args: Any,
+        new: list[int],
+        full: list[int],
+        prefix_slots: list[int],
+        new_slots: list[int],
+        *more: Any,
         inner: Any,
-        **kwargs: Any,
     ) -> Any:
         """Run only the tokens that are new since the previous turn."""
-        turns, prefix = turns_of(self), len(prefix_slot_ids)
-        tokens = list(full_token_ids)
+        turns, prefix, tokens = turns_of(self), len(prefix_slots), list(full)
         remove_ended(self)
         _watch(self, turns)
-        turns.slots[req_id] = [*prefix_slot_ids, *new_slot_ids]
-        is_whole = len(new_token_ids) + prefix == len(tokens)
-        turn = turns.find(tokens, prefix_slot_ids) if is_whole else None
+        turns.slots[req_id] = [*prefix_slots, *new_slots]
+        is_whole = len(new) + prefix == len(tokens)
+        turn = turns.find(tokens, prefix_slots) if is_whole else None
         if turn is None:
-            words = new_token_ids, full_token_ids, prefix_slot_ids, new_slot_ids
-            return inner(self, req_id, *words, *args, **kwargs)
+            return inner(self, req_id, new, full, prefix_slots, new_slots, *more)
         start, turns.handed = turn
         COUNTS["continued"] += 1
         ran.seen = True
         # Why this trick: without a prefix, stock acquires caches that it assumes to be empty,
         # and runs the tokens from the caches' end on. No pool would want the slots.
         try:
-            pending = inner(self, req_id, tokens[start:], tokens, [], [], *args, **kwargs)
+            pending = inner(self, req_id, tokens[start:], tokens, [], [], *more)
         finally:
             turns.handed = None
-        pending.synced_offset = prefix + len(new_slot_ids)
+        pending.synced_offset = prefix + len(new_slots)
         return pending
 
     @replaces(patching, f"{RUNNER}.prefill_finalize", f"{RUNNER}.extend_finalize")
@@ -146,40 +143,35 @@ class _End:
     Attributes:
         length: tokens of the prompt.
         windows: by layer, K and V of the last tokens that a window covers, each
-            (1, n_kv_heads, tokens, head_dim); None for full attention.
+            (1, n_kv_heads, tokens, head_dim); nothing for full attention.
     """
 
     length: int
-    windows: list[tuple[Any, Any] | None]
+    windows: list[list[Any]]
 
     @classmethod
     def of(cls, core: Any, caches: Sequence[Any]) -> _End | None:
         """That of caches to which a prompt is written; None without windows."""
-        if not any(hasattr(cache, "window") for cache in caches):
+        windows: list[list[Any]] = [[] for _ in caches]
+        for cache, both in zip(caches, windows, strict=True):
+            if hasattr(cache, "window"):
+                held = slice(max(0, cache._local - cache.window), cache._local)
+                # Copies: a part of the buffer would keep all of it, and have the next step copy it.
+                both += [core.contiguous(each[:, :, held]) for each in (cache.keys, cache.values)]
+        if not any(windows):
             return None
-        windows: list[tuple[Any, Any] | None] = []
-        for cache in caches:
-            if not hasattr(cache, "window"):
-                windows.append(None)
-                continue
-            held = slice(max(0, cache._local - cache.window), cache._local)
-            # Copies: a part of the buffer would keep all of it, and have the next step copy it.
-            keys, values = (
-                core.contiguous(array[:, :, held]) for array in (cache.keys, cache.values)
-            )
-            windows.append((keys, values))
-        core.async_eval([both for both in windows if both is not None])
+        core.async_eval(windows)
         return cls(caches[0].offset, windows)
 
     @property
     def size(self) -> int:
         """Its bytes."""
-        return sum(array.nbytes for both in self.windows if both for array in both)
+        return sum(array.nbytes for both in self.windows for array in both)
 
     def put_into(self, caches: Sequence[Any]) -> None:
         """Give caches the windows of the prompt's end; others stay."""
         for cache, both in zip(caches, self.windows, strict=True):
-            if both is not None:
+            if both:
                 cache.keys, cache.values = both
                 cache._local, cache.offset = both[0].shape[2], self.length
 
@@ -228,7 +220,7 @@ class _Turns:
 
     def __init__(self, core: Any) -> None:
         self._core = core
-        self._kept: OrderedDict[int, _Turn] = OrderedDict()
+        self._kept: list[_Turn] = []
         self.slots: dict[str, list[int]] = {}
         self.ends: dict[str, _End] = {}
         self.leaving: tuple[list[int], list[int], _End | None] | None = None
@@ -248,30 +240,21 @@ class _Turns:
 
         A copy out of a batch's buffers is evaluated here. Until then it would hold all of them.
         """
-        if end is None:
-            return False  # no windows; a recurrent state has no length either
-        length = caches[0].offset
-        if not end.length <= length <= len(tokens):
+        # Without windows nothing is kept; a recurrent state has no length either.
+        if end is None or not end.length <= (length := caches[0].offset) <= len(tokens):
             return False
         for cache in caches:
-            leave = getattr(cache, "leave_arena", None)
-            if leave is not None:
-                leave()
+            getattr(cache, "leave_arena", lambda: None)()
         arrays = [array for cache in caches for array in (cache.keys, cache.values)]
         self._core.eval(arrays)
         size = sum(array.nbytes for array in arrays) + end.size
-        turn = _Turn(list(tokens[:length]), slots, caches, end, size)
-        self._kept[id(turn)] = turn
+        self._kept.append(_Turn(list(tokens[:length]), slots, caches, end, size))
         return True
 
-    def take_surplus(self) -> list[list[Any]]:
+    def take_surplus(self) -> Iterator[list[Any]]:
         """Remove what exceeds the limits, the longest unused first."""
-        surplus = []
-        while self._kept and (
-            len(self._kept) > MOST or sum(turn.size for turn in self._kept.values()) > MOST_BYTES
-        ):
-            surplus.append(self._kept.popitem(last=False)[1].caches)
-        return surplus
+        while len(self._kept) > MOST or sum(turn.size for turn in self._kept) > MOST_BYTES:
+            yield self._kept.pop(0).caches
 
     def find(
         self, prompt: Sequence[int], prefix_slots: Sequence[int]
@@ -282,11 +265,11 @@ class _Turns:
         cache separates prompts by `extra_key` and `cache_salt`. So the time of a prompt tells
         nobody what another client has sent, or what was sent before a flush.
         """
-        starts = [(turn.start(prompt, prefix_slots), turn) for turn in self._kept.values()]
+        starts = [(turn.start(prompt, prefix_slots), turn) for turn in self._kept]
         start, best = max(starts, key=lambda each: each[0], default=(0, None))
         if best is None or not start:
             return None
-        del self._kept[id(best)]
+        self._kept.remove(best)
         if not all(_can_be_cut_back(cache, start) for cache in best.caches):
             COUNTS["rewound"] += 1
             best.end.put_into(best.caches)

@@ -65,10 +65,6 @@ class _Writes:
             self.copies = []
         self.waiting.discard(self)
 
-    def can_write(self) -> bool:
-        """Whether there is something to write, and no unfinished prefill."""
-        return self.is_queued and not self.is_read and not self.postponed
-
     def evaluate(self, core: Any, pool: Any) -> None:
         """Write; while a prefill reads the pool, only copy: a later write or read evaluates it."""
         self.queue()
@@ -121,6 +117,14 @@ def _install(patching: Patching, pool: str, prefix: str, attribute: str) -> None
         waiting.add(writes)
         writes.copies += [k_all, v_all]
         writes.is_queued = True
+
+    def evaluate(runner: Any, *, if_idle: bool = False) -> None:
+        """Write; with `if_idle`, only if something is queued and no prefill is unfinished."""
+        pool = getattr(runner, attribute)
+        if pool is not None:
+            writes = writes_of(pool)
+            if not if_idle or (writes.is_queued and not writes.is_read and not writes.postponed):
+                writes.evaluate(core, pool)
 
     def note_read(pool: Any) -> None:
         writes = writes_of(pool)
@@ -181,36 +185,27 @@ def _install(patching: Patching, pool: str, prefix: str, attribute: str) -> None
     @replaces(patching, f"{RUNNER}.extend_finalize")
     def extend_finalize(self: Any, pending: Any, *, inner: Any) -> Any:
         """Write while stock waits for the chunk."""
-        written = getattr(self, attribute)
-        if written is not None:
-            writes_of(written).evaluate(core, written)
+        evaluate(self)
         return inner(self, pending)
 
-    def make_step(inner: Callable[..., list[int]]) -> Callable[..., list[int]]:
-        def decode_batch_finalize(self: Any, pending: Any) -> list[int]:
-            """Write what the prompts before the step have queued, which frees the copies.
+    @replaces(patching, f"{RUNNER}.decode_batch_finalize")
+    def decode_batch_finalize(self: Any, pending: Any, *, inner: Any) -> list[int]:
+        """Write what the prompts before the step have queued, which frees the copies.
 
-            Stock has read all prompts before the first step after them, so nothing reads the pool.
-            """
-            tokens = inner(self, pending)
-            written = getattr(self, attribute)
-            if written is not None and (writes := writes_of(written)).can_write():
-                writes.evaluate(core, written)
-            return tokens
-
-        return decode_batch_finalize
+        Stock has read all prompts before the first step after them, so nothing reads the pool.
+        """
+        tokens: list[int] = inner(self, pending)
+        evaluate(self, if_idle=True)
+        return tokens
 
     @replaces(patching, f"{RUNNER}._sync_decode_kv_to_pool")
     def sync_decode_kv_to_pool(self: Any, *args: Any, inner: Any, **kwargs: Any) -> None:
         """When a request ends, write its decoded tokens and the queued ones of its prompt."""
         inner(self, *args, **kwargs)
-        written = getattr(self, attribute)
-        if written is not None:
-            writes_of(written).evaluate(core, written)
+        evaluate(self)
 
     patching.override(f"{pool}.get_kv", make_get)
     patching.override(f"{prefix}.update_and_fetch", make_fetch)
-    patching.override(f"{RUNNER}.decode_batch_finalize", make_step)
 
 
 def _layers(stacked: Any) -> list[Any]:

@@ -44,10 +44,6 @@ class Buffers(list[Any]):
             self.widen(layer, self.slots)
         return super().__getitem__(layer)
 
-    def room(self) -> int:
-        """Slots that the buffers of all layers have."""
-        return min(int(array.shape[0]) for array in self)
-
     def widen(self, layer: SupportsIndex, slots: int) -> bool:
         """Give a layer's buffer that many slots, with zeros behind its own; whether it grew."""
         array = super().__getitem__(layer)
@@ -58,11 +54,14 @@ class Buffers(list[Any]):
         self[layer] = self._core.concatenate([array, zeros])
         return True
 
-    def grow(self, slots: int) -> None:
-        """Enlarge the buffers layer by layer, so only one is in memory twice."""
-        for layer in range(len(self)):
-            if self.widen(layer, slots):
-                self._core.eval(super().__getitem__(layer))
+    def hold(self, needed: int) -> None:
+        """Enlarge buffers that are too small layer by layer, so only one is in memory twice."""
+        held = min(int(array.shape[0]) for array in self)
+        if needed > held:
+            room = room_for(needed, held, self.slots)
+            for layer in range(len(self)):
+                if self.widen(layer, room):
+                    self._core.eval(super().__getitem__(layer))
 
 
 def empty(core: Any, pool: Any) -> None:
@@ -80,7 +79,12 @@ def taking(pool: Any, slots: Any) -> Iterator[None]:
     if not all(type(buffers) is Buffers for buffers in both):
         yield  # made before the patch was on: it has all slots
         return
-    _hold(both, slots)
+    if any(buffers.checked is not slots for buffers in both):  # a prefill's layers share an array
+        # The host has made this array from a list, so no device is waited for.
+        needed = max(memoryview(slots), default=-1) + 1
+        for buffers in both:
+            buffers.hold(needed)
+            buffers.checked = slots
     for buffers in both:
         buffers.has_checked = True
     try:
@@ -93,18 +97,6 @@ def taking(pool: Any, slots: Any) -> Iterator[None]:
 def is_checked(pool: Any) -> bool:
     """Whether stock's code is within `taking`, with the slots that it reads now or more."""
     return type(pool.k_buffer) is Buffers and pool.k_buffer.has_checked
-
-
-def _hold(both: tuple[Buffers, ...], slots: Any) -> None:
-    """Enlarge the buffers for these slots, if they are too small."""
-    if all(buffers.checked is slots for buffers in both):
-        return  # a prefill's layers share this array
-    # The host has made this array from a list, so no device is waited for.
-    needed = max(memoryview(slots), default=-1) + 1
-    for buffers in both:
-        if needed > (held := buffers.room()):
-            buffers.grow(room_for(needed, held, buffers.slots))
-        buffers.checked = slots
 
 
 def room_for(needed: int, held: int, most: int) -> int:

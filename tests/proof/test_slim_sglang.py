@@ -77,6 +77,11 @@ BREAKS = {
         "return whole[:, :width]",
         "return table",
     ),
+    "mla.request-broadcast": (
+        "mla/request_broadcast/body.py",
+        "recv_reqs = [*recv_reqs, *(local_reqs or ())]",
+        "recv_reqs = [*recv_reqs]",
+    ),
     "mamba.gdn-prefill-graph": (
         "mamba/gdn_prefill_graph/prefill_tables.py",
         "self.slots[:count].copy_(slots)",

@@ -76,6 +76,17 @@ USES = (
         lacking="a KV page has several tokens",
         on={"page_size": (None, 1)},
     ),
+    Use(name="ranks", lacking="the server has one rank", off={"tp_size": (None, 1)}),
+    Use(
+        name="one-host",
+        lacking="the ranks are on several hosts (--nnodes)",
+        on={"nnodes": (None, 1)},
+    ),
+    Use(
+        name="polling",
+        lacking="the processes of an idle server sleep (--sleep-on-idle)",
+        on={"sleep_on_idle": NOTHING},
+    ),
     Use(
         name="host-cache",
         lacking="the hierarchical cache is off",

@@ -19,3 +19,8 @@ TABLES = dict.fromkeys(
 )
 """Of the patches of page tables. Ranks of data-parallel attention have unequal batches: their cases
 have idle ones, and graphs that hold only padding."""
+REQUESTS = dict.fromkeys(
+    (*METADATA, "draft-trees", "forward-metrics", "mixed-chunks", "tracked-states"),
+    "tests/mla/request_rank.py: main",
+)
+"""Of how requests reach the ranks: they come as pickled objects, whatever is done with them then."""

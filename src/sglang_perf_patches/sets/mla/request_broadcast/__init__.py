@@ -1,0 +1,36 @@
+"""``mla.request-broadcast``."""
+
+from ....model.patch import Patch, Worth, of, variant
+from ..proven import REQUESTS
+
+RECEIVER = "sglang.srt.managers.scheduler_components.request_receiver:SchedulerRequestReceiver"
+BROADCAST = f"{RECEIVER}._broadcast_reqs_across_ranks"
+
+_RANKS = "sglang.srt.distributed.parallel_state:GroupCoordinator"
+_QUEUE = "sglang.srt.distributed.device_communicators.shm_broadcast"
+
+PATCH = Patch(
+    id="mla.request-broadcast",
+    only_with=("ranks", "one-host", "polling"),
+    proven_with=REQUESTS,
+    summary="tensor-parallel ranks hear of new requests through shared memory, not through gloo",
+    worth=Worth(
+        "a",
+        "a step of MTP on several GPUs takes less time",
+        "tests/benchmarks/results/mla.md",
+        "broadcast-1",
+    ),
+    upstream=("sgl-project/sglang#39470", "sgl-project/sglang#39471"),
+    variants=(
+        variant(
+            *(__name__, "0.5.22 … 0.5.23"),
+            targets=(BROADCAST,),
+            depends=(
+                "sglang.srt.utils.common:broadcast_pyobj",
+                *of(_RANKS, "__init__", "broadcast_object"),
+                f"{_QUEUE}:MessageQueue",
+                f"{_QUEUE}:ShmRingBuffer",
+            ),
+        ),
+    ),
+)

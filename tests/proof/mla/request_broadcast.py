@@ -1,0 +1,131 @@
+"""Requests that ranks get through shared memory are those that stock broadcasts.
+
+Two forked processes are the ranks. Their process group, its store and the queue are real, and so is
+the receiver's method. What it asks of the server's parallelism has a stand-in.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from sglang.srt.managers.scheduler_components import request_receiver
+from torch import distributed
+
+from sglang_perf_patches.verify.comparing import require, same
+
+PATCH = "mla.request-broadcast"
+LARGE = 5_000_000
+"""Bytes of a request that does not fit into a part of the queue: 4 MB."""
+
+Round = tuple[list[Any], list[Any]]
+"""Requests that came to the first rank, and those that it decided on itself."""
+
+EDGES: tuple[list[Round], ...] = (
+    [([], [])] * 40,
+    [*[([], [])] * 9, (["a"], ["of its own"]), ([], ["of its own"]), (["x" * LARGE, "b"], [])] * 2,
+)
+
+
+def drawn(random: Random) -> list[Round]:
+    """Rounds of a scheduler's loop, most of them without a request."""
+
+    def some(share: float) -> list[Any]:
+        count = random.randint(1, 3) if random.random() < share else 0
+        return [{"rid": f"{random.random()}", "ids": [1] * random.randint(1, 99)}] * count
+
+    return [(some(0.3), some(0.1)) for _ in range(random.randint(5, 40))]
+
+
+def ranks(
+    rounds: list[Round], before: Callable[[int, int], None] = lambda *_: None, **group: Any
+) -> list[dict[str, Any]]:
+    """What each of two ranks gets in each round, and how often it used gloo.
+
+    Args:
+        rounds: what comes.
+        before: called in each rank's process before each round, with the rank and the round.
+        group: changes to the group of ranks that the receiver sees.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        pids = []
+        for rank in range(2):
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    told = _play(rank, Path(folder), rounds, before, group)
+                    (Path(folder) / f"told.{rank}").write_text(json.dumps(told), "utf-8")
+                    code = 0
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(code)
+            pids.append(pid)
+        codes = [os.waitpid(pid, 0)[1] for pid in pids]
+        require(codes == [0, 0], f"a rank failed: {codes}")
+        return [json.loads((Path(folder) / f"told.{rank}").read_text("utf-8")) for rank in range(2)]
+
+
+def _play(
+    rank: int,
+    folder: Path,
+    rounds: list[Round],
+    before: Callable[[int, int], None],
+    changes: dict[str, Any],
+) -> dict[str, Any]:
+    distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    world = distributed.group.WORLD
+    queues: Any = importlib.import_module("sglang.srt.distributed.device_communicators")
+    queues = importlib.import_module(f"{queues.__name__}.shm_broadcast")
+    queue = queues.MessageQueue.create_from_process_group(world, 1 << 22, 6)
+    group = SimpleNamespace(
+        **{
+            "world_size": 2,
+            "rank": rank,
+            "rank_in_group": rank,
+            "ranks": [0, 1],
+            "cpu_group": world,
+            "mq_broadcaster": queue,
+            **changes,
+        }
+    )
+    parallel = SimpleNamespace(attn_dp_enabled=False, tp_size=group.world_size, tp_group=group)
+    setattr(request_receiver, "get_parallel", lambda: parallel)  # noqa: B010
+    receiver: Any = object.__new__(request_receiver.SchedulerRequestReceiver)
+    got = []
+    with mock.patch.object(distributed, "broadcast", side_effect=distributed.broadcast) as gloo:
+        for number, (came, own) in enumerate(rounds):
+            before(rank, number)
+            given = (list(came), list(own)) if rank == 0 else (None, [])
+            got.append(receiver._broadcast_reqs_across_ranks(*given))
+    distributed.barrier()
+    return {"got": got, "gloo": gloo.call_count}
+
+
+def _got(through_memory: bool, rounds: list[Round]) -> list[Any]:
+    played = ranks(rounds)
+    for rank in played:
+        is_few = rank["gloo"] < len(rounds)
+        require(is_few == through_memory, f"{rank['gloo']} of {len(rounds)} rounds used gloo")
+    return [rank["got"] for rank in played]
+
+
+def requests(inputs: Any) -> int:
+    """Random rounds, and those at the edges."""
+    some = [*EDGES, *([([], [])] * 8 + rounds for rounds in inputs(drawn))]
+    return same(PATCH, partial(_got, True), some, ran=None, stock=partial(_got, False))
+
+
+CHECKS = {"requests": requests}
+"""What both ranks get, with stock's broadcast and through shared memory."""

@@ -1,4 +1,4 @@
-"""One rank of a tensor-parallel server: ``python request_rank.py RANK RANKS PORT SELECTION SERVER``.
+"""One rank of a server: ``python request_rank.py RANK RANKS PORT SELECTION SERVER``.
 
 The release's scheduler runs its own loop on the CPU, and the first rank gets requests through its
 socket. The ranks meet at the port, with gloo. SERVER is JSON, its arguments. Prints as JSON what

@@ -23,4 +23,4 @@ REQUESTS = dict.fromkeys(
     (*METADATA, "draft-trees", "forward-metrics", "mixed-chunks", "tracked-states"),
     "tests/mla/request_rank.py: main",
 )
-"""Of how requests reach the ranks: they come as pickled objects, whatever is done with them then."""
+"""Of how requests reach the ranks: they are pickled objects, whatever is done with them then."""

@@ -85,7 +85,8 @@ def test_what_a_release_resolves_is_read(release: str) -> None:
     plain = by_name.pop("plain")
     assert plain["on"] == {}
     # A small dense model; from its memory of the model the release answers.
-    assert plain["having"] == ["one-token-pages", "prefills", "prefix-cache", "torch"]
+    there = ["one-host", "one-token-pages", "polling", "prefills", "prefix-cache", "torch"]
+    assert plain["having"] == there
     assert set(plain["lacking"]) == {use.name for use in setups.FEATURES.uses} - set(
         plain["having"]
     )

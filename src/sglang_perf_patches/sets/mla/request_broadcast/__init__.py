@@ -6,6 +6,7 @@ from ..proven import REQUESTS
 RECEIVER = "sglang.srt.managers.scheduler_components.request_receiver:SchedulerRequestReceiver"
 BROADCAST = f"{RECEIVER}._broadcast_reqs_across_ranks"
 
+_SINCE = "sglang.srt.runtime_context:attn_dp_enabled_of"
 _RANKS = "sglang.srt.distributed.parallel_state:GroupCoordinator"
 _QUEUE = "sglang.srt.distributed.device_communicators.shm_broadcast"
 
@@ -21,6 +22,11 @@ PATCH = Patch(
         "broadcast-1",
     ),
     upstream=("sgl-project/sglang#39470", "sgl-project/sglang#39471"),
+    anchors=(_SINCE,),
+    absent_because=(
+        "up to 0.5.21 the receiver of requests finds its ranks in other ways, for which the patch "
+        "was not written"
+    ),
     variants=(
         variant(
             *(__name__, "0.5.22 … 0.5.23"),

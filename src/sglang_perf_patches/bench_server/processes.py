@@ -43,9 +43,10 @@ def interruptible() -> Iterator[None]:
         while _running:  # a signal came while `started` ended it
             _running[-1].hurry()
             _end(_running[-1])
-        if _State.first is None:  # else this process ends, whatever else comes
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        for number, handler in before.items():
+            # After the first signal this process ends, whatever else comes. Python's exit restores
+            # the default of a signal that it handles, but not of one that is ignored.
+            signal.signal(number, handler if _State.first is None else signal.SIG_IGN)
 
 
 @contextmanager

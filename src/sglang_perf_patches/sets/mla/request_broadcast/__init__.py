@@ -17,7 +17,7 @@ PATCH = Patch(
     summary="tensor-parallel ranks hear of new requests through shared memory, not through gloo",
     worth=Worth(
         "a",
-        "a step of MTP on several GPUs takes less time",
+        "MTP on two GPUs: 2.646 ms per token of one request become 2.319",
         "tests/benchmarks/results/mla.md",
         "broadcast-1",
     ),

@@ -404,6 +404,9 @@ USES = {
     "prefix-cache": ({"disable_radix_cache": True}, {"disable_radix_cache": False}),
     "one-token-pages": ({"page_size": 64}, {"page_size": 1}),
     "host-cache": ({}, {"enable_hierarchical_cache": True}),
+    "ranks": ({"tp_size": 1}, {"tp_size": 2}),
+    "one-host": ({"nnodes": 2}, {"nnodes": 1}),
+    "polling": ({"sleep_on_idle": True}, {"sleep_on_idle": False}),
     "trtllm-mla": (
         {"attention_backend": "fa3"},
         {"attention_backend": "fa3", "decode_attention_backend": "trtllm_mla"},

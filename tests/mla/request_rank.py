@@ -48,7 +48,7 @@ class Played:
         self._process = self.scheduler.process_input_requests
         self._waits = QUIET
         kinds: Any = importlib.import_module("sglang.srt.managers.io_struct")
-        self._send = kinds.sock_send
+        self._kinds = kinds
         self._left: list[Any] = [*self._requests(kinds)]
         self._count = len(self._left)
         self.scheduler.process_input_requests = self._processed
@@ -79,10 +79,9 @@ class Played:
             if self._waits <= 0:
                 self._waits, request = QUIET, self._left.pop(0)
                 if request == "aborts":
-                    kinds: Any = importlib.import_module("sglang.srt.managers.io_struct")
-                    self._aborts.append(kinds.AbortReq(rid="too late"))
+                    self._aborts.append(self._kinds.AbortReq(rid="too late"))
                 else:
-                    self._send(self._client, request)
+                    self._kinds.sock_send(self._client, request)
                     assert self._socket.poll(60_000)
         self.rounds += 1
         found = self._ingest(*args, **kwargs)

@@ -6,7 +6,6 @@ the receiver's method. What it asks of the server's parallelism has a stand-in.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import tempfile
@@ -19,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from sglang.srt.distributed.device_communicators import shm_broadcast
 from sglang.srt.managers.scheduler_components import request_receiver
 from torch import distributed
 
@@ -86,9 +86,7 @@ def _play(
 ) -> dict[str, Any]:
     distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
     world = distributed.group.WORLD
-    queues: Any = importlib.import_module("sglang.srt.distributed.device_communicators")
-    queues = importlib.import_module(f"{queues.__name__}.shm_broadcast")
-    queue = queues.MessageQueue.create_from_process_group(world, 1 << 22, 6)
+    queue = shm_broadcast.MessageQueue.create_from_process_group(world, 1 << 22, 6)
     group = SimpleNamespace(
         **{
             "world_size": 2,

@@ -62,6 +62,25 @@ def ranks_that_switched_stay_so() -> None:
     assert all(rank["gloo"] < len(ROUNDS) for rank in switched)
 
 
+def a_rank_that_has_announced_itself_stays_so() -> None:
+    """Also if it is to lose the patch before the first rank has asked."""
+    told = []
+
+    def late(ranks: Any) -> bool:
+        told.append(ranks)
+        return len(told) > 1 and _ALL(ranks)
+
+    def before(rank: int, number: int) -> None:
+        if number == 1:
+            sglang_perf_patches.deactivate()
+
+    with mock.patch.object(body, "_all_announced", late), live(PATCH, ran=None):
+        switched = ranks(ROUNDS, before=before)
+    assert [rank["got"] for rank in switched] == [WANTED, WANTED]
+    assert all(rank["gloo"] < len(ROUNDS) for rank in switched)
+
+
+_ALL = body._all_announced
 _REASON = "a rank of this server runs stock's code here"
 CHECKS = {
     check.__name__: check
@@ -70,5 +89,6 @@ CHECKS = {
         ranks_without_a_queue,
         the_first_rank_gives_up_and_says_so,
         ranks_that_switched_stay_so,
+        a_rank_that_has_announced_itself_stays_so,
     )
 }

@@ -78,14 +78,11 @@ def test_a_long_prompt_beside_short_ones_is_computed_alone() -> None:
     assert groups(_prompts([(0, length) for length in lengths])) == []
 
 
-def test_a_row_fits_an_empty_cache_or_one_that_reads_the_pool() -> None:
-    """One that another patch filled up to the prefix's end would hold the prefix twice."""
-    behind = rows.Part(5, 3, (), 0, holds_prefix=True)
-    assert not behind.fits(SimpleNamespace(shape=(1, 3)), [SimpleNamespace(offset=5)])
-    assert behind.fits(SimpleNamespace(shape=(1, 3)), [SimpleNamespace(offset=5, _full_keys=None)])
-    whole = rows.Part(0, 3, (), 0)
-    assert whole.fits(SimpleNamespace(shape=(1, 3)), [SimpleNamespace(offset=0)])
-    assert not whole.fits(SimpleNamespace(shape=(1, 3)), [SimpleNamespace(offset=2)])
+def test_a_row_fits_a_cache_that_ends_where_it_begins() -> None:
+    part = rows.Part(5, 3, (), 0)
+    assert part.fits(SimpleNamespace(shape=(1, 3)), [SimpleNamespace(offset=5)])
+    assert not part.fits(SimpleNamespace(shape=(1, 3)), [SimpleNamespace(offset=2)])
+    assert not part.fits(SimpleNamespace(shape=(1, 4)), [SimpleNamespace(offset=5)])
 
 
 @pytest.mark.parametrize("release", ["0.5.23"])

@@ -23,8 +23,6 @@ class Part:
         layers: what each layer holds after it.
         attention: the number of the first attention layer.
         logits: of its last token, (1, 1, vocabulary); None where nothing reads them.
-        holds_prefix: its layers hold what is before it too, which a cache that holds that already,
-            as of an earlier turn, would hold twice.
     """
 
     start: int
@@ -32,13 +30,11 @@ class Part:
     layers: Held
     attention: int
     logits: Any = None
-    holds_prefix: bool = False
 
     def fits(self, input_ids: Any, cache: Sequence[Any]) -> bool:
         """Whether a call of the model, for this request, asks for what was computed."""
         of = cache[self.attention]
-        asked = input_ids.shape == (1, self.tokens) and of.offset == self.start
-        return bool(asked and (not self.holds_prefix or hasattr(of, "_full_keys")))
+        return bool(input_ids.shape == (1, self.tokens) and of.offset == self.start)
 
     def __call__(self, _: Any, *, cache: Sequence[Any]) -> Any:
         """Fill a request's caches, and return the logits."""
@@ -152,7 +148,6 @@ def compute(
             ],
             attention=0,
             logits=logits[at : at + 1],
-            holds_prefix=prefix > 0,
         )
         for at, (prefix, prompt) in enumerate(prompts)
     ]

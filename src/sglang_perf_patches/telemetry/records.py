@@ -4,8 +4,8 @@ A record is named after its process: PID namespace, PID and start time. Its ``se
 of the topmost ancestor that has a record, which is the launcher. Only its user can read it.
 
 A reader removes the records of processes that have ended, if they are of its own PID namespace. Of
-other namespaces it can't tell, so it removes what is older than a day or than this machine's boot.
-A living process writes its record again within a second.
+other namespaces it can't tell, so it removes what is older than a day. A living process writes its
+record again within a second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from . import procfs
 _FOLDER = "sglang-perf-patches"
 _RUN, _TEMPORARY = "/run/user", "/tmp"  # noqa: S108
 _OLD_S = 24 * 3600.0
-_SKEW_S = 2 * 3600.0
 _LATEST = 253_402_214_400.0  # the last day of the year 9999
 
 
@@ -226,10 +225,7 @@ def _swept(
 
 def _remove_if_old(path: Path) -> None:
     with contextlib.suppress(OSError):
-        written = path.lstat().st_mtime
-        now = time.time()
-        booted = now - time.clock_gettime(time.CLOCK_BOOTTIME) if _TELLS_BOOT else 0.0
-        if written < max(now - _OLD_S, booted - _SKEW_S):
+        if path.lstat().st_mtime < time.time() - _OLD_S:
             path.unlink()
 
 
@@ -291,7 +287,6 @@ def _time(value: Any) -> float:
     return seconds
 
 
-_TELLS_BOOT = hasattr(time, "CLOCK_BOOTTIME")
 _OF_PROCESS: dict[str, Callable[[Any], Any]] = {
     "pid": int,
     "server": _text,

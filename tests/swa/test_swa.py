@@ -151,12 +151,13 @@ def plan_in_depth(release: str, episodes: int, whole: bool) -> Plan:
         load = {"page_size": page, "swa_tokens": tokens, "served": served}
         add(f"idle, transfers {load}", "idle_is_served_beside_long_transfers", **load)
     add("states idle", "states")
-    if not before(release, "0.5.11"):
+    if not before(release, "0.5.21"):
         for page in (1, 64):
-            add(f"cap {page}", "the_cap_is_stocks", page_size=page)
             add(f"by tokens {page}", "by_tokens_too", page_size=page)
+            for requests in (1, 8, 300):
+                load = {"page_size": page, "requests": requests}
+                add(f"hint {load}", "the_hint_is_what_the_patch_does", **load)
         add("left to stock", "left_to_stock")
-        add("hint", "the_hint_is_what_the_patch_does")
         add("exact once more: select", "select", text=EXACT)
     if not before(release, "0.5.18"):
         add("host full, small pools", "none_fails_for_the_host", **SMALL_HOST)

@@ -16,7 +16,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from itertools import chain, repeat
 from random import Random
 from typing import Any
 from unittest import mock
@@ -35,6 +34,7 @@ import sglang_perf_patches
 from sglang_perf_patches.sets.mamba import host
 from sglang_perf_patches.sets.mamba.lightning_rows import body as lightning_rows
 from sglang_perf_patches.sets.mamba.mamba2_chunk_indices import body as chunk_indices
+from sglang_perf_patches.sets.mamba.zero_sync import body as zero_sync
 from sglang_perf_patches.verify.mamba.cases import EDGES, PREFIX, Batch, Request, draw
 from sglang_perf_patches.verify.mamba.gdn_prefill_graph import Replays
 from sglang_perf_patches.verify.mamba.harness import source_has
@@ -44,8 +44,8 @@ from sglang_perf_patches.verify.mamba.mamba2_chunk_indices import PATCH as CHUNK
 from sglang_perf_patches.verify.mamba.mamba2_chunk_indices import mixed
 from tests.proof.mamba import harness
 from tests.proof.mamba.harness import alike, noted
-from tests.proof.mamba.lightning_rows import waits_of_metadata
-from tests.proof.mamba.zero_sync import FORWARDS
+from tests.proof.mamba.lightning_rows import has_lists, waits_of_metadata
+from tests.proof.mamba.zero_sync import FORWARDS, waits_as_upstream
 
 PREFILL_GRAPH = "mamba.gdn-prefill-graph"
 EXAMPLES = [*EDGES, *(draw(Random(seed)) for seed in range(40))]
@@ -57,7 +57,7 @@ def passes() -> Any:
         "sglang": sglang.__version__,
         "layers": len(harness.counted_gdn().rig.layers),
     }
-    parts = (forwards, fallbacks, mamba2, idle)
+    parts = (forwards, fallbacks, mamba2)
     for number, selection in enumerate(("none", "mamba", "none")):
         label = "stock" if number == 0 else "stock again" if selection == "none" else selection
         report = sglang_perf_patches.activate(selection, strict=True)
@@ -72,7 +72,6 @@ def passes() -> Any:
         if label == "mamba":
             here["debug"] = debug()
             here["pins"] = pins()
-            here["busy"] = busy()
         sglang_perf_patches.deactivate()
         results[label] = here
     return results
@@ -110,22 +109,12 @@ def mamba2() -> Any:
     ]
 
 
-def idle() -> Any:
-    """Waits with a device that has nothing else to do, and metadata made then."""
-    with mock.patch.object(host, "is_busy", return_value=False):
-        return {
-            "forwards": forwards(),
-            "metadata": [*map(_found, map(noted(harness.counted_gdn().metadata), EXAMPLES[:12]))],
-            "mamba2": mamba2(),
-        }
-
-
 def debug() -> Any:
     """Whether the debug variable finds a host list that differs from the device's."""
     prefill = Batch((Request(65), Request(64)))
     changed = (
         *("extend_seq_lens", "extend_prefix_lens"),
-        *("mamba_track_mask", "mamba_track_seqlens"),
+        *(("mamba_track_mask", "mamba_track_seqlens") if has_lists() else ()),
     )
     gdn = harness.counted_gdn()
     results = {}
@@ -149,31 +138,8 @@ def pins() -> list[bool]:
     common = importlib.import_module("sglang.srt.utils.common")
     results = []
     for answer in (True, False):
-        takes_device = common.is_pin_memory_available.__code__.co_argcount > 0
-        stand_in = (lambda _=None: answer) if takes_device else (lambda: answer)  # noqa: B023
-        with mock.patch.object(common, "is_pin_memory_available", stand_in):
-            results.append(host.is_pinned(torch.device("cuda")))
-    return results
-
-
-def busy() -> dict[str, bool]:
-    """What is taken for a busy device, by what its stream answers."""
-    results = {"no stream": host.is_busy("cpu")}
-    answers: dict[str, tuple[list[bool], bool]] = {
-        "idle": ([True], False),
-        "just launched": ([False, False, True], False),
-        "another forward": ([False], False),
-        "capturing": ([True], True),
-    }
-    for name, (queried, capturing) in answers.items():
-        stream = mock.Mock(query=mock.Mock(side_effect=chain(queried, repeat(queried[-1]))))
-        with (
-            mock.patch.object(torch.cuda, "current_stream", return_value=stream),
-            mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=capturing),
-            mock.patch.object(host, "_SOON", 0.5 if name == "just launched" else host._SOON),
-        ):
-            results[name] = host.is_busy(torch.device("cuda"))
-            results[f"{name}, asked"] = stream.query.called
+        with mock.patch.object(common, "is_pin_memory_available", return_value=answer):
+            results.append(host.is_pinned())
     return results
 
 
@@ -182,29 +148,26 @@ def broken() -> Any:
     gdn = harness.counted_gdn()
     zero = "mamba.zero-sync"
     mixed_waits = partial(mixed, gdn)
-    right = {name: getattr(host, name) for name in ("offsets", "attach_track", "to_device")}
-
-    def late(lens: Any, dtype: Any) -> Any:
-        return right["offsets"](lens, dtype) + 1
-
-    def other(batch: Any, mask: Any, seqlens: Any) -> None:
-        right["attach_track"](batch, mask, [max(-1, n - 64) for n in seqlens])
+    to_device = host.to_device
 
     def flipped(tensors: Any, device: Any) -> Any:
-        return [tensor.flip(0) for tensor in right["to_device"](tensors, device)]
+        return [tensor.flip(0) for tensor in to_device(tensors, device)]
 
-    def left(tensors: Any, _: Any) -> Any:
-        return list(tensors)
+    def none(mask: Any) -> None:
+        mask.any = lambda: torch.tensor(False)
+
+    def each_time(_metadata: Any, _name: str, key: Any, make: Any) -> Any:
+        return make(key)
 
     tracked = [Batch((Request(65), Request(70, 64), Request(130)))]
     plain = [Batch(tracked[0].requests, tracking=False)]
+
+    def tracking() -> int:
+        return alike(zero, gdn.forwards, [PREFIX], most=waits_as_upstream)
+
     old: dict[str, tuple[Any, str, Any, Callable[[], int]]] = {
-        "sums": (host, "offsets", late, lambda: alike(zero, gdn.metadata, tracked)),
-        "positions": (host, "attach_track", other, lambda: alike(zero, gdn.metadata, tracked)),
-        "copies": (host, "to_device", flipped, lambda: alike(zero, gdn.metadata, tracked)),
-        "no copies": (host, "to_device", left, lambda: alike(zero, gdn.metadata, tracked)),
-        "no list": (host, "attach_track", _nothing, lambda: alike(zero, gdn.metadata, tracked)),
-        "no lengths": (host, "attach_lens", _nothing, lambda: alike(zero, gdn.metadata, plain)),
+        "no answers": (zero_sync, "_keep_answers", _nothing, tracking),
+        "wrong answers": (zero_sync, "_keep_answers", none, tracking),
     }
     metadata = importlib.import_module("sglang.srt.layers.attention.mamba.mamba2_metadata")
     # upstream's own change knows what is tracked
@@ -225,12 +188,11 @@ def broken() -> Any:
     }
     if source_has("linear.lightning_backend", "mamba_track"):
         rig = harness.Counted(Lightning("seg_la"))
-        breaks["no rows"] = (
-            lightning_rows,
-            "_kept",
-            _nothing,
-            lambda: alike(ROWS, rig.forwards, [PREFIX], most=waits_of_metadata(rig)),
+        most = waits_of_metadata(rig, own=int(not has_lists()))
+        broken = (
+            (host, "prefill", _nothing) if has_lists() else (lightning_rows, "_kept", each_time)
         )
+        breaks["no rows"] = (*broken, lambda: alike(ROWS, rig.forwards, [PREFIX], most=most))
     if PREFILL_GRAPH in _applying():
         from sglang_perf_patches.sets.mamba.gdn_prefill_graph import chunk_tables
         from sglang_perf_patches.sets.mamba.gdn_prefill_graph import prefill_tables as tables

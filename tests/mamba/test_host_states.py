@@ -29,7 +29,7 @@ SIZES = st.integers(1, 1 << 20)
 @EACH
 def test_only_what_was_played_is_served(found: Found, release: str) -> None:
     gates = found(release, "host_jobs", "gates")
-    served = {"served", "by gigabytes"} | ({"layers of a third kind"} - _dense_only(release))
+    served = {"served", "by gigabytes", "layers of a third kind"}
     for name, each in gates.items():
         assert each["state"] == ("live" if name in served else "gated"), (name, each)
         assert each["same"] is (name not in served), (name, each)
@@ -40,10 +40,6 @@ def test_only_what_was_played_is_served(found: Found, release: str) -> None:
     assert "hicache_write_policy=write_back" in reasons["written back"]
     assert "hicache_io_backend=direct" in reasons["a direct copy"]
     assert "smaller than the device's" in reasons["a small host"]
-
-
-def _dense_only(release: str) -> set[str]:
-    return {"layers of a third kind"} if release == "0.5.20" else set()
 
 
 @pytest.mark.whole_matrix
@@ -86,7 +82,7 @@ def test_the_hint_says_what_more_prefixes_fit_with(context: int) -> None:
         assert f"{VARIABLE}={context // -(-context // 8192)}" in few.give
         assert host.given in hint.text
         assert "SGLANG_PERF_PATCHES=all,mamba.host-states" in hint.text
-    assert host_hint.hint("0.5.19", cells, device, host, context=context, chunk=8192) is None
+    assert host_hint.hint("0.5.21", cells, device, host, context=context, chunk=8192) is None
 
 
 def test_a_host_smaller_than_the_device_is_stocks() -> None:

@@ -50,9 +50,7 @@ def test_every_patch_gives_what_stock_gives(proved: Proved, shown: Shown, releas
     if not before(release, "0.5.10.post1"):
         expected |= {"mamba.lightning-rows"}
     if release in CAPTURED:
-        expected |= {"mamba.gdn-prefill-graph"}
-    if not before(release, "0.5.20"):
-        expected |= {"mamba.host-states"}
+        expected |= {"mamba.gdn-prefill-graph", "mamba.host-states"}
     patches = applying("mamba", release)
     assert set(patches) == expected
     for patch, line in proved(release, shown("mamba", release, patches, RELEASES)).items():
@@ -75,19 +73,12 @@ def test_stock_waits_as_often_as_the_counter_is_right(found: Found, release: str
         assert here == results["stock"]["forwards"]
         assert results["mamba"]["states"]["mamba.zero-sync"] == "built-in"
         return
-    for decode in DECODES:  # stock's
-        assert here.pop(decode) == results["stock"]["forwards"][decode]
-    assert not any(here.values())
+    for name in (*DECODES, "no mask"):  # stock's
+        assert here.pop(name) == results["stock"]["forwards"][name]
+    # No layer asks: three times a layer if rows are tracked, twice if none is.
+    spared = {name: waits[name] - sum(places.values()) for name, places in here.items()}
+    assert spared == {"half": 3 * results["layers"], "none": 2 * results["layers"]}
     assert "mamba.zero-sync" in results["mamba"]["ran"]
-
-
-@each_in_depth
-def test_an_idle_device_is_queried_as_by_stock(found: Found, release: str) -> None:
-    """By a single Mamba2 request: the answer is there sooner than the host would work it out."""
-    results = found(release, "jobs", "passes")
-    here, stock = results["mamba"]["idle"], results["stock"]["idle"]
-    for ours, expected in zip(here["mamba2"], stock["mamba2"], strict=True):
-        assert ours["waits"] == (expected["waits"] if ours["requests"] == 1 else 0)
 
 
 @each_in_depth
@@ -97,15 +88,7 @@ def test_unknown_batches_are_left_to_stock(found: Found, release: str) -> None:
     for name, plan in results["mamba"]["fallbacks"].items():
         assert plan["fields"] == stock[name]["fields"], name
         assert plan["chunks"] == stock[name]["chunks"], name
-    if release not in OLD:
-        assert results["mamba"]["fallbacks"] == stock
-        return
-    for name in ("tensors", "half", "relabelled", "longer", "split"):
-        assert results["mamba"]["fallbacks"][name]["waits"] == stock[name]["waits"], name
-    # The lengths are known, but not what is tracked.
-    for name in ("padded", "exchanged"):
-        assert 0 < results["mamba"]["fallbacks"][name]["waits"] < stock[name]["waits"], name
-    assert results["mamba"]["fallbacks"]["mixed"]["waits"] == 0
+    assert results["mamba"]["fallbacks"] == stock
 
 
 @each_in_depth
@@ -132,18 +115,6 @@ def test_the_debug_variable_names_both_sides(found: Found, release: str) -> None
 @each_in_depth
 def test_memory_is_pinned_where_stock_pins_it(found: Found, release: str) -> None:
     assert found(release, "jobs", "passes")["mamba"]["pins"] == [True, False]
-
-
-@each_in_depth
-def test_a_device_is_busy_with_more_than_was_just_launched(found: Found, release: str) -> None:
-    answer = found(release, "jobs", "passes")["mamba"]["busy"]
-    asked = {name for name in answer if name.endswith(", asked") and answer[name]}
-    assert asked == {"idle, asked", "just launched, asked", "another forward, asked"}
-    assert {name for name in answer if answer[name]} - asked == {
-        "no stream",
-        "another forward",
-        "capturing",
-    }
 
 
 @EACH
@@ -176,9 +147,9 @@ def test_a_broken_patch_is_found(found: Found, release: str) -> None:
     errors = found(release, "jobs", "broken")
     tracks_lightning = not before(release, "0.5.13")
     captures = 3 * (release in CAPTURED)
-    of_zero_sync = 6 * (release in OLD)
+    of_zero_sync = 2 * (release in OLD)
     assert len(errors) == 2 + of_zero_sync + tracks_lightning + captures
     for name, outcome in errors.items():
         assert outcome.startswith("different: "), (name, outcome)
-    for name in {"no list", "no lengths"} & set(errors):
-        assert "waits at" in errors[name]
+    if release in OLD:
+        assert "waits at" in errors["no answers"]

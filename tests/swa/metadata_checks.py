@@ -67,7 +67,7 @@ def broken_windows(how: str) -> str | None:
     """What the checks say while something is broken in a way; None if they pass."""
     publish()
     try:
-        with mock.patch.object(body._Windows, *BREAKS[how]):
+        with mock.patch.object(body, *BREAKS[how]):
             for edge in EDGES:  # up to the first that shows it
                 same(PATCH, window_batches.play, [edge], stock=_of_stock)
     except Exception as error:
@@ -141,31 +141,31 @@ LEFT: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 }
 
 
-def _ramp(_: Any, cells: Any) -> Any:
+_translate, _room = body._translate, body._room
+
+
+def _all_cells(pool: Any, end: Any, cells: Any) -> None:
     """What is behind the last window is translated, too."""
-    return torch.full_like(cells, -1, dtype=torch.int32)
+    _translate(pool, torch.full_like(end, cells.numel()), cells)
 
 
-_translate, _room = body._Windows.translate, body._Windows.room
-
-
-def _one_cell_less(self: Any, pool: Any, found: Any, most: int) -> None:
+def _one_cell_less(pool: Any, end: Any, cells: Any) -> None:
     """A full window of the last request is not translated to its end."""
-    _translate(self, pool, found, most - 1)
+    _translate(pool, end, cells[:-1])
 
 
-def _no_cell(self: Any, *_: Any) -> None:
-    self._patching.ran.seen = True
+def _no_cell(*_: Any) -> None:
+    """The slots stay those of the full pool."""
 
 
-def _filled(self: Any, most: int, device: Any) -> Any:
+def _filled(most: int, device: Any) -> Any:
     """What is behind the windows of a new buffer is no slot."""
-    return _room(self, most, device).fill_(1 << 40)
+    return _room(most, device).fill_(1 << 40)
 
 
 BREAKS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "cells behind the end are translated": ("_ramp", _ramp),
-    "the last cell is not translated": ("translate", _one_cell_less),
-    "nothing is translated": ("translate", _no_cell),
-    "a new buffer holds anything": ("room", _filled),
+    "cells behind the end are translated": ("_translate", _all_cells),
+    "the last cell is not translated": ("_translate", _one_cell_less),
+    "nothing is translated": ("_translate", _no_cell),
+    "a new buffer holds anything": ("_room", _filled),
 }

@@ -49,7 +49,7 @@ BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {
         (["clear_before_tail"], "stale_slots_are_unmapped", {"page_size": 1}),
         (["record_evicted"], "play", EPISODES),
         (["_in_tensors"], "none_fails_for_the_host", {}),
-        (["hold_if_long"], "a_long_request_is_served_to_its_end", {"page_size": 1}),
+        (["serve_by_window"], "the_rule_stays_with_its_queue", {"page_size": 1}),
     ),
 }
 """Which functions of the patches to disable on a release, and the job that notices.
@@ -77,21 +77,17 @@ def plan_of_proof(release: str, patches: Sequence[str], whole: bool) -> Plan:
     return jobs
 
 
-def plan_of_leaving(release: str, whole: bool) -> Plan:
+def plan_of_leaving(release: str) -> Plan:
     """Patches are taken off in the middle of things; each wait costs a second."""
-    jobs: Plan = []
-    old = before(release, "0.5.12")
     host = not before(release, "0.5.18")
-    for page in (1, 16) if old else (1,):
-        jobs += [
-            (f"leaves, long {page}", "a_long_request_is_served_to_its_end", {"page_size": page})
-        ]
-        if whole:
-            names = ("an_aborted_request_keeps_nothing_on", "short_requests_keep_nothing_on")
-            jobs += [(f"leaves, {name} {page}", name, {"page_size": page}) for name in names]
-        if old or host:
-            given = {"page_size": page, "backup": "default" if host else "cpu_tensor"}
-            jobs.append((f"leaves, copy {page}", "a_copy_is_loaded_first", given))
+    jobs: Plan = [
+        (
+            f"leaves {page}",
+            "the_rule_stays_with_its_queue",
+            {"page_size": page, "backup": "default" if host else "cpu_tensor"},
+        )
+        for page in ((1, 16) if before(release, "0.5.12") else (1,))
+    ]
     return [*jobs, ("left: select", "select", {"text": "none"})]
 
 
@@ -101,7 +97,7 @@ def plan_in_depth(release: str, episodes: int, whole: bool) -> Plan:
     Args:
         release: which one.
         episodes: how many of them.
-        whole: whether every check of leaving, and of the host's pool, is among them.
+        whole: whether every check of the host's pool is among them.
     """
     jobs: Plan = []
 
@@ -151,12 +147,13 @@ def plan_in_depth(release: str, episodes: int, whole: bool) -> Plan:
         load = {"page_size": page, "swa_tokens": tokens, "served": served}
         add(f"idle, transfers {load}", "idle_is_served_beside_long_transfers", **load)
     add("states idle", "states")
-    if not before(release, "0.5.11"):
+    if not before(release, "0.5.21"):
         for page in (1, 64):
-            add(f"cap {page}", "the_cap_is_stocks", page_size=page)
             add(f"by tokens {page}", "by_tokens_too", page_size=page)
+            for requests in (1, 8, 300):
+                load = {"page_size": page, "requests": requests}
+                add(f"hint {load}", "the_hint_is_what_the_patch_does", **load)
         add("left to stock", "left_to_stock")
-        add("hint", "the_hint_is_what_the_patch_does")
         add("exact once more: select", "select", text=EXACT)
     if not before(release, "0.5.18"):
         add("host full, small pools", "none_fails_for_the_host", **SMALL_HOST)
@@ -186,7 +183,7 @@ def plan_in_depth(release: str, episodes: int, whole: bool) -> Plan:
     spelled = (layout for layout, first in newer.items() if not before(release, first))
     for layout in ("one", *LAYOUTS, *spelled):
         add(f"gates {layout}", "gates_by_layout", layout=layout)
-    return jobs + plan_of_leaving(release, whole)
+    return jobs + plan_of_leaving(release)
 
 
 @pytest.fixture(scope="module", params=GROUPS)

@@ -3,7 +3,7 @@
 The kernel itself is compiled for Hopper GPUs. What stands for it computes the gated delta rule
 token by token. It refuses what the kernel refuses, and its results depend on the numbers of
 requests and of tokens, by which the kernel picks its algorithm: where a call differs in them,
-results differ. One request's sequence is split here, and those of more are not.
+results differ.
 """
 
 from __future__ import annotations
@@ -33,11 +33,6 @@ def kernel(counter: waits.Counter, *, is_captured: bool = False) -> Any:
 def chunk_length(tokens: int) -> int:
     """Into chunks of how many tokens one request is split where the call may be captured."""
     return 64 if tokens <= 68 else 128
-
-
-def is_whole(requests: int) -> bool:
-    """Whether the kernel splits no sequence; if it does, it may not update states in place."""
-    return requests > 1
 
 
 def _prefill(
@@ -74,15 +69,8 @@ def _gated_delta_rule(
     state_checkpoints: torch.Tensor | None,
     checkpoint_cu_starts: torch.Tensor | None,
     checkpoint_every_n_tokens: int,
-    state_indices: torch.Tensor | None = None,
 ) -> None:
     tokens, heads, width = v.shape
-    if state_indices is not None:
-        assert initial_state is output_state
-        assert len({*state_indices.tolist()}) == len(state_indices) == len(cu_seqlens) - 1
-        assert is_whole(len(state_indices))
-        initial_state, pool = initial_state[state_indices], initial_state
-        output_state = torch.empty_like(initial_state)
     ends = cu_seqlens.tolist()
     requests = len(ends) - 1
     assert scale is None
@@ -121,5 +109,3 @@ def _gated_delta_rule(
                 assert state_checkpoints is not None
                 state_checkpoints[first[row] + count // every - 1] = state
         output_state[row] = state
-    if state_indices is not None:
-        pool[state_indices] = output_state

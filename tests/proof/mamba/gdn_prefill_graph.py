@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 
-from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body, kernel_break, one_request
+from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body, one_request
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import some
 from sglang_perf_patches.verify.mamba import gdn_prefill_graph as on_gpu
@@ -141,11 +141,6 @@ class WithBreaks(Captured):
 
     def __init__(self, play: Counted) -> None:
         super().__init__(play, flashinfer.kernel(play.counter, is_captured=self.is_captured))
-
-    def replayed(self, wanted: Replays) -> dict[str, Any]:
-        """As `Captured.replayed`; the stand-in updates states in place if it splits no sequence."""
-        with mock.patch.object(kernel_break, "stays", return_value=flashinfer.is_whole):
-            return super().replayed(wanted)
 
 
 def replays(inputs: Inputs) -> int:

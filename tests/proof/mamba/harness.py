@@ -168,9 +168,9 @@ class Counted(Play):
         """
         with self._uncounted():
             _, prefill = scheduling.scheduled(self.rig, requests)
-            prefill_known = host.prefill(prefill)
-            mask = tuple(prefill.mamba_track_mask.tolist())
-        return mask, prefill_known and prefill_known.track and prefill_known.track.mask
+            known = host.prefill(prefill)
+            mask = prefill.mamba_track_mask.tolist()
+        return mask, known and known.get("mamba_track_mask")
 
     def scheduled(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
         """As `metadata`, of batches that the release's own scheduler made.

@@ -17,8 +17,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from sglang_perf_patches.sets.mamba.host import KnownMask
-
 DEVICE = "cpu:0"
 """A name of the CPU that stands for the GPU: a plain ``cpu`` is the host."""
 
@@ -70,8 +68,6 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
 
     def owns(self, value: Any) -> bool:
         """Whether a tensor is on the device."""
-        if isinstance(value, KnownMask):  # PyTorch hides its creation from a mode
-            return True
         return isinstance(value, torch.Tensor) and id(value) in self._ours
 
     def launch(self, kernel: str, *arguments: Any) -> None:

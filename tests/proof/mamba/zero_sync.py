@@ -1,10 +1,11 @@
-"""Forwards, metadata and the scheduler's own batches are stock's; what stock waits for does not.
+"""Forwards, metadata and the scheduler's own batches are stock's; no layer asks the mask.
 
 A decode is stock's own, with its waits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 from sglang_perf_patches.verify import Inputs
@@ -51,12 +52,21 @@ def draw_decode(random: Random) -> Batch:
     )
 
 
+UPSTREAM = 14
+"""Waits of a tracked prefill on 0.5.11, which asks the mask once: tests/mamba/test_mamba.py."""
+
+
+def waits_as_upstream(batches: Sequence[Batch]) -> int:
+    """As many as stock's of 0.5.11, whatever the number of layers."""
+    return UPSTREAM * len(batches)
+
+
 def forwards(inputs: Inputs) -> int:
     """Outputs and states; those of decodes with stock's own code."""
     drawn = some(inputs, [*FORWARDS.values()])
     extends = [batches for batches in drawn if batches[0].mode != "DECODE"]
     steps = [batches for batches in drawn if batches[0].mode == "DECODE"]
-    count = alike(PATCH, counted_gdn().forwards, extends)
+    count = alike(PATCH, counted_gdn().forwards, extends, most=waits_as_upstream)
     return count + same(PATCH, noted(counted_gdn().forwards), steps, ran=False)
 
 
@@ -67,7 +77,7 @@ def metadata(inputs: Inputs) -> int:
     tracked = sum(any(request.tracked for request in batch.requests) for batch in batches)
     both = len(batches) / 6 < tracked < len(batches)
     require(both, f"{tracked} of {len(batches)} drawn batches are tracked")
-    count = alike(PATCH, counted_gdn().metadata, batches)
+    count = same(PATCH, counted_gdn().metadata, batches)
     return count + same(PATCH, noted(counted_gdn().metadata), steps, ran=False)
 
 
@@ -75,5 +85,5 @@ CHECKS = {
     "forwards": forwards,
     "metadata": metadata,
     "unknown batches": lambda _: alike(PATCH, counted_gdn().changed, UNKNOWN, most=None),
-    "the scheduler's batches": lambda _: alike(PATCH, counted_gdn().scheduled, SCHEDULED),
+    "the scheduler's batches": lambda _: same(PATCH, counted_gdn().scheduled, SCHEDULED),
 }

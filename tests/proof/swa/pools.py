@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +24,6 @@ SETTINGS = {
     "disaggregation_mode": "null",
     "disaggregation_decode_extra_slots": 0,
     "pp_size": 1,
-    "dp_size": 1,
     "attn_tp_size": 1,
     "page_size": 1,
     "kv_cache_dtype": "auto",
@@ -72,16 +70,14 @@ def cells(configurator: Any) -> tuple[float, float]:
 @contextlib.contextmanager
 def arguments_of_process(arguments: Any) -> Iterator[None]:
     """Have them asked for as the process's own, which has one rank."""
-    modules = [importlib.import_module(MODULE)]
-    with contextlib.suppress(ImportError):  # older releases have no groups of arguments
-        modules.append(importlib.import_module("sglang.srt.runtime_context"))
+    modules = [importlib.import_module(name) for name in (MODULE, "sglang.srt.runtime_context")]
     stand_ins: dict[str, Any] = {f"get_{group}": lambda: arguments for group in GROUPS}
     with replaced(modules, stand_ins | {"get_attention_tp_size": lambda: 1}):
         yield
 
 
 def runner(arguments: Any, window: int, page_size: int, full: int, windowed: int) -> Any:
-    """In the place of a ``ModelRunner``, later a ``KVCacheConfigurator``: what is read of it."""
+    """In the place of a ``KVCacheConfigurator``: what is read of it."""
     import torch
 
     layers = list(range(full + windowed))
@@ -100,15 +96,9 @@ def runner(arguments: Any, window: int, page_size: int, full: int, windowed: int
     )
     others = ("is_eagle", "is_standalone", "is_dflash", "is_dflash_family")
     algorithm = SimpleNamespace(is_none=lambda: True, **dict.fromkeys(others, lambda: False))
-    server_args = arguments
-    module = importlib.import_module(MODULE)
-    init: Any = inspect.unwrap(module.HybridSWAPoolConfigurator.__init__)
-    if "get_schedule" in vars(module) and "server_args" not in init.__code__.co_names:
-        # Only the user's settings; the groups hold the values derived from them. 0.5.18 has the
-        # groups, but still takes the ratio from here.
-        server_args = NoneByDefault(pp_size=arguments.pp_size)
     return SimpleNamespace(
-        server_args=server_args,
+        # Only the user's settings; the groups hold the values derived from them.
+        server_args=NoneByDefault(pp_size=arguments.pp_size),
         model_config=model,
         layer_info=model,
         kv_cache_dtype=torch.bfloat16,
@@ -119,9 +109,7 @@ def runner(arguments: Any, window: int, page_size: int, full: int, windowed: int
         is_draft_worker=False,
         spec_algorithm=algorithm,
         spec_aux_config=SimpleNamespace(eagle_draft_num_layers=None),
-        dp_size=1,
         attn_dp_size=1,
-        ps=SimpleNamespace(attn_dp_size=1, attn_tp_size=1),
         dflash_draft_cell_size_per_token=None,
         fused_entry_bytes=lambda _: None,
     )

@@ -9,6 +9,9 @@ from typing import Any
 from ...sets.swa.pool_ratio.sizes import STOCK_RATIO, Needs, fit
 from .server import Server
 
+_INTERVAL = 128
+"""Steps between two evictions, by default (``SGLANG_SWA_EVICTION_INTERVAL``)."""
+
 
 @dataclass(frozen=True)
 class Hint:
@@ -40,13 +43,12 @@ class Hint:
         )
 
 
-def hint(model: Mapping[str, Any], server: Server, *, interval: int = 128) -> Hint:
+def hint(model: Mapping[str, Any], server: Server) -> Hint:
     """The ``--swa-full-tokens-ratio`` that fits most tokens, and how many.
 
     Args:
         model: the model's ``config.json``; for a multimodal model, its text part is used.
         server: the options.
-        interval: steps between two evictions (``SGLANG_SWA_EVICTION_INTERVAL``).
 
     Raises:
         ModelError: there is a window pool, and the number of requests is missing.
@@ -62,14 +64,13 @@ def hint(model: Mapping[str, Any], server: Server, *, interval: int = 128) -> Hi
     heads = max(1, int(text["num_key_value_heads"]) // server.tp_size)
     head = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     a_layer = heads * head * 2 * server.kv_cache_bytes
+    page = server.page_size
     needs = Needs(
         requests=requests,
-        window=window,
-        page_size=server.page_size,
-        interval=interval,
-        a_step=1,
-        ahead=server.page_size,
-        chunks=2 * server.chunked_prefill_size,
+        # As sglang's compute_swa_request_cap, for a server without speculation.
+        running=(window + _INTERVAL + 2 * page) * requests + 2 * server.chunked_prefill_size + page,
+        prefix=window + page,
+        page_size=page,
         tails=0 if server.disable_radix_cache else None,
     )
     full_cell, swa_cell = (layers * a_layer for layers in kinds)

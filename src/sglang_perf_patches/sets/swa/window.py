@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 from ...model.patching import Patching
 
 ALLOCATORS = ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator")
 """Allocators of one pool whose behaviour the patches know: slots of one token, or whole pages."""
+
+_BY_WINDOW: WeakSet[Any] = WeakSet()
+"""Queues that reserve windows by a rule of the patches. They may hold prompts longer than stock's
+window pool, and copies that stock can't load, so the rule stays for as long as they live."""
+
+
+def stay_with_queues(patching: Patching) -> None:
+    """Keep the patch on while a queue is left that `serve_by_window` was told of."""
+    patching.drain(
+        lambda: not len(_BY_WINDOW), "no queue is left that reserves windows by its rule"
+    )
+
+
+def serve_by_window(queue: Any) -> None:
+    """Take note of a queue that reserves windows by the patches' rule."""
+    _BY_WINDOW.add(queue)
 
 
 def unserved(queue: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""FlashInfer's kernel gives stock's values for several requests, with states updated in place."""
+"""FlashInfer's kernel gives stock's values for several requests, which it does not split."""
 
 from .gdn_prefill_graph import SEVERAL, with_flashinfer
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from ...sets.mamba import host
 from .cases import Batch
 from .rig import ATTENTION, Rig
 
@@ -31,13 +30,8 @@ class Play:
         self.rig = rig
 
     def batch(self, wanted: Batch) -> Any:
-        """A ForwardBatch as the scheduler's part of the patches leaves it."""
+        """A ForwardBatch as the scheduler makes it."""
         batch = self.rig.batch(wanted)
-        requests = wanted.requests
-        if wanted.tracking and wanted.mode != "DECODE":
-            batch.reqs = requests
-            mask = [request.tracked for request in requests]
-            host.attach_track(batch, mask, [request.track_seqlen for request in requests])
         self.own_batch(batch)
         return batch
 

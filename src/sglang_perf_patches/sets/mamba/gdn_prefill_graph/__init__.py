@@ -9,8 +9,6 @@ from ..references import (
     GDN,
     HYBRID,
     METADATA,
-    chunk_depends,
-    chunk_targets,
 )
 
 FLA = "sglang.kernels.ops.attention.fla"
@@ -60,7 +58,7 @@ PATCH = Patch(
             targets=(
                 f"{GDN}.forward_extend",
                 f"{BASE}._track_mamba_state_extend",
-                *chunk_targets(FLA),
+                *of(FLA, "index:prepare_chunk_indices", "index:prepare_chunk_offsets"),
                 f"{HYBRID_BACKEND}.__init__",
                 f"{RUNNER}.capture_one_shape",
             ),
@@ -117,7 +115,7 @@ PATCH = Patch(
                 f"{FLA}.cumsum:chunk_local_cumsum_scalar",
                 *of(FLA, "cumsum:chunk_local_cumsum_scalar_kernel", "wy_fast:recompute_w_u_fwd"),
                 f"{FLA}.wy_fast:recompute_w_u_fwd_kernel",
-                *chunk_depends(FLA),
+                *of(FLA, "index:prepare_lens", "utils:tensor_cache"),
             ),
         ),
     ),

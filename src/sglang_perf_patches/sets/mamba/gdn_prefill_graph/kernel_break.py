@@ -11,7 +11,6 @@ Needs torch: imported by the install function only.
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +22,6 @@ from .prefill_tables import Tables
 
 _PER_TOKEN = ("q", "k", "v", "g", "beta", "output")
 """The kernel's arguments that have a row for each token."""
-_IN_PLACE = ("0.7.1", "0.7.2")
-"""Versions of FlashInfer whose kernel can update states in place: their source was read."""
 
 
 @dataclass
@@ -80,26 +77,6 @@ def _moved(
     return sources.to(torch.int64), targets.to(torch.int64)
 
 
-def stays(own: Any, heads: int, device: Any) -> Callable[[int], bool]:
-    """A function of a number of requests: may the kernel update their states in place?
-
-    If FlashInfer splits sequences among blocks of threads, one block reads a request's state and
-    another writes it, in no order. Then states are copied out and back, as stock always does.
-    """
-    if one_request.flashinfer_version() not in _IN_PLACE:
-        return lambda _: False
-    theirs: Any = sys.modules[own._prefill_fn.__module__]
-    units, name = theirs.get_device_sm_count(device), theirs.get_device_name(device)
-    capability = theirs.get_compute_capability(device)
-
-    def is_whole(requests: int) -> bool:
-        return not theirs.should_use_cp_host(
-            requests * heads, units, name, device_capability=capability
-        )
-
-    return is_whole
-
-
 class BreakTables(Tables):
     """The tables of one bucket, and what calls FlashInfer's kernel for layers captured on them.
 
@@ -144,15 +121,13 @@ class BreakTables(Tables):
         length = one_request.chunk_length(self._own, states.shape[2], states.device)
         if length is None or not self.tracks or self.tokens < every:
             return False
-        self.one = one_request.OneRequest(self.tokens, every, length, self._stay(1), states.device)
+        self.one = one_request.OneRequest(self.tokens, every, length, states.device)
         return True
 
     def kernel(self, backend: Any, modules: Any) -> Any:
         """These tables, whose `extend` stands in for the kernel's."""
         if self._own is None:
             self._own = backend.kernel_dispatcher.extend_kernel
-            states = backend.req_to_token_pool.mamba_pool.mamba_cache.temporal
-            self._stay = stays(self._own, states.shape[2], states.device)
             eager_on_graph = modules(BREAKABLE).eager_on_graph
             # A capture computes nothing in the break's place.
             self._break = eager_on_graph(True, capture_stub=lambda *_: None)(_called)
@@ -209,8 +184,7 @@ class BreakTables(Tables):
             "checkpoint_cu_starts": now.metadata.state_checkpoint_cu_starts,
             "checkpoint_every_n_tokens": now.metadata.state_checkpoint_every_n_tokens,
         }
-        in_place = self._stay(len(now.slots))
-        one_request.update(self._own._prefill_fn, states, now.slots, kwargs, in_place=in_place)
+        one_request.update(self._own._prefill_fn, states, now.slots, kwargs)
         if now.at_chunks is not None:
             assert kept is not None  # or stock's own layer would fail too
             sources, targets = now.at_chunks

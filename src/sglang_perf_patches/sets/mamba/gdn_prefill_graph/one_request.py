@@ -66,14 +66,11 @@ class OneRequest:
         target: in which slot, int64 of shape ``[1]``.
     """
 
-    def __init__(
-        self, tokens: int, every: int, length: Callable[[int], int], is_whole: bool, device: Any
-    ) -> None:
+    def __init__(self, tokens: int, every: int, length: Callable[[int], int], device: Any) -> None:
         """Allocate, for a bucket of `tokens`; the kernel keeps a state after `every` tokens."""
         self._tokens = tokens
         self._every = every
         self._length = length
-        self._is_whole = is_whole
         self._rows = torch.arange(tokens, device=device).view(-1, 1, 1)
         held = torch.zeros(8, dtype=torch.int64, device=device)
         self.starts, self.checkpoints = held[:2], held[2:4]
@@ -130,27 +127,18 @@ class OneRequest:
             "checkpoint_cu_starts": self.checkpoints,
             "checkpoint_every_n_tokens": self._every,
         }
-        update(prefill, states, self.slot, kwargs, in_place=self._is_whole)
+        update(prefill, states, self.slot, kwargs)
         states.index_copy_(0, self.target, kept.index_select(0, self.source))
 
 
 def update(
-    prefill: Callable[..., Any],
-    states: torch.Tensor,
-    slots: torch.Tensor,
-    kwargs: dict[str, Any],
-    *,
-    in_place: bool,
+    prefill: Callable[..., Any], states: torch.Tensor, slots: torch.Tensor, kwargs: dict[str, Any]
 ) -> None:
-    """Call the kernel on the states in `slots`: in place, or on copies, as stock always does."""
-    if in_place:
-        kwargs |= {"initial_state": states, "output_state": states, "state_indices": slots}
-        prefill(**kwargs)
-    else:
-        before = states.index_select(0, slots)
-        after = torch.empty_like(before)
-        prefill(**kwargs | {"initial_state": before, "output_state": after})
-        states.index_copy_(0, slots, after)
+    """Call the kernel on copies of the states in `slots`, as stock does, and copy them back."""
+    before = states.index_select(0, slots)
+    after = torch.empty_like(before)
+    prefill(**kwargs | {"initial_state": before, "output_state": after})
+    states.index_copy_(0, slots, after)
 
 
 def _kept(forward_batch: Any) -> int:

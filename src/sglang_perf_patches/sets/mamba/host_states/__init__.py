@@ -29,24 +29,20 @@ _RELIES = (
     *of(_UNIFIED, "init_hicache", "load_back"),
 )
 
-
-_SHARED = {
-    "targets": (STACK, KV, f"{HOST_STATES}.__init__"),
-    "depends": _RELIES,
-    "awaits": (CONTEXT,),
-}
-
 PATCH = Patch(
     id="mamba.host-states",
     only_with=("states", "host-cache"),
     proven_with=dict.fromkeys((*STATES, "tensor-parallel", "hierarchical-cache"), "verify"),
     kind="policy",
     summary="sizes the host's state pool to match its KV pool, so that more prefixes are reused",
-    # Where it is elsewhere, a copy of a state does not wait until that has come from the host.
-    anchors=(f"{_COMPONENT}.commit_hicache_transfer",),
-    absent_because="tested only on 0.5.20 and later",
+    anchors=(f"{ASSEMBLER}:build_mamba_host_pool",),
+    absent_because="tested only on 0.5.22 and later",
     variants=(
-        variant(__name__, "0.5.20", "install_between_dense_layers", **_SHARED),
-        variant(__name__, "0.5.21 … 0.5.23", **_SHARED),
+        variant(
+            *(__name__, "0.5.22 … 0.5.23"),
+            targets=(STACK, KV, f"{HOST_STATES}.__init__"),
+            depends=_RELIES,
+            awaits=(CONTEXT,),
+        ),
     ),
 )

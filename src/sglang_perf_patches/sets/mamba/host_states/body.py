@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from typing import Any
 
 from ....model.patching import Patching, replaces
@@ -33,23 +32,6 @@ _TESTED = {
 
 
 def install(patching: Patching) -> None:
-    """From 0.5.21 on."""
-    _install(patching, unserved)
-
-
-def install_between_dense_layers(patching: Patching) -> None:
-    """0.5.20, where a host hit ends the scheduler if some layers have neither KV nor states."""
-
-    def not_dense(kwargs: dict[str, Any], memory: Any) -> str | None:
-        layers = {*kwargs["full_layer_mapping"], *kwargs["mamba_layer_mapping"]}
-        if len(layers) != max(layers) + 1:  # it counts layers: sgl-project/sglang#39876
-            return "some layers have neither KV nor states"
-        return unserved(kwargs, memory)
-
-    _install(patching, not_dense)
-
-
-def _install(patching: Patching, unserved: Callable[[dict[str, Any], Any], str | None]) -> None:
     """Pass other sizes to stock's constructors while it makes the host's pools."""
     patching.anytime("pools keep the sizes that they were made with, whoever computed them")
     sizes: list[tuple[float, float]] = []  # of KV and states in gigabytes; empty for stock's own
@@ -95,17 +77,17 @@ def tokens_per_state() -> int | str:
 def unserved(kwargs: dict[str, Any], memory: Any) -> str | None:
     """Why a server gets stock's pools; None if it gets other sizes."""
     for name, values in _TESTED.items():
-        value = getattr(memory, name, values[0])
+        value = getattr(memory, name)
         if value not in values:
             return f"it was not tested with {name}={value}"
-    cached = kwargs["params"].token_to_kv_pool_allocator.get_kvcache()
-    for pool, name in ((cached, "HybridLinearKVPool"), (_kv(kwargs), "MHATokenToKVPool")):
+    cached, kv = kwargs["params"].token_to_kv_pool_allocator.get_kvcache(), _kv(kwargs)
+    for pool, name in ((cached, "HybridLinearKVPool"), (kv, "MHATokenToKVPool")):
         # Sparse attention keeps indices besides; latent KV and that of 4 bits have other pools.
         if type(pool).__name__ != name:
             return f"KV is in a {type(pool).__name__}"
     if getattr(kwargs["mamba_pool"], "_slot_siblings", ()):
         return "slots hold more than states"
-    if _kv(kwargs).post_capture_active:
+    if kv.post_capture_active:
         return "pools get their sizes after graphs were captured"
     return None
 
@@ -142,5 +124,5 @@ def state_bytes(pool: Any) -> int:
 
 
 def _kv(kwargs: dict[str, Any]) -> Any:
-    """The device's pool of KV; from 0.5.22 on the first one that the arguments declare."""
-    return kwargs["kv_pool"] if "kv_pool" in kwargs else kwargs["decls"][0].device_pool
+    """The device's pool of KV: the first one that the arguments declare."""
+    return kwargs["decls"][0].device_pool

@@ -2,17 +2,19 @@
 
 from ....model.patch import Patch, Worth, of, variant
 from ..proven import ALL, RANKS
-from ..references import ATTENTION, BASE, BATCH, FORWARD_BATCH, LISTS, RECORDED, SCHEDULE
+from ..references import ATTENTION, BASE, FORWARD_BATCH, LISTS
 
 BACKEND = f"{ATTENTION}.linear.lightning_backend:LightningAttentionBackend"
 
 _TARGETS = (f"{BACKEND}.forward_extend", f"{BACKEND}._prefill_and_mix_infer")
 _TRACK_STORE = f"{BACKEND}._prepare_seg_la_track_store"
-_ENTRY = f"{SCHEDULE}:_MambaRadixCacheV2TrackEntry"
 # They fill and keep the lists that a batch has since 0.5.21.
 _OWN_LISTS = (
     f"{BASE}._has_cpu_prefill_track_metadata",
-    *of(BATCH, "prepare_for_extend", "mix_with_running"),
+    *of(
+        "sglang.srt.managers.schedule_batch:ScheduleBatch",
+        *("prepare_for_extend", "mix_with_running"),
+    ),
     f"{FORWARD_BATCH}.mamba_track_aligned_lens",
 )
 
@@ -42,18 +44,9 @@ PATCH = Patch(
             targets=_TARGETS,
             depends=_DEPENDS,
         ),
+        variant(__name__, "0.5.13 … 0.5.16", targets=_TARGETS, depends=_DEPENDS),
         variant(
-            *(__name__, "0.5.13 … 0.5.16"),
-            targets=(*RECORDED, *_TARGETS),
-            depends=(_ENTRY, *_DEPENDS),
-        ),
-        variant(
-            *(__name__, "0.5.17 … 0.5.20", "install_with_track_store"),
-            targets=(*RECORDED, *_TARGETS, _TRACK_STORE),
-            depends=(_ENTRY, *_DEPENDS),
-        ),
-        variant(
-            *(__name__, "0.5.21 … 0.5.23", "install_on_own_lists"),
+            *(__name__, "0.5.17 … 0.5.23", "install_with_track_store"),
             targets=(*_TARGETS, _TRACK_STORE),
             depends=(*_OWN_LISTS, *_DEPENDS),
         ),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+from itertools import accumulate
 from typing import Any
 
 from ....model.patching import Patching
-from .. import track_rows
 from . import BACKEND
 
 _KEPT = "_sglang_perf_patches_kept"
@@ -14,33 +14,24 @@ _KEPT = "_sglang_perf_patches_kept"
 
 def install_for_minimax(patching: Patching) -> None:
     """0.5.10 to 0.5.12.post1: no layer tracks; ``minimax`` layers slice the batch by scalars."""
-    _select_by_rows(patching, ("minimax",), tracks=False)
+    _select_by_rows(patching, ("minimax",))
 
 
 def install(patching: Patching) -> None:
     """0.5.13 to 0.5.16: both kernels' layers select the tracked rows by the mask."""
-    track_rows.record(patching, track_rows.from_entries)
     _select_by_rows(patching, ("seg_la", "minimax"))
 
 
 def install_with_track_store(patching: Patching) -> None:
-    """0.5.17 to 0.5.20: the layers of ``seg_la`` also plan the states that its kernel stores."""
-    track_rows.record(patching, track_rows.from_entries)
-    _plan_stores(patching)
-
-
-def install_on_own_lists(patching: Patching) -> None:
-    """From 0.5.21 on: the same, and the ForwardBatch has the lists."""
-    _plan_stores(patching)
-
-
-def _plan_stores(patching: Patching) -> None:
+    """From 0.5.17 on: the layers of ``seg_la`` plan the states that its kernel stores."""
     _select_by_rows(patching, ("minimax",))
     patching.override(f"{BACKEND}._prepare_seg_la_track_store", _track_store(patching))
 
 
-def _select_by_rows(patching: Patching, kernels: tuple[str, ...], *, tracks: bool = True) -> None:
+def _select_by_rows(patching: Patching, kernels: tuple[str, ...]) -> None:
     """Give a layer row numbers in place of the mask, and the lengths on the CPU."""
+    import torch
+
     from .. import host
 
     patching.anytime("what it leaves on a forward's metadata is read by its own code only")
@@ -71,16 +62,14 @@ def _select_by_rows(patching: Patching, kernels: tuple[str, ...], *, tracks: boo
         if known is None:
             return None
         shadow = copy.copy(forward_batch)
-        for name in ("extend_start_loc", "extend_seq_lens"):
-            values = host.offsets(known.lens, getattr(forward_batch, name).dtype)
-            setattr(shadow, name, values[:-1] if name == "extend_start_loc" else values.diff())
-        if not tracks:
-            return shadow
-        if known.track is not None:
-            mask = host.KnownMask.of(forward_batch.mamba_track_mask, known.track.mask)
-            shadow.mamba_track_mask = mask.nonzero(as_tuple=True)[0]
-        elif forward_batch.mamba_track_mask is not None:
-            return None
+        lens = known["extend_seq_lens"]
+        starts = [0, *accumulate(lens[:-1])]
+        for name, values in (("extend_seq_lens", lens), ("extend_start_loc", starts)):
+            dtype = getattr(forward_batch, name).dtype
+            setattr(shadow, name, torch.tensor(values, dtype=dtype))
+        if forward_batch.mamba_track_mask is not None:
+            # Waits once per forward, not in each layer.
+            shadow.mamba_track_mask = forward_batch.mamba_track_mask.nonzero(as_tuple=True)[0]
         return shadow
 
     def infer(inner: Any) -> Any:
@@ -107,7 +96,7 @@ def _select_by_rows(patching: Patching, kernels: tuple[str, ...], *, tracks: boo
 
 
 def _track_store(patching: Patching) -> Any:
-    """Stock's own planning once a forward, on the CPU, with row numbers for the slots."""
+    """Stock's own planning once a forward; on the CPU, with row numbers for the slots, if known."""
     import torch
 
     from .. import host
@@ -119,21 +108,25 @@ def _track_store(patching: Patching) -> Any:
             def plan(batch: Any) -> Any:
                 slots = metadata.track_ssm_h_dst
                 known = None if slots is None else host.prefill(batch)  # nothing is tracked
-                if slots is None or known is None or known.track is None:
-                    return None
+                if known is None:
+                    return inner(self, batch, metadata)
                 ran.seen = True
-                shadow = copy.copy(metadata)
-                shadow.track_ssm_h_dst = torch.arange(slots.numel(), dtype=slots.dtype)
-                shadow.mamba_cache_indices = torch.empty(0)  # stock reads only its device
-                on_cpu = inner(self, host.batch_on_cpu(batch, known, known.track), shadow)
-                if on_cpu[0] is None:
-                    return on_cpu
-                lens, rows = host.to_device(on_cpu, slots.device)
+                if not host.knows_tracked(known):
+                    return inner(self, batch, metadata)
+                on_cpu, asked = copy.copy(metadata), copy.copy(batch)
+                on_cpu.track_ssm_h_dst = torch.arange(slots.numel(), dtype=slots.dtype)
+                on_cpu.mamba_cache_indices = torch.empty(0)  # stock reads only its device
+                for name, values in known.items():
+                    dtype = getattr(batch, name).dtype
+                    setattr(asked, name, torch.tensor(values, dtype=dtype))
+                planned = inner(self, asked, on_cpu)
+                if planned[0] is None:
+                    return planned
+                lens, rows = host.to_device(planned, slots.device)
                 stored = slots.index_select(0, rows.clamp(min=0))
                 return lens, torch.where(rows < 0, rows, stored)
 
-            store = _kept(metadata, "track store", forward_batch, plan)
-            return inner(self, forward_batch, metadata) if store is None else store
+            return _kept(metadata, "track store", forward_batch, plan)
 
         return _prepare_seg_la_track_store
 

@@ -32,6 +32,8 @@ _DEPENDS = (
     *of(QUEUE, "_swa_retractable_len", "_prealloc_kv_lens", "_prealloc_required_tokens"),
     *of(QUEUE, "_allocatable_token_budgets", "_alloc_for_decode_prealloc"),
     *(_METHOD, f"{QUEUE}._uses_swa_reservation"),
+    # By the rule, these let prompts be as long as the full pool.
+    *of(QUEUE, "__init__", "_check_if_req_exceed_kv_capacity"),
     *of(OLD_ALLOCATOR, *_ALLOCATES),
     *of(ALLOCATOR, *_ALLOCATES, "free_swa_segment", "free_full_segment"),
     # What reads how far a request is evicted, or copies mapped slots.
@@ -50,11 +52,7 @@ def _variant(spans: str, install: str, allocates: str, *copies: str) -> Variant:
     """From 0.5.12 on, where stock has the rule; `copies` keep retracted KV."""
     return variant(
         *(__name__, spans, install),
-        targets=(
-            *(_GATE, allocates),
-            *of(QUEUE, "__init__", "_check_if_req_exceed_kv_capacity"),
-            *of(CACHE, *copies),
-        ),
+        targets=(_GATE, allocates, *of(CACHE, *copies)),
         depends=_DEPENDS,
     )
 

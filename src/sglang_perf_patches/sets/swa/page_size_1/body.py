@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ....model.patching import MISSING, Patching, replaces
-from .. import leaving
 from ..references import DECODE, QUEUE
 from ..tail_allocation import record_evicted, tail_only
-from ..window import fill_length, unserved, unserved_by_tails
+from ..window import fill_length, serve_by_window, stay_with_queues, unserved, unserved_by_tails
 from . import COPIES, OLD_COPIES, host_copies
 
 
@@ -23,7 +22,7 @@ def install(patching: Patching) -> None:
 
 
 def _install_condition(patching: Patching, why_not: Callable[[Any], str | None]) -> None:
-    patching.drain(leaving.is_idle, leaving.WAITS_FOR)
+    stay_with_queues(patching)
 
     def make(inner: Any) -> Any:
         def uses_swa_tail_prealloc(self: Any) -> bool:
@@ -39,6 +38,7 @@ def _install_condition(patching: Patching, why_not: Callable[[Any], str | None])
                 self._swa_tail_served_unpaged = reason is None
                 if reason is None:
                     patching.ran.seen = True
+                    serve_by_window(self)
                     self.token_to_kv_pool_allocator._swa_tails_unpaged = True
                 else:
                     patching.gate(reason)
@@ -49,36 +49,9 @@ def _install_condition(patching: Patching, why_not: Callable[[Any], str | None])
     patching.override(f"{QUEUE}._uses_swa_tail_prealloc", make)
 
 
-def _install_limit(patching: Patching) -> None:
-    """From 0.5.12: the longest prompt is one that the full pool holds, while the patch is on.
-
-    Stock decides on it once, when the queue is made, by the same condition.
-    """
-
-    @replaces(patching, f"{QUEUE}.__init__")
-    def init(self: Any, *args: Any, inner: Any, **kwargs: Any) -> None:
-        inner(self, *args, **kwargs)
-        unpaged = self.token_to_kv_pool_allocator.page_size == 1
-        if unpaged and self._uses_swa_tail_prealloc():
-            windows = self.scheduler.tp_worker.model_runner.swa_max_total_num_tokens
-            longest = self.max_total_num_tokens
-            leaving.keep_limit(self, longest, min(longest, windows))
-
-    @replaces(patching, f"{QUEUE}._check_if_req_exceed_kv_capacity")
-    def _check_if_req_exceed_kv_capacity(self: Any, req: Any, *, inner: Any) -> bool:
-        if "_swa_longest" not in vars(self):
-            return bool(inner(self, req))
-        with leaving.longer(self):
-            exceeds = bool(inner(self, req))
-        if not exceeds:
-            leaving.hold_if_long(self, req)
-        return exceeds
-
-
 def install_in_queue(patching: Patching) -> None:
     """0.5.12 to 0.5.15.post1: the queue's own method allocates."""
     _install_condition(patching, unserved_by_tails)
-    _install_limit(patching)
     decode = patching.module(DECODE)
 
     @replaces(patching, f"{QUEUE}._pre_alloc")
@@ -97,7 +70,6 @@ def install_in_queue(patching: Patching) -> None:
 def install_in_function(patching: Patching) -> None:
     """From 0.5.16: a function of the module allocates."""
     _install_condition(patching, unserved_by_tails)
-    _install_limit(patching)
     decode = patching.module(DECODE)
 
     @replaces(patching, f"{DECODE}:alloc_for_decode_prealloc")

@@ -18,12 +18,11 @@ from typing import Any
 
 from ....model.patch import of
 from ....model.patching import Patching, replaces
-from .. import leaving
 from . import CACHE
 
 
 class Kept(SimpleNamespace):
-    """What stock's ``RetractionBackup`` holds, in tensors; a tuple has no weak references."""
+    """What stock's ``RetractionBackup`` holds, in tensors."""
 
 
 def keep_beside_the_pool(patching: Patching, names: tuple[str, str, str]) -> None:
@@ -62,6 +61,4 @@ def _in_tensors(cache: Any, req: Any) -> Kept:
     """Copy a request's KV as stock's other backend does."""
     req.offload_kv_cache(cache.req_to_token_pool, cache.token_to_kv_pool_allocator)
     holder = req if hasattr(req, "retraction_backup") else req.kv
-    kept = Kept(**holder.retraction_backup._asdict())
-    leaving.COPIES.add(kept)
-    return kept
+    return Kept(**holder.retraction_backup._asdict())

@@ -4,8 +4,10 @@ from ....model.patch import Patch, of, variant
 from ..proven import BESIDE
 from ..references import EVICTS
 
-_CONFIGURATORS = "sglang.srt.model_executor.pool_configurator"
-CONFIGURATOR = f"{_CONFIGURATORS}:HybridSWAPoolConfigurator"
+CONFIGURATORS = "sglang.srt.model_executor.pool_configurator"
+CONFIGURATOR = f"{CONFIGURATORS}:HybridSWAPoolConfigurator"
+CAP = "compute_swa_request_cap"
+"""Stock's sum of what running requests hold, from 0.5.21 on."""
 
 PATCH = Patch(
     id="swa.pool-ratio",
@@ -14,9 +16,11 @@ PATCH = Patch(
     proven_with=BESIDE | dict.fromkeys(("pages", "no-radix-cache", "no-window-pool"), "verify"),
     kind="policy",
     summary="sizes the sliding-window pool by the running requests and the window",
+    anchors=(f"{CONFIGURATORS}:{CAP}",),
+    absent_because="tested only on 0.5.21 and later",
     variants=(
         variant(
-            *(__name__, "0.5.11 … 0.5.23"),
+            *(__name__, "0.5.21 … 0.5.23"),
             targets=of(
                 CONFIGURATOR,
                 "__init__",
@@ -25,7 +29,8 @@ PATCH = Patch(
             ),
             depends=(
                 *of(CONFIGURATOR, "_solve_pool_sizes", "_recompute_cell_size", "_swa_cell_bytes"),
-                f"{_CONFIGURATORS}:create_memory_pool_configurator",
+                f"{CONFIGURATORS}:{CAP}",
+                f"{CONFIGURATORS}:create_memory_pool_configurator",
                 *EVICTS,
             ),
         ),

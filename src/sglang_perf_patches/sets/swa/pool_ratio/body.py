@@ -7,12 +7,12 @@ cache is off (``SWAChunkCapPoolConfigurator``, later ``SWARequestCapPoolConfigur
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from ....model.patching import Patching, replaces
-from .. import growth
 from ..growth import setting
-from . import CONFIGURATOR, sizes
+from . import CAP, CONFIGURATOR, CONFIGURATORS, sizes
 
 logger = logging.getLogger("sglang_perf_patches")
 
@@ -20,13 +20,14 @@ logger = logging.getLogger("sglang_perf_patches")
 def install(patching: Patching) -> None:
     """Give stock's own arithmetic another ratio, if the operator set none."""
     patching.anytime("pools keep the sizes that they were made with, whoever computed them")
+    cap = getattr(patching.module(CONFIGURATORS), CAP)
 
     @replaces(patching, f"{CONFIGURATOR}.__init__")
     def init(self: Any, runner: Any, *args: Any, inner: Any, **kwargs: Any) -> None:
         inner(self, runner, *args, **kwargs)
         self._swa_stock = (self._swa_full_tokens_ratio, self._cell_size)
         reason = unserved(self, runner)
-        self._swa_needs = None if reason else needs(runner)
+        self._swa_needs = None if reason else needs(runner, cap)
         if reason:
             patching.gate(reason)
 
@@ -79,50 +80,29 @@ def unserved(configurator: Any, runner: Any) -> str | None:
         return "the model has no sliding window"
     if (setting(runner, "chunked_prefill_size") or 0) <= 0:
         return "prefill is not chunked"
-    if (setting(runner, "disaggregation_mode") or "null") != "null":
-        return "the server is disaggregated"
-    if (setting(runner, "pp_size") or 1) > 1:
-        return "pipeline parallelism is on"
-    if setting(runner, "enable_hierarchical_cache"):
-        return "the hierarchical cache is on"
     return None
 
 
-def needs(runner: Any) -> sizes.Needs:
-    """What a server's sliding-window pool is to hold, from its arguments."""
-    page = runner.page_size
-    window = runner.sliding_window_size
-    step, ahead = 1, page
-    if setting(runner, "speculative_algorithm"):
-        step, ahead = growth.drafted(runner, page)
-    chunks = 1 if setting(runner, "disable_overlap_schedule") else 2
-    tails = 0 if setting(runner, "disable_radix_cache") else setting(runner, "swa_prefix_tails")
+def needs(runner: Any, cap: Callable[..., int]) -> sizes.Needs:
+    """What a server's sliding-window pool is to hold, by stock's own sum for the running requests.
+
+    Stock makes a pool of that size if the prefix cache is off.
+    """
+    page, window, ranks = runner.page_size, runner.sliding_window_size, runner.attn_dp_size
     return sizes.Needs(
-        requests=max(1, setting(runner, "max_running_requests") // replicas(runner)),
-        window=window,
+        requests=max(1, setting(runner, "max_running_requests") // ranks),
+        running=cap(page_size=page, window=window, attn_dp_size=ranks),
+        prefix=window + page,
         page_size=page,
-        interval=growth.eviction_interval(window, page) + growth.kept_margin(page),
-        a_step=step,
-        ahead=ahead,
-        chunks=chunks * setting(runner, "chunked_prefill_size"),
-        tails=tails,
+        tails=0 if setting(runner, "disable_radix_cache") else setting(runner, "swa_prefix_tails"),
     )
-
-
-def replicas(runner: Any) -> int:
-    """Over how many ranks of data parallelism the running requests are spread."""
-    ranks = getattr(runner, "ps", runner)
-    for name in ("attn_dp_size", "dp_size"):
-        if isinstance(getattr(ranks, name, None), int):
-            return max(1, int(getattr(ranks, name)))
-    return max(1, setting(runner, "dp_size") or 1)
 
 
 def swa_cell_bytes(configurator: Any) -> float:
     """Bytes of a token in the sliding-window pool, over all layers, as stock's cell counts it."""
-    if hasattr(configurator, "_swa_cell_bytes"):
+    if hasattr(configurator, "_swa_cell_bytes"):  # since 0.5.22
         return float(configurator._swa_cell_bytes())
-    layers = configurator._swa_layers_num + getattr(configurator, "_draft_swa_layers_num", 0)
+    layers = configurator._swa_layers_num + configurator._draft_swa_layers_num
     return float(configurator._swa_per_token * layers)
 
 

@@ -25,38 +25,22 @@ class Needs:
 
     Attributes:
         requests: most requests that run at once, on one rank of data parallelism.
-        window: the sliding window.
+        running: the most that they and all prefill chunks in flight hold.
+        prefix: what a cached prefix keeps to be reusable: its window, and a page.
         page_size: the page.
-        interval: steps of a request between two evictions of what is behind its window.
-        a_step: tokens that a request decodes in a step at most; 1 without speculative decoding.
-        ahead: slots that a request has beyond those in use: a page without speculative decoding.
-        chunks: tokens of all prefill chunks in flight.
         tails: cached prefixes to keep reusable; None to derive it from `requests`, 0 without a
             prefix cache.
     """
 
     requests: int
-    window: int
+    running: int
+    prefix: int
     page_size: int
-    interval: int
-    a_step: int
-    ahead: int
-    chunks: int
     tails: int | None
-
-    @property
-    def running(self) -> int:
-        """The most that running requests and prefill chunks hold, in tokens, whole pages.
-
-        The same sum as ``compute_swa_request_cap`` (0.5.21 and later) for a server that is not
-        disaggregated.
-        """
-        each = self.window + self.interval * self.a_step + self.page_size + self.ahead
-        return each * max(1, self.requests) + self.chunks + self.page_size
 
     def with_tails(self, tails: int) -> int:
         """`running`, plus this many cached prefixes; in whole pages."""
-        return ceil_align(self.running + tails * (self.window + self.page_size), self.page_size)
+        return ceil_align(self.running + tails * self.prefix, self.page_size)
 
 
 @dataclass(frozen=True)
@@ -98,8 +82,7 @@ def _sized(needs: Needs, stock: float) -> tuple[int, int]:
     """
     tails = needs.tails
     if tails is None:
-        each = needs.window + needs.page_size
-        spare = int((stock / 2 - needs.running) / each)
+        spare = int((stock / 2 - needs.running) / needs.prefix)
         tails = min(max(spare, needs.requests), MOST_TAILS * needs.requests)
     # One more page: stock rounds the ratio of two integers down to whole pages.
     return needs.with_tails(tails) + needs.page_size, tails

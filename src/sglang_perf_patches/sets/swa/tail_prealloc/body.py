@@ -14,9 +14,17 @@ from http import HTTPStatus
 from typing import Any
 
 from ....model.patching import Patching, replaces
-from .. import growth, leaving, tail_allocation
+from .. import growth, tail_allocation
 from ..references import ALLOCATOR, DECODE, OLD_ALLOCATOR, OLD_POOL, QUEUE
-from ..window import ceil_align, fill_length, idle, tail_length, unserved
+from ..window import (
+    ceil_align,
+    fill_length,
+    idle,
+    serve_by_window,
+    stay_with_queues,
+    tail_length,
+    unserved,
+)
 from . import cpu_copy
 
 logger = logging.getLogger("sglang_perf_patches")
@@ -24,7 +32,7 @@ logger = logging.getLogger("sglang_perf_patches")
 
 def install(patching: Patching) -> None:
     """On releases before 0.5.12: the change with all its fixes."""
-    patching.drain(leaving.is_idle, leaving.WAITS_FOR)
+    stay_with_queues(patching)
     _install_allocation(patching)
     _install_condition(patching)
     _install_capacity(patching)
@@ -65,6 +73,8 @@ def _install_condition(patching: Patching) -> None:
         if "_swa_tail_served" not in vars(self):
             paged = self.token_to_kv_pool_allocator.page_size > 1
             self._swa_tail_served = paged and unserved(self) is None
+            if self._swa_tail_served:
+                serve_by_window(self)
         return bool(self._swa_tail_served)
 
     def peak(self: Any, req: Any, held: int, idle: bool) -> int:
@@ -90,7 +100,7 @@ def _install_capacity(patching: Patching) -> None:
             if self._uses_swa_tail_prealloc():
                 self.token_to_kv_pool_allocator._swa_unmaps_pages = True
                 bound = signature.bind(self, *args, **kwargs).arguments
-                leaving.keep_limit(self, bound["max_total_num_tokens"], self.max_total_num_tokens)
+                self.max_total_num_tokens = bound["max_total_num_tokens"]
             elif (reason := unserved(self)) is not None:
                 patching.gate(reason)
 
@@ -98,14 +108,10 @@ def _install_capacity(patching: Patching) -> None:
 
     @replaces(patching, f"{QUEUE}._check_if_req_exceed_kv_capacity")
     def _check_if_req_exceed_kv_capacity(self: Any, req: Any, *, inner: Any) -> bool:
-        with leaving.longer(self):
-            if inner(self, req):
-                return True
-        if not self._uses_swa_tail_prealloc():
-            return False
-        message = _never_fits(self, req)
+        if inner(self, req):
+            return True
+        message = _never_fits(self, req) if self._uses_swa_tail_prealloc() else None
         if message is None:
-            leaving.hold_if_long(self, req)
             return False
         logger.error(message)
         decode.prepare_abort(req, message, status_code=HTTPStatus.BAD_REQUEST)

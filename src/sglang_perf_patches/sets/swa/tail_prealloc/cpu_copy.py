@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import leaving
-
 _ROWS = "swa_rows"
-
-
-class Copy(dict[str, Any]):
-    """Stock's copy, with rows missing. A class of its own has weak references."""
 
 
 def get_cpu_copy(inner: Any) -> Any:
@@ -23,13 +17,11 @@ def get_cpu_copy(inner: Any) -> Any:
         mapped = slots > 0
         if bool(mapped.all()):
             return inner(self, indices, *args, **kwargs)
-        copy = Copy(
-            full=self.full_kv_pool.get_cpu_copy(indices),
-            swa=self.swa_kv_pool.get_cpu_copy(slots[mapped]),
-        )
-        copy[_ROWS] = mapped.cpu()
-        leaving.COPIES.add(copy)
-        return copy
+        return {
+            "full": self.full_kv_pool.get_cpu_copy(indices),
+            "swa": self.swa_kv_pool.get_cpu_copy(slots[mapped]),
+            _ROWS: mapped.cpu(),
+        }
 
     return get_cpu_copy
 

@@ -42,8 +42,21 @@ def install_with_translator(patching: Patching) -> None:
 
 
 def _install(patching: Patching, size_at: int, bs_at: int, source: Any = None) -> None:
-    windows = _Windows(patching)
+    patching.anytime("each call fills its buffer by itself")
+    ran = patching.ran
+    known = patching.get(POOL)
     device_at, pool_at, cells_at = range(bs_at + 1, bs_at + 4)
+
+    def serves(pool: Any, cells: Any, most: int) -> bool:
+        if most > MOST:
+            return False
+        if not hasattr(pool, _TRANSLATES):
+            return cells is None  # in graphs stock has nothing to wait for
+        if type(pool) is not known:
+            patching.gate(f"windows are translated by {type(pool).__name__}")
+            return False
+        # What an earlier batch left in the buffer is translated with the rest, and dropped.
+        return bool(pool.size_swa + pool.page_size < pool.full_to_swa_index_mapping.numel())
 
     def make(inner: Any) -> Any:
         def update_sliding_window_buffer(*args: Any) -> Any:
@@ -51,12 +64,14 @@ def _install(patching: Patching, size_at: int, bs_at: int, source: Any = None) -
             pool, cells = args[pool_at], args[cells_at]
             if (source is not None and source(args[1])) or any(args[cells_at + 1 :]):
                 return inner(*args)  # slots that need no translation
-            if not windows.serve(pool, cells, most):
+            if not serves(pool, cells, most):
                 return inner(*args)
+            ran.seen = True
             if cells is None:
-                cells = windows.room(most, args[device_at])
+                cells = _room(most, args[device_at])
             buffers = inner(*args[:pool_at], None, cells, *args[cells_at + 1 :])
-            windows.translate(pool, buffers, most)
+            if hasattr(pool, _TRANSLATES):
+                _translate(pool, buffers[0][-1], buffers[1][:most])
             return buffers
 
         return update_sliding_window_buffer
@@ -64,59 +79,19 @@ def _install(patching: Patching, size_at: int, bs_at: int, source: Any = None) -
     patching.override(FILLS, make)
 
 
-class _Windows:
-    """Translates the slots of windows up to the batch's upper bound, without asking the GPU."""
+def _room(most: int, device: Any) -> Any:
+    """A new buffer, int64 of shape ``(most,)``: zeros, for what stands behind the windows."""
+    import torch
 
-    def __init__(self, patching: Patching) -> None:
-        patching.anytime("each call fills its buffer by itself")
-        self._patching = patching
-        self._known = patching.get(POOL)
-        self._ramps: dict[Any, Any] = {}
+    return torch.zeros(most, dtype=torch.int64, device=device)
 
-    def serve(self, pool: Any, cells: Any, most: int) -> bool:
-        """Whether the patch handles a call of `most` cells at most; otherwise stock's code does.
 
-        `cells` is the buffer of graphs, int64 of shape ``(n,)``; None where one is to be made.
-        """
-        if most > MOST:
-            return False
-        if not hasattr(pool, _TRANSLATES):
-            return cells is None  # in graphs stock has nothing to wait for
-        if type(pool) is not self._known:
-            self._patching.gate(f"windows are translated by {type(pool).__name__}")
-            return False
-        # What an earlier batch left in the buffer is translated with the rest, and dropped.
-        return bool(pool.size_swa + pool.page_size < pool.full_to_swa_index_mapping.numel())
+def _translate(pool: Any, end: Any, cells: Any) -> None:
+    """Put slots of the window pool in the place of those of the full one, in front of `end`.
 
-    def room(self, most: int, device: Any) -> Any:
-        """A new buffer, int64 of shape ``(most,)``: zeros, for what stands behind the windows."""
-        import torch
+    `end` is a number on the GPU, where the last window ends.
+    """
+    import torch
 
-        self._patching.ran.seen = True
-        return torch.zeros(most, dtype=torch.int64, device=device)
-
-    def translate(self, pool: Any, buffers: tuple[Any, ...], most: int) -> None:
-        """Put slots of the window pool in the place of those of the full one, in `most` cells.
-
-        `buffers` is what stock returns: the offsets of the windows, int32 of shape ``(bs + 1,)``,
-        and the buffer.
-        """
-        import torch
-
-        if not hasattr(pool, _TRANSLATES):
-            return
-        self._patching.ran.seen = True
-        head = buffers[1][:most]
-        filled = self._ramp(head) < buffers[0][-1]
-        torch.where(filled, pool.translate_loc_from_full_to_swa(head), head, out=head)
-
-    def _ramp(self, cells: Any) -> Any:
-        """The cells' numbers, int32: made once for each device."""
-        import torch
-
-        count = cells.numel()
-        ramp = self._ramps.get(cells.device)
-        if ramp is None or ramp.numel() < count:
-            ramp = torch.arange(count, dtype=torch.int32, device=cells.device)
-            self._ramps[cells.device] = ramp
-        return ramp[:count]
+    numbers = torch.arange(cells.numel(), dtype=torch.int32, device=cells.device)
+    torch.where(numbers < end, pool.translate_loc_from_full_to_swa(cells), cells, out=cells)

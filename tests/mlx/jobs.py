@@ -19,34 +19,8 @@ import sglang_perf_patches
 
 # What a request is called when a graph is counted → its prompt's length.
 COUNTED = {"a": 5, "b": 9, "c": 9, "d": 12}
-# Beyond the window of the model that has one.
-COUNTED_LONG = {"a": 5, "b": 20, "c": 31, "d": 12}
 
 SEEDS = range(6)
-
-
-def equivalence() -> dict[str, Any]:
-    """Each model: stock, patched, broken, and stock again; stock's code decodes every step."""
-    from sglang_perf_patches.sets.mlx.step_arrays import StepArrays
-    from sglang_perf_patches.verify.mlx import models
-
-    results: dict[str, Any] = {}
-    for name, dtype in kinds(metadata.version("sglang")):
-        with models.model(name, dtype) as model, by_stocks_code():
-            of_model: dict[str, Any] = {"stock": outcome(model)}
-            sglang_perf_patches.activate("mlx.kv-arena", strict=True)
-            of_model["patched"] = outcome(model)
-            of_model["state"] = asdict(state("mlx.kv-arena"))
-            with never_shared(StepArrays):
-                of_model["never shared"] = outcome(model)
-            with kept_too_long(StepArrays, by_shape=False):
-                of_model["kept too long"] = outcome(model)
-            with kept_too_long(StepArrays, by_shape=True):
-                of_model["kept too long by shape"] = outcome(model)
-            sglang_perf_patches.deactivate()
-            of_model["again"] = outcome(model)
-            results[f"{name} {dtype}"] = of_model
-    return results
 
 
 def small_buffers() -> dict[str, Any]:
@@ -1382,12 +1356,9 @@ def outcome(made: Any) -> dict[str, Any]:
     results: dict[str, Any] = {}
     try:
         results["played"] = [asdict(player.play(schedule)) for schedule in schedules]
-        for name, batch in (("counted", COUNTED), ("counted long", COUNTED_LONG)):
-            for who, length in batch.items():
-                player.join(who, length)
-            results[name] = dict(primitives(player, list(batch)))
-            for who in batch:
-                player.leave(who)
+        for who, length in COUNTED.items():
+            player.join(who, length)
+        results["counted"] = dict(primitives(player, list(COUNTED)))
     except (ValueError, RuntimeError) as error:
         results["raised"] = str(error)
     return results
@@ -1437,32 +1408,6 @@ def counted_calls() -> Iterator[Counter[str]]:
         yield calls
     finally:
         wrapper.mx = core
-
-
-@contextmanager
-def never_shared(step_arrays: Any) -> Iterator[None]:
-    """The patch broken: each layer makes its own."""
-    with mock.patch.object(step_arrays, "kept", side_effect=dict):
-        yield
-
-
-@contextmanager
-def kept_too_long(step_arrays: Any, *, by_shape: bool) -> Iterator[None]:
-    """The patch broken: a step gets the mask and the padding of an earlier one."""
-
-    class ByFunction(dict[Any, Any]):
-        def __contains__(self, key: Any) -> bool:
-            return super().__contains__(key[0])
-
-        def __getitem__(self, key: Any) -> Any:
-            return super().__getitem__(key[0])
-
-        def __setitem__(self, key: Any, value: Any) -> None:
-            super().__setitem__(key[0], value)
-
-    kept: dict[Any, Any] = {} if by_shape else ByFunction()
-    with mock.patch.object(step_arrays, "kept", return_value=kept):
-        yield
 
 
 def judge_as_before_23470() -> None:

@@ -141,12 +141,10 @@ def broken_arena() -> dict[str, Any]:
     from sglang_perf_patches.sets.mlx.kv_arena import arena
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
-    from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
     from sglang_perf_patches.sets.mlx.kv_arena.step import Step, Writer
     from sglang_perf_patches.verify.mlx import kv_arena as proof
 
     write, take_back = Writer.write, arena.Rows.take_back
-    append, set_apart = arena.Rows.append, arena_moves.Moves.set_apart
 
     def wrong_token(self: Any, layer: Any, keys: Any, values: Any) -> Any:
         return write(self, layer, keys, keys)
@@ -162,18 +160,6 @@ def broken_arena() -> dict[str, Any]:
             return None
         return layer.arena if layer.arena.intact else None
 
-    def not_longer(self: Any, row: Any, k: Any, v: Any) -> None:
-        append(self, row, k, v)
-        row.offset -= 1
-
-    def mixed_up(self: Any, caches: Any) -> bool:
-        arenas = set_apart(self, caches)
-        for of_layer in caches if arenas else ():
-            rows = [self._rows.layer_if_row(cache) for cache in of_layer]
-            one, other = [layer for layer in rows if layer is not None][:2]
-            one.keys, other.keys = other.keys, one.keys
-        return arenas
-
     broken = {
         "whole": (kv_arena, "COUNTS", kv_arena.COUNTS),
         "V is K": (Writer, "write", wrong_token),
@@ -185,9 +171,6 @@ def broken_arena() -> dict[str, Any]:
         ),
         "everything is left to stock": (kv_arena, "_begin", lambda *_: None),
         "a failed step counts": (Step, "has_served", _counts_each_layer),
-        "a row that stays where it is is not longer": (arena.Rows, "append", not_longer),
-        "rows that are set apart are mixed up": (arena_moves.Moves, "set_apart", mixed_up),
-        "rows are never set apart": (arena_moves.Moves, "set_apart", lambda *_: False),
     }
     return {what: verdict_of(proof, change) for what, change in broken.items()}
 
@@ -507,26 +490,16 @@ def changing() -> dict[str, Any]:
     return results
 
 
-def apart() -> dict[str, Any]:
-    """Bytes that a step takes in a batch which changes at every step, and those of its buffers.
-
-    Stock, patched, and without setting rows apart.
-    """
-    from sglang_perf_patches.sets.mlx.kv_arena.moves import Moves
+def memory_while_changing() -> dict[str, Any]:
+    """Bytes that a step takes in a batch which changes at every step, and those of its buffers."""
     from sglang_perf_patches.verify.mlx import models
 
     results: dict[str, Any] = {}
-    kept = Moves.set_apart
     with models.model("qwen3", "float32") as model:
-        for what, selection, set_apart in (
-            ("stock", "none", kept),
-            ("patched", "mlx.kv-arena", kept),
-            ("together", "mlx.kv-arena", lambda *_: False),
-        ):
-            with mock.patch.object(Moves, "set_apart", set_apart):
-                sglang_perf_patches.activate(selection, strict=True)
-                results[what] = _memory_of_a_changing_step(model)
-                sglang_perf_patches.deactivate()
+        for what, selection in (("stock", "none"), ("patched", "mlx.kv-arena")):
+            sglang_perf_patches.activate(selection, strict=True)
+            results[what] = _memory_of_a_changing_step(model)
+            sglang_perf_patches.deactivate()
     return results
 
 
@@ -684,7 +657,7 @@ class _Device:
         faults: writes that went wrong.
     """
 
-    FAULTS = ("queued", "enlarged", "moved", "set apart", "unequal", "longer")
+    FAULTS = ("queued", "enlarged", "moved", "unequal", "longer")
     """Each is of queued steps alone, and all but the first of some of them."""
 
     def __init__(self, made: Any) -> None:
@@ -705,22 +678,17 @@ class _Device:
 
         self.faults = 0
         moves, write = arena_moves.Moves, Writer.write
-        build, grow, set_apart = moves.build, moves.grow, moves.set_apart
+        build, grow = moves.build, moves.grow
         device, happened = self, {"last": ""}
 
         def building(self: Any, caches: Any, *more: Any) -> Any:
             has_rows = any(type(cache) is self._rows.row_class for cache in caches[0])
-            was_apart = happened["last"] == "set apart"
-            happened["last"] = "" if not has_rows else "set apart" if was_apart else "moved"
+            happened["last"] = "moved" if has_rows else ""
             return build(self, caches, *more)
 
         def growing(self: Any, *words: Any) -> None:
             happened["last"] = "enlarged"
             grow(self, *words)
-
-        def setting_apart(self: Any, caches: Any) -> bool:
-            happened["last"] = "set apart"
-            return bool(set_apart(self, caches))
 
         def writing(self: Any, layer: Any, keys: Any, values: Any) -> Any:
             concerned = {
@@ -738,7 +706,6 @@ class _Device:
             self._watched(),
             mock.patch.object(moves, "build", building),
             mock.patch.object(moves, "grow", growing),
-            mock.patch.object(moves, "set_apart", setting_apart),
             mock.patch.object(Writer, "write", writing),
         ):
             yield

@@ -9,8 +9,8 @@ The comparison of a step is queued with it and read two steps later. So where st
 the arena's next step is built and queued while one is computed, as it is once arenas take over.
 
 Steps are of a kind, by what selects kernels and by how they follow each other, and each kind is
-tried in `PHASES`: an arena of stock's buffers, an enlarged one, one that was made of other arenas'
-rows, and rows that were set apart. An arena handles a kind only after `STEPS` equal steps of one
+tried in `PHASES`: an arena of stock's buffers, an enlarged one, and one that was made of other
+arenas' rows. An arena handles a kind only after `STEPS` equal steps of one
 batch in each phase. Steps in groups, which have an arena each, are kinds of their own. A kind that
 has not passed after `TRIES` steps, as the batch changed too often, is left to stock.
 """
@@ -28,7 +28,7 @@ from .arena import Arena, Rows, capacity_for
 from .choice import COUNTS, Caches, Choice, Groups, parts_of
 from .moves import Moves
 
-PHASES = ("built", "enlarged", "moved", "set apart")
+PHASES = ("built", "enlarged", "moved")
 """What happens to the copies before the steps of a phase."""
 
 STEPS = 4
@@ -82,8 +82,7 @@ class Copies:
         lengths: tokens of each request.
         kind: the kind of the last step.
         groups: the rows of each arena.
-        arenas: they hold the copies; none in a step of rows that were set apart, which stock's
-            code computes.
+        arenas: they hold the copies.
         taken: steps in a row of this kind and phase.
     """
 
@@ -186,8 +185,7 @@ class ArenaSelfCheck:
             copies = [[self._copy(cache) for cache in of_layer] for of_layer in caches]
             batch = [id(cache) for cache in caches[0]]
             ready = self._copies = Copies(batch, copies, lengths, kind)
-        if not ready.arenas or ready.groups != groups:
-            # Of stock's buffers, of rows that have been set apart, or of other groups.
+        if ready.groups != groups:
             ready.groups = groups
             self._build(ready, lengths)
         if not ready.taken:
@@ -195,9 +193,6 @@ class ArenaSelfCheck:
         for arena in ready.arenas:
             if (needed := max(arena.lengths) + 1) > arena.capacity:
                 self._enlarge(arena, needed)
-        if not ready.taken and phase == "set apart":
-            self._moves.set_apart(ready.caches)
-            ready.arenas = []
         for _, layer in self._rows.among(ready.caches):
             self._rows.forget(layer)
         return ready
@@ -207,7 +202,7 @@ class ArenaSelfCheck:
         copies.arenas = [self._choice.build(*part) for part in parts]
 
     def _change(self, copies: Copies, lengths: list[int], phase: str) -> None:
-        """What the phase is about, at its start; `_prepared` sets rows apart."""
+        """What the phase is about, at its start."""
         if phase == "enlarged":
             for arena in copies.arenas:
                 self._enlarge(arena, max(arena.capacity, *arena.lengths) + 1)

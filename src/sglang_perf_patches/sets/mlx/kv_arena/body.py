@@ -33,7 +33,7 @@ from .arena_self_check import ArenaSelfCheck
 from .choice import COUNTS, Choice, Groups
 from .layer_step import Core
 from .moves import Moves
-from .step import GroupedStep, Step, StepApart
+from .step import GroupedStep, Step
 
 _STEP = "_sglang_perf_patches_arena"
 
@@ -128,7 +128,7 @@ def _install(patching: Patching, cache_class: str, field: str) -> None:
 
 def _begin(
     choice: Choice, trial: ArenaSelfCheck | None, core: Any, ctx: Any, field: str
-) -> Step | StepApart | None:
+) -> Step | None:
     """At a step's first layer, choose an arena with room for a token; None for stock."""
     caches, lengths = getattr(ctx, field), list(ctx.seq_lens)
     has_rope_kernel = getattr(getattr(ctx, "aot", None), "rope", None) is not None
@@ -147,8 +147,6 @@ def _begin(
             tried = trial.begin(caches, lengths, groups)
             if tried is None:
                 return None
-            if not tried.arenas:
-                return StepApart(ctx, tried.caches, field, trial)
             return _step(groups, tried.arenas, core, ctx, field, trial)
     arenas = choice.arenas_for(caches, lengths, groups)
     if not arenas:

@@ -7,13 +7,13 @@ stock handled the same batch in the step before:
 | --- | --- | --- |
 | all rows of one arena, in order | the arena's | the arena handles the step |
 | anything else | served by stock in the step before | build an arena |
-| some rows share buffers, all in arenas that last | another | build an arena at once |
-| some rows share a buffer in an arena that does not last | another | stock; a buffer for each row |
-| no rows, or rows with a buffer each | another | stock |
+| some rows, all in arenas that last | another | build an arena at once |
+| some rows, one in an arena that does not last | another | copy them back; stock |
+| no rows | another | stock |
 
 A build copies the KV once, as stock does at each step, so it pays from the second step on. An
 arena lasts once it has served a second step. Stock reads and writes row by row, and MLX would copy
-a shared buffer each time; so before such a step each row gets its own buffer.
+a shared buffer each time; so before such a step each request gets its own buffers.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .moves import Moves
 COUNTS: Counter[str] = Counter()
 """Counts for this process: ``steps`` that arenas handled, and the attention ``layers`` in them;
 ``stock steps`` of two or more requests, and of those the ``tried steps``, which an arena computed
-too, for comparison; ``builds`` and ``growths`` of arenas; and ``partings``, which separate their
-rows before a step that stock handles."""
+too, for comparison; ``builds`` and ``growths`` of arenas; and ``partings``, when their rows are
+copied back because a batch has changed again."""
 
 Caches = Sequence[Sequence[Any]]
 """The requests' caches, indexed by attention layer, then by request."""
@@ -50,8 +50,8 @@ class Choice:
 
     def leave(self, caches: Caches) -> None:
         """Copy all rows back, for stock, which attends to each request's own buffer."""
-        for row, _ in self._rows.among(caches):
-            self._rows.take_back(row)
+        for of_layer in caches:
+            self._moves.take_back(row for row, _ in self._rows.among([of_layer]))
 
     def arenas_for(self, caches: Caches, lengths: list[int], groups: Groups) -> list[Arena]:
         """The arenas that serve a step, with room for the new tokens; none for stock.
@@ -69,17 +69,14 @@ class Choice:
         if not self._fits(parts, can_hold):
             if len(groups) > 1:
                 return self.arenas_for(caches, lengths, [range(len(lengths))])
-            self.leave(caches)
-            COUNTS["stock steps"] += 1
-            return []
+            return self._no_arenas(caches)
         is_expected = None in arenas and self.is_expected(caches, lengths)
         if None in arenas and not is_expected:
-            shared = self._moves.shared(caches)
-            if not shared or not all(layer.arena.lasts for layer in shared):
-                if self._moves.set_apart(caches):
+            held = {layer.arena for _, layer in self._rows.among(caches)}
+            if not held or not all(each.lasts for each in held):
+                if held:
                     COUNTS["partings"] += 1
-                COUNTS["stock steps"] += 1
-                return []
+                return self._no_arenas(caches)
         serving = []
         for part, arena in zip(parts, arenas, strict=True):
             if arena is None:
@@ -93,6 +90,11 @@ class Choice:
             serving.append(arena)
         return serving
 
+    def _no_arenas(self, caches: Caches) -> list[Arena]:
+        self.leave(caches)
+        COUNTS["stock steps"] += 1
+        return []
+
     def can_group(self, caches: Caches, lengths: list[int], groups: Groups) -> bool:
         """Whether `arenas_for` would give each group an arena of its own."""
         parts = parts_of(caches, lengths, groups)
@@ -105,7 +107,7 @@ class Choice:
 
     def build(self, caches: Caches, lengths: list[int]) -> Arena:
         """An arena of these caches; stock handles layers whose caches can't share a buffer."""
-        capacity = self._capacity_for(caches, max(lengths) + 1, self.most(caches, lengths))
+        capacity = capacity_for(max(lengths) + 1, self.most(caches, lengths))
         can_hold = [self._can_hold(of_layer, lengths) for of_layer in caches]
         room = self._room_in_stock(caches, lengths)
         COUNTS["builds"] += 1
@@ -157,15 +159,6 @@ class Choice:
         if any(isinstance(of_layer[0], self._rows.cache_class) for of_layer in caches):
             return sum(doubled(STOCK_ROOM, length + 1) for length in lengths)
         return 0
-
-    def _capacity_for(self, caches: Caches, length: int, most: int) -> int:
-        """The capacity from `capacity_for`, or the rows' current one if it is close.
-
-        Rows of equal capacity are copied once, others twice.
-        """
-        wanted = capacity_for(length, most)
-        held = max((layer.arena.capacity for _, layer in self._rows.among(caches)), default=0)
-        return held if length <= held <= min(most, wanted + wanted // 4) else wanted
 
 
 def parts_of(caches: Caches, lengths: list[int], groups: Groups) -> list[Part]:

@@ -240,70 +240,73 @@ def broken_rows() -> dict[str, Any]:
     from mlx_lm.models.cache import ArraysCache
 
     from sglang_perf_patches.sets.mlx.batched_prefill import body as batched_prefill
-    from sglang_perf_patches.sets.mlx.batched_prefill import hybrid, rows
-    from sglang_perf_patches.sets.mlx.batched_prefill.grouping import Shape, shape
+    from sglang_perf_patches.sets.mlx.batched_prefill import passes, rows
+    from sglang_perf_patches.sets.mlx.batched_prefill.grouping import Group
     from sglang_perf_patches.verify.mlx import batched_prefill as proof
 
-    batches = batched_prefill._Batches
-    compute, layers, rounded = batched_prefill.compute, batches._layers, Shape.rounded
+    batches, layer = batched_prefill._Batches, passes.Layer
+    compute, joined, filled = batched_prefill.compute, passes._joined, passes._filled
+    init, cut, make_mask = Group.__init__, layer.cut, layer.make_mask
 
-    def padded(array: Any, row: int, _: int) -> Any:
-        return array[row : row + 1]
+    def others_prefixes(core: Any, masks: Any, runner: Any, group: Any) -> Any:
+        slots = [prompt.slots for prompt in group.prompts][::-1]
+        swapped = [
+            replace(prompt, slots=each) if len(each) == len(prompt.slots) else prompt
+            for prompt, each in zip(group.prompts, slots, strict=True)
+        ]
+        with mock.patch.object(group, "prompts", swapped):
+            return filled(core, masks, runner, group)
 
-    def others_prefixes(self: Any, runner: Any, group: Any, prefix: int) -> Any:
-        return layers(self, runner, group[::-1], prefix)
+    def too_short(self: Any, prompts: Any, *, rounds: bool) -> None:
+        init(self, prompts, rounds=rounds)
+        self.passes = [(lengths, min(lengths)) for lengths, _ in self.passes]
 
-    def longest_prefix(group: Any) -> Any:
-        of = shape(group)
-        longer = max(prompt.prefix for prompt in group) - of.prefix
-        return replace(of, prefix=of.prefix + longer, tokens=of.tokens - longer)
-
-    def too_short(self: Any) -> Any:
-        return replace(rounded(self), tokens=self.tokens)
-
-    together, joined = hybrid.compute, hybrid._Passes._joined
-
-    def on_the_right(self: Any, missing: int, array: Any) -> Any:
-        return self._core.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)])
+    def rows_are_long(self: Any, row: int, tokens: slice) -> Any:
+        return self.keys[row : row + 1], self.values[row : row + 1]
 
     def first_parts_are_skipped(self: Any, *_: Any) -> bool:
         is_filled, self._launched = self._launched is not None, None
         return is_filled
 
-    def without_states(self: Any, arrays: Any) -> Any:
-        whole = joined(self, arrays)
-        return None if whole is None else self._core.zeros_like(whole)
+    def without_states(core: Any, states: Any) -> Any:
+        whole = joined(core, states)
+        return None if whole is None else core.zeros_like(whole)
 
-    def kept_at_the_end(*words: Any, **options: Any) -> Any:
+    def unmasked(self: Any, tokens: int, *words: Any, **options: Any) -> Any:
+        with mock.patch.object(self, "_lacking", None):
+            return make_mask(self, tokens, *words, **options)
+
+    def at_one_position(self: Any) -> int:
+        return int(self._held)
+
+    def cut_too_much(self: Any, tokens: int) -> None:
+        cut(self, tokens - 1)
+
+    def kept_at_the_end(*words: Any) -> Any:
         return [
             replace(row, first=row.first and replace(row.first, layers=row.layers))
-            for row in together(*words, **options)
+            for row in compute(*words)
         ]
 
     broken = {
         "whole": (batched_prefill, "COUNTS", batched_prefill.COUNTS),
-        "hybrids: a row gets another's states": (
-            hybrid,
-            "compute",
-            lambda *words, **options: together(*words, **options)[::-1],
-        ),
-        "hybrids: states take in padding": (ArraysCache, "prepare", lambda *_, **__: None),
-        "hybrids: prefixes are padded behind": (hybrid._Passes, "_padded", on_the_right),
-        "hybrids: a row begins without its state": (hybrid._Passes, "_joined", without_states),
-        "hybrids: the state after a prompt is kept": (hybrid, "compute", kept_at_the_end),
-        "hybrids: nothing is kept": (batches, "fill_first_part", first_parts_are_skipped),
-        "hybrids: a part fits no call": (rows.Part, "fits", lambda *_: False),
+        "states take in padding": (ArraysCache, "prepare", lambda *_, **__: None),
+        "padding in front is attended to": (layer, "make_mask", unmasked),
+        "padding in front moves positions": (layer, "offset", property(at_one_position)),
+        "a row begins without its state": (passes, "_joined", without_states),
+        "the state after a prompt is kept": (batched_prefill, "compute", kept_at_the_end),
+        "a first part loses a token": (layer, "cut", cut_too_much),
+        "nothing is kept": (batches, "fill_first_part", first_parts_are_skipped),
+        "a part fits no call": (rows.Part, "fits", lambda *_: False),
         "everything is left to stock": (batched_prefill, "groups", lambda _: []),
         "a row gets another's values": (
             batched_prefill,
             "compute",
             lambda *words: compute(*words)[::-1],
         ),
-        "a row gets another's prefix": (batches, "_layers", others_prefixes),
-        "padding is a row's own": (rows, "own", padded),
-        "a longer prefix is all rows'": (batched_prefill, "shape", longest_prefix),
-        "a shape with a rounded prefix is too short": (Shape, "rounded", too_short),
-        "a row fits no call": (rows.Row, "fits", lambda *_: False),
+        "a row gets another's prefix": (passes, "_filled", others_prefixes),
+        "padding is a row's own": (layer, "of_row", rows_are_long),
+        "a pass is too short": (Group, "__init__", too_short),
     }
     return {what: verdict_of(proof, change) for what, change in broken.items()}
 

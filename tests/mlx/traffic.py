@@ -80,15 +80,11 @@ def traffic(model: str, selections: Sequence[str], seeds: Sequence[int]) -> dict
 
 def broken(model: str, seeds: Sequence[int]) -> dict[str, str]:
     """What differs with all patches and one fault at a time; "whole" has none."""
-    from sglang_perf_patches.sets.mlx.batched_prefill.rows import Part
     from sglang_perf_patches.sets.mlx.kv_arena.step import GroupedStep
     from sglang_perf_patches.sets.mlx.next_turn import body as next_turn
     from sglang_perf_patches.sets.mlx.pool_write import body as pool_write
 
     turns, grouped = next_turn._Turns.__init__, GroupedStep.__init__
-
-    def fits_by_length(self: Any, ids: Any, cache: Any) -> bool:
-        return bool(ids.shape == (1, self.tokens) and cache[0].offset == self.start)
 
     def loses_writes(self: Any) -> None:
         self.postponed.clear()
@@ -101,12 +97,11 @@ def broken(model: str, seeds: Sequence[int]) -> dict[str, str]:
         self._back = None
 
     faults: dict[str, tuple[Any, str, Any]] = {
-        "whole": (Part, "fits", Part.fits),
+        "whole": (GroupedStep, "__init__", grouped),
         "results stay in the order of the groups": (GroupedStep, "__init__", unordered),
     }
     if model == "qwen3":
         faults |= {
-            "a row fits a cache that holds its prefix": (Part, "fits", fits_by_length),
             "a postponed write is lost": (pool_write._Writes, "queue", loses_writes),
         }
     else:

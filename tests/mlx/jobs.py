@@ -804,6 +804,15 @@ def broken_prefill() -> dict[str, Any]:
             patching.override(reference, lambda inner: lambda *words, **more: inner(*words, **more))
         patching.ran.seen = True
 
+    replaces = first_buffer.replaces
+
+    def all_but_the_release(patching: Any, *references: str) -> Any:
+        if not references[0].endswith("._release_cache"):
+            return replaces(patching, *references)
+        return lambda _: replaces(patching, *references)(
+            lambda self, cache, *, inner: inner(self, cache)
+        )
+
     def one_model(patch: str, _: Any, *, needs_pool: bool = False) -> int:
         """What `equivalence.episodes` plays, of which a part tells the broken ones."""
         with models.model("qwen3", "float32") as model:
@@ -819,7 +828,7 @@ def broken_prefill() -> dict[str, Any]:
         ),
         "first-buffer, room for 4096": (buffer, (first_buffer, "room_for", lambda tokens: 4096)),
         "first-buffer, released buffers keep their room": (
-            buffer, (first_buffer, "_empty", lambda *_: None)
+            buffer, (first_buffer, "replaces", all_but_the_release)
         ),
         "last-row, whole": (row, (last_row, "TRUNK", "model")),
         "last-row, the first row": (row, (last_row, "CutTrunk", trunk_of_the_first_row())),

@@ -29,8 +29,8 @@ BREAKS = {
     ),
     "mlx.first-buffer": (
         "mlx/first_buffer/body.py",
-        "[array, zeros[key][:, :, : room - tokens]]",
-        "[zeros[key][:, :, : room - tokens], array]",
+        "each.max_seq_len = 0, STEP",
+        "each.max_seq_len = 0, 2 * STEP",
     ),
     "mlx.last-row": (
         "mlx/last_row/body.py",

@@ -30,9 +30,6 @@ def test_the_case_tells_the_patch_from_one_that_is_broken(found: Found, release:
         "a batch in another order is taken for the same": "raised ValueError",
         "everything is left to stock": "different",
         "a failed step counts": "different",
-        "a row that stays where it is is not longer": "raised ValueError",
-        "rows that are set apart are mixed up": "different",
-        "rows are never set apart": "different",
     }
 
 
@@ -104,12 +101,11 @@ def test_requests_of_far_apart_lengths_stay_with_stock(found: Found, release: st
 
 @EACH
 def test_a_batch_that_changes_at_every_step_is_stocks(found: Found, release: str) -> None:
-    """After one build if the batch came again and again; of two requests none is left."""
-    changing = found(release, "changing")
-    assert changing["2"]["changing"] == {"stock steps": 6}
-    assert changing["4"]["changing"] == {
-        "builds": 1, "steps": 1, "layers": 4, "partings": 1, "stock steps": 5
-    }  # fmt: skip
+    """After one build, because the batch before had come again and again."""
+    for requests in ("2", "4"):
+        assert found(release, "changing")[requests]["changing"] == {
+            "builds": 1, "steps": 1, "layers": 4, "partings": 1, "stock steps": 5
+        }  # fmt: skip
 
 
 @EACH
@@ -124,21 +120,18 @@ def test_a_batch_that_settles_loses_no_further_step(
 
 @EACH
 def test_a_lasting_batch_that_changes_once_is_rebuilt_at_once(found: Found, release: str) -> None:
-    changing = found(release, "changing")
-    assert changing["4"]["changed once"] == {"builds": 1, "steps": 3, "layers": 3 * 4}
-    assert changing["2"]["changed once"] == {
-        "stock steps": 1, "builds": 1, "steps": 2, "layers": 2 * 4
-    }  # fmt: skip
+    for requests in ("2", "4"):
+        changed = found(release, "changing")[requests]["changed once"]
+        assert changed == {"builds": 1, "steps": 3, "layers": 3 * 4}
 
 
 @EACH
 def test_rows_that_stock_serves_share_no_buffer(found: Found, release: str) -> None:
     """MLX would copy it for each of them."""
-    of = found(release, "apart")
+    of = found(release, "memory_while_changing")
     # MLX frees small arrays when its own thread gets to it: peaks differ by some 0.3 %.
     assert of["patched"]["taken"] <= 1.02 * of["stock"]["taken"]
-    assert of["patched"]["held"] < of["stock"]["held"] / 4
-    assert of["together"]["taken"] > 1.2 * of["patched"]["taken"]
+    assert of["patched"]["held"] <= 1.02 * of["stock"]["held"]
 
 
 @EACH
@@ -159,7 +152,7 @@ def test_on_an_unproven_device_arenas_that_differ_are_never_served(
 
 
 @EACH
-@pytest.mark.parametrize("fault", ["queued", "enlarged", "moved", "set apart", "unequal", "longer"])
+@pytest.mark.parametrize("fault", ["queued", "enlarged", "moved", "unequal", "longer"])
 def test_a_fault_that_only_a_queued_step_has_is_seen_before_an_arena_serves_one(
     found: Found, release: str, fault: str
 ) -> None:

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from sglang_perf_patches.sets.mlx.batched_prefill.grouping import MOST_PROMPTS, MOST_TOKENS, Shape
+from sglang_perf_patches.sets.mlx.batched_prefill.grouping import (
+    MOST_PROMPTS,
+    MOST_TOKENS,
+    Group,
+    Prompt,
+)
 from sglang_perf_patches.sets.mlx.kv_arena.arena_self_check import PHASES, STEPS, TRIES, Kind
 from sglang_perf_patches.sets.mlx.self_check import SelfCheck
 
@@ -106,14 +111,18 @@ def test_a_step_in_groups_is_a_kind_of_its_own() -> None:
 
 def test_shapes_of_prompts_have_few_kinds() -> None:
     powers = [1 << bits for bits in range(13)]
-    shapes = [
-        Shape(rows, prefix, tokens)
+
+    def sizes(rows: int, prefix: int, tokens: int) -> str:
+        prompt = Prompt("r", prefix, range(prefix), range(tokens), 0, {})
+        return Group([prompt] * rows, rounds=False).sizes()
+
+    kinds = {
+        sizes(rows, prefix, tokens)
         for rows in range(2, MOST_PROMPTS + 1)
         for prefix in (0, *powers)
         for tokens in powers
         if rows * (prefix + tokens) <= MOST_TOKENS
-    ]
-    kinds = {shape.kind() for shape in shapes}
+    }
     assert len(kinds) == 131
-    assert Shape(5, 0, 31).kind() == Shape(7, 0, 1).kind() == "up to 7 rows of up to 31 tokens"
-    assert Shape(5, 40, 32).kind() == "up to 7 rows of up to 63 tokens, behind up to 63"
+    assert sizes(5, 0, 31) == sizes(7, 0, 1) == "up to 7 rows of up to 31 tokens"
+    assert sizes(5, 40, 32) == "up to 7 rows of up to 63 tokens, behind up to 63"

@@ -10,7 +10,7 @@ import gc
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -80,15 +80,15 @@ def traffic(model: str, selections: Sequence[str], seeds: Sequence[int]) -> dict
 
 def broken(model: str, seeds: Sequence[int]) -> dict[str, str]:
     """What differs with all patches and one fault at a time; "whole" has none."""
-    from sglang_perf_patches.sets.mlx.batched_prefill import rows
+    from sglang_perf_patches.sets.mlx.batched_prefill.rows import Part
     from sglang_perf_patches.sets.mlx.kv_arena.step import GroupedStep
     from sglang_perf_patches.sets.mlx.next_turn import body as next_turn
     from sglang_perf_patches.sets.mlx.pool_write import body as pool_write
 
-    turns, grouped, put = next_turn._Turns.__init__, GroupedStep.__init__, rows.put
+    turns, grouped, fill = next_turn._Turns.__init__, GroupedStep.__init__, Part.__call__
 
-    def puts_all(cache: Any, keys: Any, values: Any, _: int) -> None:
-        put(cache, keys, values, 0)
+    def puts_all(self: Any, ids: Any, *, cache: Any) -> Any:
+        return fill(replace(self, start=0), ids, cache=cache)
 
     def loses_writes(self: Any) -> None:
         self.postponed.clear()
@@ -101,12 +101,12 @@ def broken(model: str, seeds: Sequence[int]) -> dict[str, str]:
         self._back = None
 
     faults: dict[str, tuple[Any, str, Any]] = {
-        "whole": (rows, "put", put),
+        "whole": (GroupedStep, "__init__", grouped),
         "results stay in the order of the groups": (GroupedStep, "__init__", unordered),
     }
     if model == "qwen3":
         faults |= {
-            "a row puts its prefix where it is already": (rows, "put", puts_all),
+            "a row puts its prefix where it is already": (Part, "__call__", puts_all),
             "a postponed write is lost": (pool_write._Writes, "queue", loses_writes),
         }
     else:
@@ -396,7 +396,7 @@ def _worker() -> Any:
             self._free = deque(slot for slot in self._order if slot not in used)
 
         def _note_memory(self) -> None:
-            self.evaluate_pool()  # queued writes hold requests' buffers, in stock too
+            self.bytes_of_pool()  # queued writes hold requests' buffers, in stock too
             gc.collect()
             active = mx.get_active_memory() - self._before
             self._outcome.held.append((active, _counted(self)))

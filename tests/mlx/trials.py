@@ -71,9 +71,9 @@ def prompts() -> dict[str, Any]:
 
     compute = body.compute
 
-    def wrong(core: Any, model: Any, layers: Any, rows: Any, tokens: int) -> Any:
-        computed = compute(core, model, layers, rows, tokens)
-        if len(rows) <= 4:
+    def wrong(core: Any, masks: Any, runner: Any, group: Any) -> Any:
+        computed = compute(core, masks, runner, group)
+        if len(computed) <= 4:
             return computed
         return [
             replace(row, layers=[(keys, values * 2) for keys, values in row.layers])

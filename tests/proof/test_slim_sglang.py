@@ -29,8 +29,8 @@ BREAKS = {
     ),
     "mlx.first-buffer": (
         "mlx/first_buffer/body.py",
-        "[array, zeros[key][:, :, : room - tokens]]",
-        "[zeros[key][:, :, : room - tokens], array]",
+        "each.max_seq_len = 0, STEP",
+        "each.max_seq_len = 0, 2 * STEP",
     ),
     "mlx.last-row": (
         "mlx/last_row/body.py",
@@ -43,9 +43,9 @@ BREAKS = {
         "mask[rows][..., -writer.longest :]",
     ),
     "mlx.batched-prefill": (
-        "mlx/batched_prefill/rows.py",
-        "array[row : row + 1, :, :tokens]",
-        "array[:1, :, :tokens]",
+        "mlx/batched_prefill/passes.py",
+        "return self.keys[row : row + 1, :, tokens]",
+        "return self.keys[:1, :, tokens]",
     ),
     "mlx.next-turn": (
         "mlx/next_turn/body.py",

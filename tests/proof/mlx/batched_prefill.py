@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
-from itertools import product
 from random import Random
 from typing import Any
 from unittest import mock
 
-from sglang_perf_patches.sets.mlx.batched_prefill import body, hybrid
+from sglang_perf_patches.sets.mlx.batched_prefill import body
 from sglang_perf_patches.sets.mlx.batched_prefill.body import COUNTS
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import require
@@ -17,7 +16,6 @@ from sglang_perf_patches.verify.mlx.batched_prefill import (
     PART,
     PATCH,
     SCRIPTED,
-    drawn_batches,
     random_batches,
     same_prompts,
 )
@@ -49,7 +47,7 @@ def left_to_stock(_: Inputs) -> int:
     with models.model("qwen3_next", "float32") as model:
         for module, name, change in (
             (body, "is_recurrent", {"return_value": False}),
-            (hybrid, "compute", {"side_effect": ValueError("offsets")}),
+            (body, "compute", {"side_effect": ValueError("offsets")}),
         ):
             COUNTS.clear()
             with mock.patch.object(module, name, **change):
@@ -59,7 +57,7 @@ def left_to_stock(_: Inputs) -> int:
 
 
 def faulty_caches(_: Inputs) -> int:
-    """The trial of a hybrid model's group finds each fault of mlx-lm's caches for batches."""
+    """The trial of a hybrid model's group finds states that take in padding."""
     batches: Batches = (
         [("a", 32, "", 0), ("b", 32, "", 0)],
         [("c", 20, "", 0)],
@@ -69,36 +67,11 @@ def faulty_caches(_: Inputs) -> int:
         [("i", 30, "c", 16), ("j", 30, "d", 32)],
     )
     caches: Any = import_module("mlx_lm.models.cache")
-    base: Any = import_module("mlx_lm.models.base")
-
-    def mask_of_one_row(self: Any, tokens: int, **_: Any) -> Any:
-        return base.create_causal_mask(tokens, offset=self._idx)
-
-    class Renamed(caches.BatchKVCache):  # type: ignore[misc]
-        """As a later mlx-lm may have it: it has another name for how many tokens it holds."""
-
-        def update_and_fetch(self, keys: Any, values: Any) -> Any:
-            self._idx = getattr(self, "_held", 0)
-            both = super().update_and_fetch(keys, values)
-            self._held = self._idx
-            return both
-
-        def make_mask(self, tokens: int, **options: Any) -> Any:
-            self._idx = getattr(self, "_held", 0)
-            return super().make_mask(tokens, **options)
-
-    faults = (
-        (caches.ArraysCache, "prepare", lambda *_, **__: None),
-        (caches.BatchKVCache, "make_mask", mask_of_one_row),
-        (caches, "BatchKVCache", Renamed),
-    )
+    without_lengths = mock.patch.object(caches.ArraysCache, "prepare")
     compared = 0
-    with models.model("qwen3_next", "float32") as model:
-        for rounds, fault in product((False, True), faults):
-            with (
-                mock.patch.object(body, "attends_by_cudnn", return_value=rounds),
-                mock.patch.object(*fault),
-            ):
+    with models.model("qwen3_next", "float32") as model, without_lengths:
+        for rounds in (False, True):
+            with mock.patch.object(body, "attends_by_cudnn", return_value=rounds):
                 near(PATCH, model, lambda: [play(model, batches)], PART, ran=None)
             compared += 1
     return compared
@@ -118,7 +91,7 @@ def other_values(_: Inputs) -> int:
 
 def random_prompts(chance: Random) -> Batches:
     """The same without prefixes."""
-    return drawn_batches(chance, lambda: False)
+    return random_batches(chance, hits=False)
 
 
 CHECKS = {

@@ -52,7 +52,7 @@ GROWING = schedule(
 
 EXTENDING = schedule(
     """
-    join a 9, join b 12, chain ab 3, extend a 4, decode ab, chain ba 3, extend b 1, extend a 2,
+    join a 9, join b 12, chain ab 3, extend a 4, decode ab, chain ba 3, extend b 1, extend a 4,
     decode ba
     """
 )
@@ -123,7 +123,7 @@ SETTLING = (
 HITTING = schedule(
     """
     join a 12, join b 9, chain ab 6, leave a, hit c a 16 3, decode bc, chain cb 4, leave b, hit
-    d b 14 1, hit e a 17 0, chain dec 5, leave d, leave c, hit f c 20 2, decode ef
+    d b 14 1, hit e a 17 0, chain dec 5, leave d, leave c, hit f c 20 3, decode ef
     """
 )
 """Prompts whose prefix other requests decoded in a batch."""
@@ -143,6 +143,11 @@ def random_schedule(chance: Random) -> tuple[Step, ...]:
 def random_hits(chance: Random) -> tuple[Step, ...]:
     """Like `random_schedule`, with prompt prefixes that other requests left in the pool."""
     return _drawn(chance, ("join", "leave", "decode", "decode", "chain", "hit"))
+
+
+def random_lengths(chance: Random) -> tuple[Step, ...]:
+    """Requests of very unequal lengths join, leave, grow and are reordered."""
+    return _drawn(chance, ("join", "join", "leave", "decode", "chain"), longest=500)
 
 
 def random_episodes(chance: Random) -> tuple[Step, ...]:

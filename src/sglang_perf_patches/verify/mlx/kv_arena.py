@@ -35,11 +35,11 @@ def batches(inputs: Inputs) -> int:
 
 
 def settling(inputs: Inputs) -> int:
-    """Batches that change at every step and settle; some rows are set apart."""
+    """Batches that change at every step and settle; some rows are copied back."""
     with models.model("qwen3", "float32") as model:
         compared = same_steps(model, _settling(inputs))
-    apart = not is_proven(mx) or COUNTS["partings"]
-    require(apart, f"{PATCH}: no rows were set apart, {dict(COUNTS)}")
+    parted = not is_proven(mx) or COUNTS["partings"]
+    require(parted, f"{PATCH}: no rows were copied back, {dict(COUNTS)}")
     return compared
 
 

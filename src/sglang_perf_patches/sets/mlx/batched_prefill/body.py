@@ -8,7 +8,7 @@ calls the model, it gets its row. What stock does around the model stays, from t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,9 +18,10 @@ from ....model.patching import Patching, replaces
 from ..device import attends_by_cudnn, is_proven
 from ..references import MLX, RUNNER
 from ..self_check import SelfCheck
-from . import EXTEND_BATCH, TRUNK_FORWARD, hybrid
-from .grouping import Prompt, Shape, groups, of_hybrids, shape
-from .rows import Layer, Part, Row, compute, is_recurrent
+from . import EXTEND_BATCH, TRUNK_FORWARD
+from .grouping import STEP, Group, Prompt, groups
+from .passes import compute
+from .rows import Part, Row, is_recurrent
 
 COUNTS: Counter[str] = Counter()
 """Counts for this process: prompts of a batch that were computed ``together`` or ``alone``, rows
@@ -33,6 +34,10 @@ less, and a mistake in a mask or a position gives more."""
 
 _NEAR_HYBRID = 0.2
 """The same for hybrids, with their states. Rounding gave up to 0.08 through 24 layers."""
+
+_ALIKE = 8
+"""A prefix that has at most one in this many tokens of its prompt is computed again. Prompts that
+have nothing else in common often share their first token."""
 
 _NOTED = "_sglang_perf_patches_noted"
 
@@ -132,12 +137,10 @@ class _Batches:
 
     def __init__(self, patching: Patching) -> None:
         self._core: Any = patching.module("mlx.core")
-        caches: Any = patching.module(f"{MLX}.kv_cache.attention_kv_cache")
-        self._make_mask = caches.make_attention_mask
+        self._masks: Any = patching.module(f"{MLX}.kv_cache.attention_kv_cache")
         self._check = SelfCheck("mlx.batched-prefill", patching.gate)
         self._ran, self._is_proven = patching.ran, is_proven(self._core)
         self._plans = attends_by_cudnn(self._core)
-        self._caches: Any = patching.module("mlx_lm.models.cache")
         self._rows: dict[str, Row] = {}
         self._launched: Part | None = None
 
@@ -145,18 +148,8 @@ class _Batches:
         """Launch noted prompts, in their order, those of like length computed together."""
         before = COUNTS["together"]
         try:
-            if self._check.is_over:
-                pass
-            elif runner._cache_layout.has_auxiliary_state:
-                self._compute_hybrids(runner, noted)
-            else:
-                prompts = [
-                    Prompt(number, prefix := len(each.prefix_slots), len(each.tokens) - prefix)
-                    for number, each in enumerate(noted)
-                    if each.tokens
-                ]
-                for group in groups(prompts):
-                    self._compute(runner, noted, group)
+            if not self._check.is_over:
+                self._compute(runner, [each for each in noted if each.tokens])
             launched = []
             for each in noted:
                 self._launched = getattr(self._rows.get(each.req_id), "first", None)
@@ -195,57 +188,51 @@ class _Batches:
         finally:
             runner.model = model
 
-    def _compute(self, runner: Any, noted: Sequence[Noted], group: Sequence[Prompt]) -> None:
-        of = shape(group)
-        prompts = [noted[each.number] for each in group]
-        # cuDNN plans its attention for each new shape, which takes longer than the prompts do.
-        of = of.rounded() if self._plans else of
-        # On an untested device each kind of shape is checked, elsewhere only the first group.
-        kind = "any" if self._is_proven else of.kind()
-        self._keep(
-            [each.req_id for each in prompts],
-            lambda: self._forward(runner, prompts, of),
-            (
-                self._forward(runner, [prompt], shape([each]))[0]
-                for each, prompt in zip(group, prompts, strict=True)
-            ),
-            (kind, of.kind(), type(runner.model).__module__),
-            _NEAR,
-        )
-
-    def _keep(
-        self,
-        requests: Sequence[str],
-        together: Callable[[], Sequence[Any]],
-        singles: Iterable[Any],
-        names: tuple[str, str, str],
-        part: float,
-    ) -> None:
-        """Compute a group and keep its rows, if its kind has passed or passes now.
-
-        Args:
-            requests: of each row.
-            together: computes all rows in one pass.
-            singles: computes each row by itself, one after the other, only if asked.
-            names: the group's kind for the check, the kind in words, and the model's module.
-            part: of the largest value, by which a row may differ from itself computed singly.
-        """
-        kind, what, model = names
-        is_tried = self._check.may_try(kind)
-        if not is_tried and not self._check.has_passed(kind):
+    def _compute(self, runner: Any, noted: Sequence[Noted]) -> None:
+        """Compute groups of prompts; what can't be computed is left to stock."""
+        if len(noted) < 2:
             return
-        rows = together()
-        if is_tried:
-            COUNTS["trials"] += 1
-            pairs = zip(rows, singles, strict=True)
-            if not all(row.is_near(single, self._core, part) for row, single in pairs):
-                self._fail(
-                    f"{what} of {model}, computed together, have "
-                    f"other values on {self._core.default_device()}"
-                )
+        layout, model = runner._cache_layout, type(runner.model).__module__
+        cache = runner._new_cache_skeleton()
+        if not all(is_recurrent(cache[layer]) for layer in layout.auxiliary_layer_indices):
+            self._fail(f"the caches of {model} take no rows")
+            return
+        prompts = [self._prompt(runner, each) for each in noted]
+        for chosen in groups([each for each in prompts if each is not None]):
+            # cuDNN plans its attention for each new shape, which takes longer than prompts do.
+            group = Group(chosen, rounds=self._plans)
+            what = f"{group.sizes()}, {group.kind()}"
+            # On an untested device each size is checked, elsewhere only each kind.
+            kind = group.kind() if self._is_proven else what
+            is_tried = self._check.may_try(kind)
+            if not is_tried and not self._check.has_passed(kind):
+                continue
+            try:
+                rows = compute(self._core, self._masks, runner, group)
+                is_near = not is_tried or self._are_near(runner, rows, chosen)
+            except Exception as error:
+                # A model's attention may not take rows that begin at different positions. Nothing
+                # is launched yet, so stock computes all.
+                self._fail(f"{what} of {model}: {error!r}")
                 return
-            self._check.credit(kind)
-        self._rows.update(zip(requests, rows, strict=True))
+            if not is_near:
+                device = self._core.default_device()
+                self._fail(f"{what} of {model}, computed together, have other values on {device}")
+                return
+            if is_tried:
+                self._check.credit(kind)
+            self._rows.update({each.request: row for each, row in zip(chosen, rows, strict=True)})
+
+    def _are_near(self, runner: Any, rows: Sequence[Row], prompts: Sequence[Prompt]) -> bool:
+        """Whether rows have the values of their prompts, computed one after the other."""
+        COUNTS["trials"] += 1
+        part = _NEAR_HYBRID if runner._cache_layout.has_auxiliary_state else _NEAR
+        for row, prompt in zip(rows, prompts, strict=True):
+            single = Group([prompt], rounds=False)
+            (alone,) = compute(self._core, self._masks, runner, single)
+            if not row.is_near(alone, self._core, part):
+                return False
+        return True
 
     def _fail(self, reason: str) -> None:
         """Leave everything to stock from now on."""
@@ -253,108 +240,32 @@ class _Batches:
         self._rows.clear()
         self._check.fail(reason)
 
-    def _compute_hybrids(self, runner: Any, noted: Sequence[Noted]) -> None:
-        """Compute groups of a hybrid model's prompts; what can't be computed is left to stock."""
-        if sum(bool(each.tokens) for each in noted) < 2:
-            return
-        layout, model = runner._cache_layout, type(runner.model).__module__
-        if not all(
-            isinstance(of, self._caches.KVCache)
-            if layer in layout.attention_layer_indices
-            else is_recurrent(of)
-            for layer, of in enumerate(runner._new_cache_skeleton())
-        ):
-            self._fail(f"the caches of {model} take no rows")
-            return
-        by_number = {
-            number: prompt
-            for number, each in enumerate(noted)
-            if each.tokens and (prompt := self._hybrid(runner, each)) is not None
-        }
-        for group in of_hybrids(
-            (number, each.prefix, len(each.tokens), each.first)
-            for number, each in by_number.items()
-        ):
-            of, prompts = shape(group), [by_number[each.number] for each in group]
-            ends = hybrid.kind(prompts, rounds=self._plans)
-            last = Shape(of.rows, prompts[0].first, of.tokens - prompts[0].first)
-            what = f"{of.kind()}, {ends}"
-            kind = ends if self._is_proven else f"{what}, at last {last.kind()}"
-            build = partial(
-                hybrid.compute,
-                *(self._core, self._caches, runner),
-                attention=layout.attention_layer_indices,
-            )
-            try:
-                self._keep(
-                    [noted[each.number].req_id for each in group],
-                    partial(build, prompts, rounds=self._plans),
-                    (build([each], rounds=False)[0] for each in prompts),
-                    (kind, what, model),
-                    _NEAR_HYBRID,
-                )
-            except Exception as error:
-                # A model's attention may not take rows that begin at different positions. Nothing
-                # is launched yet, so stock computes all.
-                self._fail(f"{what} of {model}: {error!r}")
-                return
-
-    def _hybrid(self, runner: Any, noted: Noted) -> hybrid.Prompt | None:
-        """A hybrid model's prompt with what its layers hold; None if stock must compute it."""
-        core, layout, prefix = self._core, runner._cache_layout, len(noted.prefix_slots)
-        new = noted.tokens[prefix:]
+    def _prompt(self, runner: Any, noted: Noted) -> Prompt | None:
+        """A prompt with what its recurrent layers hold; None if stock must compute it."""
+        layout, prefix = runner._cache_layout, len(noted.prefix_slots)
+        new = len(noted.tokens) - prefix
         if not new:
             return None
-        cache = runner._new_cache_skeleton()
-        first, slots = 0, core.array(noted.prefix_slots, core.int32)
-        if prefix and not runner._restore_auxiliary_state(noted.row, cache):
+        cache, slots, first = runner._new_cache_skeleton(), noted.prefix_slots, 0
+        if not layout.has_auxiliary_state:
+            kept = 0 if prefix * _ALIKE <= new else prefix
+            # Rounded down, so that rows with one prefix need no padding in front.
+            slots = slots[: kept - kept % STEP if self._plans else kept]
+        elif prefix and not runner._restore_auxiliary_state(noted.row, cache):
             return None  # Stock computes the prefix again.
         if not runner.disable_radix_cache:
             end = runner._select_auxiliary_state_track_len(
                 prefix_len=prefix,
-                new_token_count=len(new),
+                new_token_count=new,
                 full_len=len(noted.tokens),
                 req=noted.req,
             )
-            first = 0 if end is None or end == prefix + len(new) else end - prefix
-        held: list[Sequence[Any]] = []
-        for layer, of in enumerate(cache):
-            if layer not in layout.attention_layer_indices:
-                held.append(tuple(of.cache))
-            elif prefix:
-                both = _from_pool(runner, layer, slots)
-                held.append([each.transpose(1, 0, 2)[None] for each in both])
-            else:
-                held.append(())
-        return hybrid.Prompt(new, prefix, first, held)
-
-    def _forward(self, runner: Any, prompts: Sequence[Noted], of: Shape) -> list[Row]:
-        """The prompts' rows, of a forward pass of this shape."""
-        filled = [*prompts, *[prompts[0]] * (of.rows - len(prompts))]
-        layers = self._layers(runner, filled, of.prefix)
-        tokens = [(len(each.prefix_slots), each.tokens) for each in filled]
-        return compute(self._core, runner.model, layers, tokens, of.tokens)[: len(prompts)]
-
-    def _layers(self, runner: Any, prompts: Sequence[Noted], prefix: int) -> list[Layer]:
-        """Fresh layers for a group, with the first tokens of its prefixes from the pool."""
-        core, indices = self._core, runner._cache_layout.attention_layer_indices
-        if not prefix:
-            return [Layer(core, self._make_mask, None) for _ in indices]
-        first = [slot for each in prompts for slot in each.prefix_slots[:prefix]]
-        slots = core.array(first, core.int32)
-
-        def by_row(array: Any) -> Any:
-            rows = array.reshape(len(prompts), prefix, *array.shape[1:])
-            return rows.transpose(0, 2, 1, 3)
-
-        layers = []
-        for index in indices:
-            keys, values = _from_pool(runner, index, slots)
-            layers.append(Layer(core, self._make_mask, (by_row(keys), by_row(values))))
-        return layers
-
-
-def _from_pool(runner: Any, layer: int, slots: Any) -> Any:
-    """A layer's keys and values in the pool's slots, each (slots, n_kv_heads, head_dim)."""
-    pool_index = runner._cache_layout.full_kv_pool_index(layer)
-    return runner._attention_kv_pool.get_kv(pool_index, slots)
+            first = 0 if end is None or end == prefix + new else end - prefix
+        return Prompt(
+            request=noted.req_id,
+            start=prefix,
+            slots=slots,
+            tokens=noted.tokens[len(slots) :],
+            first=first,
+            states={layer: tuple(cache[layer].cache) for layer in layout.auxiliary_layer_indices},
+        )

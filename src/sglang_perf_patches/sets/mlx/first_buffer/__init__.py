@@ -23,11 +23,11 @@ PATCH = Patch(
             *(__name__, "0.5.15 … 0.5.23"),
             # What allocates and grows a buffer, and what creates, reuses and releases a request's.
             targets=(
-                *of(ATTENTION, "update_and_fetch", "_allocate", "_grow"),
+                *of(ATTENTION, "_allocate", "_grow"),
                 *of(RUNNER, "_release_cache", "_cache_arrays"),
             ),
             depends=(
-                f"{ATTENTION}.write_token",
+                *of(ATTENTION, "update_and_fetch", "write_token"),
                 *of(RUNNER, "prefill_start", "_acquire_cache", "remove_request"),
                 *of(RUNNER, "_materialize_pool_backed_attention", "clear"),
             ),

@@ -38,39 +38,6 @@ def install(patching: Patching) -> None:
             f"with {CUDNN_ATTENTION}=0 this patch runs"
         )
 
-    zeros: dict[tuple[Any, ...], Any] = {}
-
-    def padded(array: Any, room: int) -> Any:
-        """A prompt's K or V, (1, n_kv_heads, tokens, head_dim), with zeros behind it."""
-        _, heads, tokens, head_dim = array.shape
-        key = heads, head_dim, array.dtype
-        if key not in zeros:
-            zeros[key] = core.zeros((1, heads, STEP, head_dim), dtype=array.dtype)
-        return core.concatenate([array, zeros[key][:, :, : room - tokens]], axis=2)
-
-    def make_update(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def update_and_fetch(self: Any, keys: Any, values: Any) -> Any:
-            """Append K and V; a prompt's first ones make the buffers.
-
-            Stock fills buffers with zeros and writes the prompt over them. Where buffers have the
-            room that fits, the zeros are a tenth of them, so the prompt is written once.
-            """
-            tokens, held = keys.shape[2], self.keys
-            if (
-                self.offset
-                or tokens == 1
-                or keys.dtype != values.dtype
-                or (held is not None and held.dtype != keys.dtype)
-            ):
-                return inner(self, keys, values)
-            self.offset, self.max_seq_len = tokens, room_for(tokens)
-            self.keys = padded(keys, self.max_seq_len)
-            self.values = padded(values, self.max_seq_len)
-            ran.seen = True
-            return self.keys[:, :, :tokens], self.values[:, :, :tokens]
-
-        return update_and_fetch
-
     @replaces(patching, f"{ATTENTION}._allocate")
     def _allocate(self: Any, keys: Any, *, inner: Any) -> None:
         """Create the buffers at a first write; keys are (1, n_kv_heads, tokens, head_dim)."""
@@ -118,5 +85,4 @@ def install(patching: Patching) -> None:
 
         return cache_arrays
 
-    patching.override(f"{ATTENTION}.update_and_fetch", make_update)
     patching.override(f"{RUNNER}._cache_arrays", make_arrays)

@@ -149,18 +149,8 @@ class Rows:
 
     def of(self, row: Any, array: Any) -> Any:
         """A row's slice of its layer's K or V, (1, n_kv_heads, capacity, head_dim)."""
-        if array.shape[0] == 1:
-            return array  # saves a graph node per read
         number = self.number_of(row)
         return array[number : number + 1]
-
-    def append(self, row: Any, k: Any, v: Any) -> None:
-        """Write one token of a row in place; k and v are (1, n_kv_heads, 1, head_dim)."""
-        layer, number, at = self.layer_of(row), self.number_of(row), row.offset
-        layer.arena.intact = False
-        layer.keys[number : number + 1, :, at : at + 1] = k
-        layer.values[number : number + 1, :, at : at + 1] = v
-        row.offset = at + 1
 
     def take_back(self, row: Any) -> None:
         """Copy a row back into its own buffer, with the capacity it would have in stock."""
@@ -215,15 +205,8 @@ def _row_class(rows: Rows, cache_class: Any) -> Any:
             return ()
 
         def write_token(self, k: Any, v: Any) -> None:
-            """Write a token in a step that stock handles and then reads with ``get_kv``.
-
-            With rows that share a buffer, MLX would copy it for each row but one.
-            """
-            if self.offset < rows.layer_of(self).arena.capacity:
-                rows.append(self, k, v)
-            else:
-                rows.take_back(self)
-                self.write_token(k, v)
+            rows.take_back(self)
+            self.write_token(k, v)
 
         def update_and_fetch(self, keys: Any, values: Any) -> Any:
             rows.take_back(self)

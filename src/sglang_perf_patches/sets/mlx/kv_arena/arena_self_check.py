@@ -9,8 +9,8 @@ The comparison of a step is queued with it and read two steps later. So where st
 the arena's next step is built and queued while one is computed, as it is once arenas take over.
 
 Steps are of a kind, by what selects kernels and by how they follow each other, and each kind is
-tried in `PHASES`: an arena of stock's buffers, an enlarged one, one that was made of other arenas'
-rows, and rows that were set apart. An arena handles a kind only after `STEPS` equal steps of one
+tried in `PHASES`: an arena of stock's buffers, an enlarged one, and one that was made of other
+arenas' rows. An arena handles a kind only after `STEPS` equal steps of one
 batch in each phase. Steps in groups, which have an arena each, are kinds of their own. A kind that
 has not passed after `TRIES` steps, as the batch changed too often, is left to stock.
 """
@@ -25,10 +25,10 @@ from typing import Any
 from ..device import equal_bits
 from ..self_check import SelfCheck
 from .arena import Arena, Rows, capacity_for
-from .choice import COUNTS, Caches, Choice, Groups, parts_of
-from .moves import Moves
+from .choice import COUNTS, Choice, Groups, parts_of
+from .moves import Caches, Moves
 
-PHASES = ("built", "enlarged", "moved", "set apart")
+PHASES = ("built", "enlarged", "moved")
 """What happens to the copies before the steps of a phase."""
 
 STEPS = 4
@@ -82,8 +82,7 @@ class Copies:
         lengths: tokens of each request.
         kind: the kind of the last step.
         groups: the rows of each arena.
-        arenas: they hold the copies; none in a step of rows that were set apart, which stock's
-            code computes.
+        arenas: they hold the copies.
         taken: steps in a row of this kind and phase.
     """
 
@@ -143,9 +142,9 @@ class ArenaSelfCheck:
         batch = [id(cache) for cache in caches[0]]
         if self._copies is None or (self._copies.batch, self._copies.lengths) != (batch, lengths):
             self._drop()
-            self._choice.leave(caches)
+            self._moves.leave(caches)
         is_expected = self._choice.is_expected(caches, lengths)
-        fits = len(groups) > 1 or max(lengths) + 1 <= self._choice.most(caches, lengths)
+        fits = len(groups) > 1 or max(lengths) + 1 <= self._moves.most(caches, lengths)
         # A kind may have passed whose last comparisons have not been read.
         if not is_expected or not fits or not self._check.may_try(kind):
             self._drop()
@@ -186,37 +185,34 @@ class ArenaSelfCheck:
             copies = [[self._copy(cache) for cache in of_layer] for of_layer in caches]
             batch = [id(cache) for cache in caches[0]]
             ready = self._copies = Copies(batch, copies, lengths, kind)
-        if not ready.arenas or ready.groups != groups:
-            # Of stock's buffers, of rows that have been set apart, or of other groups.
+        if ready.groups != groups:
             ready.groups = groups
             self._build(ready, lengths)
         if not ready.taken:
             self._change(ready, lengths, phase)
         for arena in ready.arenas:
-            if (needed := max(arena.lengths) + 1) > arena.capacity:
-                self._enlarge(arena, needed)
-        if not ready.taken and phase == "set apart":
-            self._moves.set_apart(ready.caches)
-            ready.arenas = []
+            if max(arena.lengths) + 1 > arena.capacity:
+                self._enlarge(arena)
         for _, layer in self._rows.among(ready.caches):
             self._rows.forget(layer)
         return ready
 
     def _build(self, copies: Copies, lengths: list[int]) -> None:
         parts = parts_of(copies.caches, lengths, copies.groups)
-        copies.arenas = [self._choice.build(*part) for part in parts]
+        copies.arenas = [self._moves.build(*part) for part in parts]
 
     def _change(self, copies: Copies, lengths: list[int], phase: str) -> None:
-        """What the phase is about, at its start; `_prepared` sets rows apart."""
+        """What the phase is about, at its start."""
         if phase == "enlarged":
             for arena in copies.arenas:
-                self._enlarge(arena, max(arena.capacity, *arena.lengths) + 1)
+                self._enlarge(arena)
         elif phase == "moved":  # rows in another order; then all but one, and a request's buffer
-            self._choice.build([each[::-1] for each in copies.caches], lengths[::-1])
-            self._choice.leave([of_layer[:1] for of_layer in copies.caches])
+            self._moves.build([each[::-1] for each in copies.caches], lengths[::-1])
+            self._moves.leave([of_layer[:1] for of_layer in copies.caches])
             self._build(copies, lengths)
 
-    def _enlarge(self, arena: Arena, needed: int) -> None:
+    def _enlarge(self, arena: Arena) -> None:
+        needed = max(arena.capacity, *arena.lengths) + 1
         self._moves.grow(arena, capacity_for(needed, needed))
 
     def _read(self) -> None:

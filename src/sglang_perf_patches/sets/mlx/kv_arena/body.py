@@ -11,8 +11,8 @@ A decode step, in the order of calls on which this relies:
 | the wrapper of the first layer with buffers | `_begin` chooses an arena, or None: all stock's |
 | the wrapper of each such layer, in any order | `Step.decode`, which runs stock's method |
 | what that method calls, in this order | a `LayerStep`: see its table |
-| ``concatenate`` of K, then of V | `_Core`: the array is there |
-| attention | `Fast`: once, or once for each group of requests of like length |
+| ``concatenate`` of K, then of V | `Core`: the array is there |
+| attention | `Core.fast`: once, or once for each group of requests of like length |
 | after the last layer | `Step.has_served`: the rows are a token longer |
 
 A layer that attends to a window is stock's. An exception in between leaves the rows as they were.
@@ -27,14 +27,13 @@ from ....model.patching import Patching, replaces
 from .. import grouping
 from ..device import is_proven
 from ..references import ATTENTION, BATCHED_DECODE, CONTIGUOUS, CORE
-from ..step_arrays import StepArrays
 from . import CHAINED, RELEASE
 from .arena import Arena, Rows
 from .arena_self_check import ArenaSelfCheck
 from .choice import COUNTS, Choice, Groups
-from .layer_step import Fast, OfAll
+from .layer_step import Core
 from .moves import Moves
-from .step import GroupedStep, Step, StepApart
+from .step import GroupedStep, Step
 
 _STEP = "_sglang_perf_patches_arena"
 
@@ -90,7 +89,7 @@ def _install(patching: Patching, cache_class: str, field: str) -> None:
             try:
                 step = known[_STEP]
             except KeyError:
-                step = known[_STEP] = _begin(choice, trial, core, ctx, field)
+                step = known[_STEP] = _begin(moves, choice, trial, core, ctx, field)
             if step is None or not step.has(self):
                 return inner(self, x, ctx)
             if step.trial is None:
@@ -123,19 +122,19 @@ def _install(patching: Patching, cache_class: str, field: str) -> None:
                 rows.drop(each)
         inner(self, cache)
 
-    patching.override(CORE, lambda inner: _Core(inner, patching))
+    patching.override(CORE, Core)
     patching.override(BATCHED_DECODE, make_decode)
 
 
 def _begin(
-    choice: Choice, trial: ArenaSelfCheck | None, core: Any, ctx: Any, field: str
-) -> Step | StepApart | None:
+    moves: Moves, choice: Choice, trial: ArenaSelfCheck | None, core: Any, ctx: Any, field: str
+) -> Step | None:
     """At a step's first layer, choose an arena with room for a token; None for stock."""
     caches, lengths = getattr(ctx, field), list(ctx.seq_lens)
     has_rope_kernel = getattr(getattr(ctx, "aot", None), "rope", None) is not None
     if ctx.batch_size < 2 or has_rope_kernel:
         # Stock attends to a single request's buffer directly; its length selects the kernel.
-        choice.leave(caches)
+        moves.leave(caches)
         return None
     mark = vars(ctx).get(grouping.MARK)
     groups = [[*range(len(lengths))]] if mark is None else grouping.groups_of(lengths)
@@ -148,8 +147,6 @@ def _begin(
             tried = trial.begin(caches, lengths, groups)
             if tried is None:
                 return None
-            if not tried.arenas:
-                return StepApart(ctx, tried.caches, field, trial)
             return _step(groups, tried.arenas, core, ctx, field, trial)
     arenas = choice.arenas_for(caches, lengths, groups)
     if not arenas:
@@ -164,40 +161,3 @@ def _begin(
 def _step(groups: Groups, arenas: Sequence[Arena], *step: Any) -> Step:
     """A step in one arena, or in one for each group."""
     return Step(arenas, *step) if len(arenas) == 1 else GroupedStep(groups, arenas, *step)
-
-
-class _Core(StepArrays):
-    """``mlx.core``, which makes padding and mask once a step, for layers that stock handles."""
-
-    def __init__(self, inner: Any, patching: Patching) -> None:
-        super().__init__(inner, patching)
-        self.fast = Fast(inner.fast)
-
-    def concatenate(self, arrays: Any, axis: int = 0) -> Any:
-        """Concatenate K or V of the requests; an arena's layer has them in one array already.
-
-        A single array is returned as it is, as MLX does, without a call of MLX. So a single
-        request's step takes no longer to build than in stock.
-        """
-        first = arrays[0]
-        if type(first) is OfAll:
-            return first.array
-        return first if len(arrays) == 1 else self._inner.concatenate(arrays, axis=axis)
-
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Zeros that pad a shorter request, (1, n_kv_heads, pad, head_dim)."""
-        kept, key = self.kept(), ("zeros", shape, dtype)
-        if key not in kept:
-            kept[key] = self._inner.zeros(shape, dtype=dtype)
-        return kept[key]
-
-    def where(self, condition: Any, masked: Any, unmasked: Any) -> Any:
-        """The additive mask, (batch, 1, 1, max_len), in the queries' dtype.
-
-        `condition` depends only on the step's lengths and `masked` only on the dtype, so the dtype
-        identifies a mask within a step. In later layers `condition` is never evaluated.
-        """
-        kept, key = self.kept(), ("where", condition.shape, masked.dtype)
-        if key not in kept:
-            kept[key] = self._inner.where(condition, masked, unmasked)
-        return kept[key]

@@ -1,14 +1,16 @@
-"""Moves the KV of many requests at once: into an arena, into a larger one, and out again."""
+"""Moves KV of many requests at once: into an arena that can hold it, a larger one, and out."""
 
 from __future__ import annotations
 
 import gc
 import itertools
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .arena import Arena, Layer, Rows
+from .arena import AT_MOST, STOCK_ROOM, Arena, Layer, Rows, capacity_for, doubled
+
+Caches = Sequence[Sequence[Any]]
+"""The requests' caches, indexed by attention layer, then by request."""
 
 
 class Moves:
@@ -17,50 +19,52 @@ class Moves:
     def __init__(self, rows: Rows) -> None:
         self._rows, self._core = rows, rows.core
 
-    def build(
-        self,
-        caches: Sequence[Sequence[Any]],
-        lengths: list[int],
-        can_hold: Sequence[bool],
-        capacity: int,
-        in_stock: int,
-    ) -> Arena:
+    def leave(self, caches: Caches) -> None:
+        """Copy all rows back, for stock, which attends to each request's own buffer."""
+        for of_layer in caches:
+            self._take_back(row for row, _ in self._rows.among([of_layer]))
+
+    def most(self, caches: Caches, lengths: Sequence[int]) -> int:
+        """Maximum capacity of a row in tokens, so that padding stays near stock's memory use."""
+        return AT_MOST * self._room_in_stock(caches, lengths) // len(lengths)
+
+    def can_hold(self, caches: Sequence[Any], lengths: Sequence[int]) -> bool:
+        """Whether one layer's caches can share a buffer: stock's class, filled, same shape."""
+        kinds = set()
+        for cache, length in zip(caches, lengths, strict=True):
+            holder = self._rows.layer_if_row(cache)
+            if holder is None:
+                if type(cache) is not self._rows.cache_class:
+                    return False
+                holder = cache
+            keys, values = holder.keys, holder.values
+            if keys is None or cache.offset != length:
+                return False
+            kinds.add((keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, values.dtype))
+        return len(kinds) == 1
+
+    def build(self, caches: Caches, lengths: list[int]) -> Arena:
         """Move KV from stock's buffers and from other arenas into a new arena.
 
-        The other rows of those arenas return to buffers like stock's.
-
-        Args:
-            caches: indexed by layer, then by request.
-            lengths: tokens of each request.
-            can_hold: whether a layer's caches can share a buffer; stock handles other layers.
-            capacity: of a row, in tokens.
-            in_stock: total capacity of stock's buffers of a layer, in tokens.
+        The other rows of those arenas return to buffers like stock's. Stock handles layers whose
+        caches can't share a buffer.
         """
-        arena = Arena(capacity, list(lengths))
+        arena = Arena(capacity_for(max(lengths) + 1, self.most(caches, lengths)), list(lengths))
         # Stock's evaluation of a prefill leaves its buffers in reference cycles: see `Row.state`.
         gc.collect(1)
-        # Old and new buffers take memory together until the new ones are evaluated. So K of a
-        # layer is evaluated, then V; or more at once, as far as the total stays within stock's
-        # memory use. All sums are in tokens.
-        spare = sum(in_stock - self._room(each) for each in itertools.compress(caches, can_hold))
-        cost = len(lengths) * capacity
-        waiting: list[Any] = []
-        added = replaced = 0
+        # Old and new buffers take memory together until the new ones are evaluated: those of all
+        # layers, if that stays within stock's memory use.
+        can_hold = [self.can_hold(of_layer, lengths) for of_layer in caches]
+        held = [*itertools.compress(caches, can_hold)]
+        spare = self._room_in_stock(caches, lengths) * len(held) - sum(map(self._room, held))
+        is_at_once = len(held) * len(lengths) * arena.capacity <= spare
         for of_layer, holds in zip(caches, can_hold, strict=True):
-            if not holds:
-                arena.layers.append(None)
-                continue
-            if added + cost > spare:
-                self._core.eval(waiting)
-                waiting.clear()
-                spare, added, replaced = spare + replaced - added, 0, 0
-            added, replaced = added + cost, replaced + self._room(of_layer)
-            layer = self._layer(arena, of_layer)
+            layer = self._layer(arena, of_layer) if holds else None
             arena.layers.append(layer)
-            waiting += [layer.keys, layer.values]
-            if added > spare:
+            if layer is not None and not is_at_once:
                 self._core.eval(layer.keys)
-        self._core.eval(waiting)
+                self._core.eval(layer.values)
+        self._core.eval([(each.keys, each.values) for each in arena.layers if each is not None])
         return arena
 
     def grow(self, arena: Arena, capacity: int) -> None:
@@ -72,38 +76,22 @@ class Moves:
                 self._core.eval(layer.keys, layer.values)
         arena.capacity = capacity
 
-    def set_apart(self, caches: Sequence[Sequence[Any]]) -> bool:
-        """Give each row that shares a buffer its own; whether there were any such rows.
+    def _take_back(self, rows: Iterable[Any]) -> None:
+        """Copy rows back into their own buffers."""
+        taken: list[Any] = []
+        for row in rows:
+            self._rows.take_back(row)
+            taken += [row.keys, row.values]
+        self._core.eval(taken)
 
-        Stock writes and reads row by row, and MLX would copy a shared buffer each time.
+    def _room_in_stock(self, caches: Caches, lengths: Sequence[int]) -> int:
+        """Total capacity of stock's buffers of a layer after the next token, in tokens.
+
+        Counts stock's capacity even where mlx.first-buffer makes smaller buffers.
         """
-        were_shared = False
-        for of_layer in caches:
-            for old in self.shared([of_layer]):
-                were_shared, old.arena.intact = True, False
-                apart = Arena(old.arena.capacity, [], intact=False)
-                arrays: list[Any] = []
-                for row, holder in self._rows.among([old.caches]):
-                    if holder is not old:
-                        continue
-                    number = self._rows.number_of(row)
-                    keys, values = (
-                        self._core.contiguous(array[number : number + 1])
-                        for array in (old.keys, old.values)
-                    )
-                    self._rows.put(row, Layer(apart, [row], keys, values), 0)
-                    arrays += [keys, values]
-                self._core.eval(arrays)
-                old.keys = old.values = None
-        return were_shared
-
-    def shared(self, caches: Sequence[Sequence[Any]]) -> list[Layer]:
-        """The layers with two or more of the rows in the first attention layer that has rows."""
-        for of_layer in caches:
-            rows = Counter(layer for _, layer in self._rows.among([of_layer]))
-            if rows:
-                return [layer for layer, count in rows.items() if count > 1]
-        return []
+        if any(isinstance(of_layer[0], self._rows.cache_class) for of_layer in caches):
+            return sum(doubled(STOCK_ROOM, length + 1) for length in lengths)
+        return 0
 
     def _room(self, caches: Sequence[Any]) -> int:
         """Total capacity of the buffers of one layer's caches, in tokens."""
@@ -120,7 +108,7 @@ class Moves:
         layer = Layer(arena, list(caches), None, None)
         for name in ("keys", "values"):
             parts = [(getattr(source, name)[rows], length) for source, rows, length in runs]
-            setattr(layer, name, self._joined(parts, arena.capacity))
+            setattr(layer, name, self._gathered(parts, arena.capacity))
         for source, _, _ in runs:
             source.keys = source.values = None
         for number, cache in enumerate(caches):
@@ -130,14 +118,13 @@ class Moves:
     def _take_back_but(self, caches: Sequence[Any]) -> None:
         """Copy the other rows of these caches' arenas back into their own buffers."""
         stay = {id(cache) for cache in caches}
-        taken = []
         for old in {layer for _, layer in self._rows.among([caches])}:
             old.arena.intact = False
-            for cache, holder in self._rows.among([old.caches]):
-                if holder is old and id(cache) not in stay:
-                    self._rows.take_back(cache)
-                    taken += [cache.keys, cache.values]
-        self._core.eval(taken)
+            self._take_back(
+                cache
+                for cache, holder in self._rows.among([old.caches])
+                if holder is old and id(cache) not in stay
+            )
 
     def _runs(self, caches: Sequence[Any]) -> list[tuple[Any, slice, int | None]]:
         """The sources of the KV: the holder, which of its rows, and how many tokens count.
@@ -156,19 +143,12 @@ class Moves:
             runs.append((layer, slice(first, number + 1), None))
         return runs
 
-    def _joined(self, parts: Sequence[tuple[Any, int | None]], capacity: int) -> Any:
-        """All rows in one array, each padded with zeros behind its tokens.
+    def _gathered(self, parts: Sequence[tuple[Any, int | None]], capacity: int) -> Any:
+        """All rows in one array, each with zeros behind its tokens.
 
         A reused buffer of stock's may hold anything behind its request's tokens, and 0 x NaN is
         not 0.
         """
-        if not any(length is None and array.shape[2] == capacity for array, length in parts):
-            return self._gathered(parts, capacity)
-        whole = [self._rows.widened(array[:, :, :length], capacity) for array, length in parts]
-        return whole[0] if len(whole) == 1 else self._core.concatenate(whole, axis=0)
-
-    def _gathered(self, parts: Sequence[tuple[Any, int | None]], capacity: int) -> Any:
-        """As `_joined`, by writes into one array: if every part needs padding, that copies less."""
         first, rows = parts[0][0], sum(array.shape[0] for array, _ in parts)
         shape = (rows, first.shape[1], capacity, first.shape[3])
         gathered, row = self._core.zeros(shape, dtype=first.dtype), 0

@@ -1,4 +1,4 @@
-"""One decode step of a batch: in its arena, in those of its groups, or computed twice.
+"""One decode step of a batch: in its arena, or in those of its groups.
 
 A step relies on the order in which stock calls it: one call of `decode` for each layer with
 buffers, each followed by `has_served`, in any order of layers, and no layer twice. Within `decode`
@@ -79,48 +79,12 @@ class Writer:
                     cache.offset += 1
 
 
-class _Layers:
-    """The layers of a step that have buffers.
+class Step:
+    """One decode step of a batch in its arena.
 
     Attributes:
         trial: compares the step with stock's; None where the arena handles the step.
     """
-
-    _writers: Sequence[Writer] = ()
-
-    def __init__(self, ctx: Any, has_buffers: Sequence[bool], trial: ArenaSelfCheck | None) -> None:
-        self._has_buffers, self.trial = has_buffers, trial
-        self._left = sum(has_buffers)
-        self._context = copy(ctx)
-        self._index = getattr(ctx, "attention_pool_index_by_layer", None)
-
-    def index_of(self, wrapper: Any) -> int:
-        """A layer's index among the attention layers."""
-        number: int = wrapper._layer_idx
-        return number if self._index is None else self._index[number]
-
-    def has(self, wrapper: Any) -> bool:
-        """Whether a wrapper's layer has buffers; one that attends to a window has none."""
-        if getattr(wrapper, "_window_size", None) is not None:
-            return False
-        return self._has_buffers[self.index_of(wrapper)]
-
-    def has_served(self) -> None:
-        """Count a served layer; after the last one the step's tokens count as part of the rows.
-
-        If an exception ends the step earlier, it has written only beyond the end of its rows. The
-        next attempt overwrites that.
-        """
-        self._left -= 1
-        if not self._left:
-            if self.trial is not None:
-                self.trial.end_step()
-            for writer in self._writers:
-                writer.end_step()
-
-
-class Step(_Layers):
-    """One decode step of a batch in its arena."""
 
     def __init__(
         self,
@@ -131,7 +95,11 @@ class Step(_Layers):
         trial: ArenaSelfCheck | None,
     ) -> None:
         """Set up the step of a context that has the caches in `field`; it has one arena."""
-        super().__init__(ctx, [layer is not None for layer in arenas[0].layers], trial)
+        self._has_buffers = [layer is not None for layer in arenas[0].layers]
+        self._left = sum(self._has_buffers)
+        self.trial = trial
+        self._context = copy(ctx)
+        self._index = getattr(ctx, "attention_pool_index_by_layer", None)
         self._writers = [Writer(core, arena) for arena in arenas]
         self._field, self._batch_size = field, ctx.batch_size
         # Why this trick: stock reads each request's padding from its context, and an arena's rows
@@ -142,9 +110,15 @@ class Step(_Layers):
         else:
             self._context.pad_sizes = unpadded
 
+    def has(self, wrapper: Any) -> bool:
+        """Whether a wrapper's layer has buffers; one that attends to a window has none."""
+        if getattr(wrapper, "_window_size", None) is not None:
+            return False
+        return self._has_buffers[self._index_of(wrapper)]
+
     def decode(self, inner: Callable[..., Any], wrapper: Any, x: Any) -> Any:
         """Stock's method of a layer on its buffers; x and the result are (batch, 1, hidden)."""
-        index = self.index_of(wrapper)
+        index = self._index_of(wrapper)
         stands_in = LayerStep(wrapper._inner, self, index)
         # Stock asks each request's cache in turn. One object answers for all of them: its first
         # `rope` call is the queries', its second writes K and V of the whole batch.
@@ -161,6 +135,24 @@ class Step(_Layers):
     def write(self, index: int, keys: Any, values: Any) -> tuple[Any, Any]:
         """Append a token to each row; see `Writer.write`."""
         return self._writers[0].write(index, keys, values)
+
+    def has_served(self) -> None:
+        """Count a served layer; after the last one the step's tokens count as part of the rows.
+
+        If an exception ends the step earlier, it has written only beyond the end of its rows. The
+        next attempt overwrites that.
+        """
+        self._left -= 1
+        if not self._left:
+            if self.trial is not None:
+                self.trial.end_step()
+            for writer in self._writers:
+                writer.end_step()
+
+    def _index_of(self, wrapper: Any) -> int:
+        """A layer's index among the attention layers."""
+        number: int = wrapper._layer_idx
+        return number if self._index is None else self._index[number]
 
 
 class GroupedStep(Step):
@@ -222,21 +214,6 @@ class GroupedStep(Step):
             ]
             self._masks[id(mask)] = mask, parts  # the mask lives on, so its id stays its own
         return self._masks[id(mask)][1]
-
-
-class StepApart(_Layers):
-    """A step that stock's code computes twice: from its own caches, and from rows set apart."""
-
-    def __init__(
-        self, ctx: Any, caches: list[list[Any]], field: str, trial: ArenaSelfCheck
-    ) -> None:
-        """`caches` are the rows, by layer, then by request; other caches where there are none."""
-        super().__init__(ctx, [hasattr(each[0], "leave_arena") for each in caches], trial)
-        setattr(self._context, field, caches)
-
-    def decode(self, inner: Callable[..., Any], wrapper: Any, x: Any) -> Any:
-        """Stock's method of a layer on the rows; x and the result are (batch, 1, hidden)."""
-        return inner(wrapper, x, self._context)
 
 
 def _selection(core: Any, group: Sequence[int]) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compat.source import Tree as Source
-from ..supervised.command import Supervised
+from ..supervised import Supervised
 from . import BenchError, UsageError, processes, secrets
 from .command import ServerCommand
 

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from ..supervised.command import Supervised
-from . import BenchError, UsageError
+from ..supervised import Supervised
+from . import BenchError
 
-_ASK_S = 20.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -55,21 +54,14 @@ def started(
 ) -> Iterator[Supervised]:
     """Run a command during the block, with its output in `log`; then end all its processes.
 
-    They get SIGTERM first, then SIGKILL.
-
     Raises:
-        UsageError: there is no such command, or it can't be run.
         BenchError: one of its processes can't be killed.
     """
     with log.open("ab") as output:
         _State.is_held = True  # until the command is noted
         try:
-            running = Supervised(
-                command, environment=environment, stdout=output, stderr=output, polite_s=_ASK_S
-            )
+            running = Supervised(command, environment=environment, stdout=output, stderr=output)
             _running.append(running)
-        except OSError as error:
-            raise UsageError(f"{command[0]}: {error.strerror}") from error
         finally:
             _State.is_held = False
             if _State.first is not None:

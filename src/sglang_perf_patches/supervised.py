@@ -112,6 +112,7 @@ def main(command: Sequence[str]) -> None:
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, lambda *_: None)  # a script's `kill 0` is not for this process
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # not as the caller's, also for the command
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # If this process is killed, the kernel kills the command too.
     process = subprocess.Popen(

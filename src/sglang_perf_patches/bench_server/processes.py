@@ -22,10 +22,7 @@ class Interrupted(BaseException):
 
 
 class _State:
-    """The first signal, and whether it must wait."""
-
-    first: int | None = None
-    is_held = False
+    first: int | None = None  # the first signal
 
 
 @contextmanager
@@ -58,14 +55,12 @@ def started(
         BenchError: one of its processes can't be killed.
     """
     with log.open("ab") as output:
-        _State.is_held = True  # until the command is noted
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the command is noted
         try:
             running = Supervised(command, environment=environment, stdout=output, stderr=output)
             _running.append(running)
         finally:
-            _State.is_held = False
-            if _State.first is not None:
-                raise Interrupted(_State.first)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     try:
         yield running
     finally:
@@ -87,8 +82,7 @@ def _arrived(number: int, _frame: FrameType | None) -> None:
             running.hurry()
         return
     _State.first = number
-    if not _State.is_held:
-        raise Interrupted(number)
+    raise Interrupted(number)
 
 
 _running: list[Supervised] = []  # the commands that have not ended

@@ -79,7 +79,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         SelectionError: the selection of the environment or of a side is malformed.
         TreeError: there is no sglang.
-        PageError: the page can't be written.
+        OSError: the page can't be written.
     """
     parser = _parser()
     at = words.index("--") if "--" in words else len(words)
@@ -117,7 +117,7 @@ def _compare(
         compared = sides.stock_and_patched(default.text)
     choices = [selected(each.selection) for each in compared]
     if args.html:
-        page.require_writable(args.html)
+        args.html.open("a").close()  # it must be writable before anything is measured
     tree = tree_at()
     served = command.read(words, args.url)
     run = (sys.executable, "-m", "sglang_perf_patches", "run")
@@ -174,7 +174,7 @@ def _compare(
     text = outcomes.to_json(*results) if args.json else "\n\n\n".join(texts_of)
     print(text, flush=True)
     if args.html:
-        page.write(args.html, page.to_html(*results))
+        args.html.write_text(page.to_html(*results), encoding="utf-8")
     return max(map(outcomes.exit_code, results))
 
 

@@ -6,7 +6,6 @@ import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, Literal, get_args
 
 from .. import worker
@@ -47,18 +46,18 @@ class Outcome:
     traceback: str = ""
 
 
-def plan(judged: Sequence[Verdict]) -> tuple[list[Outcome], list[Case]]:
+def plan(judged: Sequence[Verdict]) -> tuple[list[Outcome], list[list[Case]]]:
     """Sort out what can be compared with stock on this machine.
 
     Args:
         judged: verdicts on the installed tree.
 
     Returns:
-        what needs no comparison here, or can't be compared, and why; and what is compared, by
-        process, and in each as judged.
+        what needs no comparison here, or can't be compared, and why; and the cases of each process.
+        A set has one process, but each file of a patch that has several has its own.
     """
     known: list[Outcome] = []
-    chosen: list[Case] = []
+    processes: dict[str, list[Case]] = {}
     for verdict in judged:
         patch_id = verdict.patch.id
         found = cases(patch_id)
@@ -69,21 +68,22 @@ def plan(judged: Sequence[Verdict]) -> tuple[list[Outcome], list[Case]]:
         elif lacking := _lacking(found[0].device):
             known.append(Outcome(patch_id, "skipped", lacking))
         else:
-            chosen += found
-    chosen.sort(key=_process_of)  # stable: within a process the order of `judged`
-    return known, chosen
+            for case in found:
+                process = case.module if len(found) > 1 else verdict.patch.set
+                processes.setdefault(process, []).append(case)
+    return known, [*processes.values()]
 
 
-def verify(cases: Sequence[Case], *, limit_s: float) -> Iterator[Outcome]:
+def verify(processes: Iterable[Sequence[Case]], *, limit_s: float) -> Iterator[Outcome]:
     """Compare with stock, case by case; all processes start at once.
 
     Args:
-        cases: of a `plan`.
+        processes: of a `plan`.
         limit_s: seconds that a process may take.
     """
     with ExitStack() as stack:
         started = []
-        for together in (list(of_set) for _, of_set in groupby(cases, key=_process_of)):
+        for together in processes:
             words = [case.module for case in together]
             child = worker.Child(f"{__package__}.child", words, limit_s=limit_s)
             started.append((together, stack.enter_context(child)))
@@ -111,11 +111,6 @@ def exit_code(outcomes: Iterable[Outcome], in_full: Iterable[str]) -> int:
 def is_built_in(outcome: Outcome) -> bool:
     """Whether upstream has the patch, so that there is nothing to compare."""
     return outcome.reason.startswith("built-in: ")
-
-
-def _process_of(case: Case) -> str:
-    """A set has one process, but each file of a patch that has several has its own."""
-    return case.module if len(cases(case.patch)) > 1 else case.patch.partition(".")[0]
 
 
 def _lacking(device: Device) -> str:

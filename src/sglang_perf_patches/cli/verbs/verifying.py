@@ -48,14 +48,14 @@ def run(args: argparse.Namespace) -> int:
     """Compare, print, and return `verify.exit_code`."""
     named = _named(args.names)
     tree = tree_at()
-    known, cases = verify.plan([each for each in judged(tree) if each.patch.id in named.ids])
+    known, processes = verify.plan([each for each in judged(tree) if each.patch.id in named.ids])
     show = not args.json
-    is_short = not cases and all(map(verify.is_built_in, known))
+    is_short = not processes and all(map(verify.is_built_in, known))
     if show and not is_short:
         print(f"sglang {tree.version}\nat {tree.root}\n", flush=True)
     width = max(map(len, named.ids))
     outcomes = []
-    for outcome in chain(known, _compared(cases, args.timeout)):
+    for outcome in chain(known, _compared(processes, args.timeout)):
         outcomes.append(outcome)
         if show:
             room = 6 if outcome.word == "proven" else 10  # that one is read as a sentence
@@ -74,9 +74,10 @@ def run(args: argparse.Namespace) -> int:
     return verify.exit_code(outcomes, named.in_full)
 
 
-def _compared(cases: Sequence[Case], limit_s: float) -> Iterator[verify.Outcome]:
+def _compared(processes: Sequence[Sequence[Case]], limit_s: float) -> Iterator[verify.Outcome]:
     """Compare with stock, with a line on stderr as each step begins."""
-    outcomes = verify.verify(cases, limit_s=limit_s)
+    outcomes = verify.verify(processes, limit_s=limit_s)
+    cases = [*chain.from_iterable(processes)]
     for number, case in enumerate(cases, 1):
         step = f"[{number}/{len(cases)}] {case.patch} on {verify.ON[case.device]} ..."
         print(step, file=sys.stderr, flush=True)

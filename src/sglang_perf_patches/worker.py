@@ -19,7 +19,6 @@ from typing import Any
 from .supervised import Supervised
 
 _MARK = "\x1esglang-perf-patches "
-_IS_CHILD = "SGLANG_PERF_PATCHES_CHILD"
 
 # As ``python -m MODULE``, with this package from FOLDER: the child's path may have another copy.
 _START = """
@@ -35,8 +34,8 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def emit(data: dict[str, Any]) -> None:
-    """In a child: send one line to the parent. Started by hand: print plain JSON."""
-    print((_MARK if os.environ.get(_IS_CHILD) else "") + json.dumps(data), flush=True)
+    """In a child: send one line to the parent."""
+    print(_MARK + json.dumps(data), flush=True)
 
 
 class Child:
@@ -62,11 +61,7 @@ class Child:
                 *(sys.executable, "-W", "ignore", "-c", _START),
                 *(__package__, str(Path(__file__).parents[1]), module, *words),
             ],
-            environment={
-                **environment,
-                "SGLANG_PERF_PATCHES": "none",
-                _IS_CHILD: "1",
-            },
+            environment={**environment, "SGLANG_PERF_PATCHES": "none"},
             stdout=subprocess.PIPE,
             stderr=self._kept,
         )

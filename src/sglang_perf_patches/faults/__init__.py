@@ -14,7 +14,6 @@ from ..model.feature import Server
 from . import known
 from .fault import Fault
 
-THREAD = "https://github.com/sgl-project/sglang/issues/"
 _TELLING = 20
 """Characters of a message that tell one fault from another."""
 

@@ -14,22 +14,16 @@ from . import BenchError
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-class Interrupted(BaseException):
-    """A signal to end this process, by its number."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
 class _State:
     first: int | None = None  # the first signal
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Make the first of these signals raise `Interrupted`, and end all commands after the block.
+    """Make the first of these signals raise SystemExit, and end all commands after the block.
 
-    Later signals make the commands end at once, and never change this process's exit code.
+    Later signals make the commands end at once, and never change this process's exit code, which is
+    128 + N after signal N.
     """
     _State.first = None
     before = {number: signal.signal(number, _arrived) for number in _SIGNALS}
@@ -82,7 +76,7 @@ def _arrived(number: int, _frame: FrameType | None) -> None:
             running.hurry()
         return
     _State.first = number
-    raise Interrupted(number)
+    raise SystemExit(128 + number)
 
 
 _running: list[Supervised] = []  # the commands that have not ended

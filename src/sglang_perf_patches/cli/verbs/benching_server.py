@@ -96,9 +96,9 @@ def main(words: Sequence[str]) -> int:
     except BenchError as error:
         render.warn(error)
         return 2 if isinstance(error, UsageError) else 1
-    except processes.Interrupted as signal:
+    except SystemExit:  # after a signal
         print("\nsglang-perf-patches: interrupted; nothing is left running", file=sys.stderr)
-        return 128 + signal.number
+        raise
 
 
 def _compare(

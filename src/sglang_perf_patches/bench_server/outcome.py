@@ -194,7 +194,7 @@ def _named(changes: Sequence[tuple[str, Change]]) -> str:
 
 
 def amount(change: Change) -> str:
-    """The change in words, with the lowest and highest turn: ``12 % less (10 to 13)``."""
+    """The change in words, with the lowest and highest turn: ``12 % less (10-13)``."""
     percent = [round(abs(1 - value) * 100) for value in (change.ratio, change.low, change.high)]
     if change.word == "same" or not any(percent):
         return "the same"
@@ -209,11 +209,11 @@ def amount(change: Change) -> str:
     if change.low == change.high:
         return f"{change.ratio:.1f} times" if change.ratio > 2 else f"{percent[0]} % {word}"
     if change.ratio > 2:
-        return f"{change.ratio:.1f} times ({change.low:.1f} to {change.high:.1f})"
+        return f"{change.ratio:.1f} times ({change.low:.1f}-{change.high:.1f})"
     if (change.low < 1) != (change.high < 1):
         return f"{percent[0]} % {word} ({ends[0]} to {ends[1]})"
     low, high = sorted(percent[1:])
-    return f"{percent[0]} % {word} ({low} to {high})"
+    return f"{percent[0]} % {word} ({low}-{high})"
 
 
 def to_json(outcome: Outcome, *others: Outcome) -> str:

@@ -250,11 +250,11 @@ def test_amounts_are_for_people() -> None:
     def amount(*patched: float) -> str:
         return outcome.amount(noise.change([100.0] * len(patched), patched))
 
-    assert amount(70.0, 75.0, 72.0) == "28 % less (25-30)"
+    assert amount(70.0, 75.0, 72.0) == "28 % less (-30 to -25)"
     assert amount(99.0, 103.0, 101.0) == "1 % more (-1 to +3)"
-    assert amount(240.0, 250.0, 260.0) == "2.5 times (2.4-2.6)"
+    assert amount(240.0, 250.0, 260.0) == "2.5 times (2.4 to 2.6)"
     assert amount(100.0, 100.0) == "the same"
-    assert amount(100.2, 99.4, 100.1) == "0 % (-1 to 0)"
+    assert amount(100.2, 99.4, 100.1) == "0 % more (-1 to 0)"
     assert amount(80.0) == "20 % less"
     # The median boot takes less, and the median turn more.
     apart = noise.change([61.0, 60.0, 70.0], [61.6, 60.5, 60.0])

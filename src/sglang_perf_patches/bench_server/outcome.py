@@ -194,26 +194,19 @@ def _named(changes: Sequence[tuple[str, Change]]) -> str:
 
 
 def amount(change: Change) -> str:
-    """The change in words, with the lowest and highest turn: ``12 % less (10-13)``."""
-    percent = [round(abs(1 - value) * 100) for value in (change.ratio, change.low, change.high)]
-    if change.word == "same" or not any(percent):
+    """The change in words, with the lowest and highest turn: ``12 % less (-13 to -10)``."""
+    percent, low, high = (round((x - 1) * 100) for x in (change.ratio, change.low, change.high))
+    if change.word == "same" or not (percent or low or high):
         return "the same"
-    ends = [f"{round(100 * (value - 1)):+d}" for value in (change.low, change.high)]
-    if percent[0] == 0:
-        return f"0 % ({ends[0]} to {ends[1]})".replace("+0", "0")
+    ends = f"{low:+d} to {high:+d}".replace("+0", "0")
     medians = statistics.median(change.patched) - statistics.median(change.stock)
     if change.word == "within" and medians * (change.ratio - 1) <= 0:
         # The median turn says less and the median boots say more, or the other way round.
-        return f"unclear ({ends[0]} to {ends[1]} %)"
-    word = "less" if change.ratio < 1 else "more"
-    if change.low == change.high:
-        return f"{change.ratio:.1f} times" if change.ratio > 2 else f"{percent[0]} % {word}"
+        return f"unclear ({ends} %)"
+    much = f"{abs(percent)} % {'less' if change.ratio < 1 else 'more'}"
     if change.ratio > 2:
-        return f"{change.ratio:.1f} times ({change.low:.1f}-{change.high:.1f})"
-    if (change.low < 1) != (change.high < 1):
-        return f"{percent[0]} % {word} ({ends[0]} to {ends[1]})"
-    low, high = sorted(percent[1:])
-    return f"{percent[0]} % {word} ({low}-{high})"
+        much, ends = f"{change.ratio:.1f} times", f"{change.low:.1f} to {change.high:.1f}"
+    return much if change.low == change.high else f"{much} ({ends})"
 
 
 def to_json(outcome: Outcome, *others: Outcome) -> str:

@@ -6,15 +6,14 @@ import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from .. import worker
 from ..compat.verdict import Verdict
-from ..compat.verdict import Word as Verdicts
 from ..live import gpu
 from . import NEEDS, Case, Device, cases
 
-Word = Literal["equal", "proven", "different", "failed", "skipped"]
+Word = Literal["equal", "proven", "different", "failed", "skipped", "built-in", "absent", "refused"]
 
 ON: dict[Device, str] = {"cuda": "the GPU with the release's kernels", "mlx": "MLX's device"}
 
@@ -28,8 +27,8 @@ class Outcome:
 
     Attributes:
         patch: its id.
-        word: ``equal`` bit by bit, ``proven`` on any machine, ``different``, ``failed`` or
-            ``skipped``.
+        word: ``equal`` bit by bit, ``proven`` on any machine, ``different``, ``failed``,
+            ``skipped``, or the verdict on a patch that does not apply.
         reason: what was equal, how it differs, or why it was skipped; one sentence.
         device: where it ran, None if it did not.
         compared: how many comparisons were equal.
@@ -62,7 +61,7 @@ def plan(judged: Sequence[Verdict]) -> tuple[list[Outcome], list[list[Case]]]:
         patch_id = verdict.patch.id
         found = cases(patch_id)
         if verdict.word != "applies":
-            known.append(Outcome(patch_id, "skipped", f"{verdict.word}: {verdict.reason}"))
+            known.append(Outcome(patch_id, verdict.word, verdict.reason))
         elif not found:
             known.append(Outcome(patch_id, "proven", PROVEN))
         elif lacking := _lacking(found[0].device):
@@ -96,21 +95,23 @@ def exit_code(outcomes: Iterable[Outcome], in_full: Iterable[str]) -> int:
 
     A patch that upstream has needs no comparison.
     """
-    words: dict[str, set[str]] = {}
-    applies = False
-    for outcome in outcomes:
-        word = "proven" if is_built_in(outcome) else outcome.word
-        words.setdefault(outcome.patch, set()).add(word)
-        applies |= not outcome.reason.startswith(tuple(f"{word}: " for word in get_args(Verdicts)))
-    applies |= all(words_of == {"proven"} for words_of in words.values())
-    if not applies or any(words_of & {"different", "failed"} for words_of in words.values()):
+    words = by_patch(outcomes)
+    applies = any(of - {"built-in", "absent", "refused"} for of in words.values())
+    if not applies and any(of != {"built-in"} for of in words.values()):
         return 1
-    return int(any(not words.get(each, set()) & {"equal", "proven"} for each in in_full))
+    if any(of & {"different", "failed"} for of in words.values()):
+        return 1
+    return int(
+        any(not words.get(each, set()) & {"equal", "proven", "built-in"} for each in in_full)
+    )
 
 
-def is_built_in(outcome: Outcome) -> bool:
-    """Whether upstream has the patch, so that there is nothing to compare."""
-    return outcome.reason.startswith("built-in: ")
+def by_patch(outcomes: Iterable[Outcome]) -> dict[str, set[Word]]:
+    """Patch → the words of its outcomes."""
+    words: dict[str, set[Word]] = {}
+    for outcome in outcomes:
+        words.setdefault(outcome.patch, set()).add(outcome.word)
+    return words
 
 
 def _lacking(device: Device) -> str:

@@ -124,20 +124,14 @@ def _lacking(device: Device) -> str:
 
 def _of_child(together: Sequence[Case], child: worker.Child) -> Iterator[Outcome]:
     """What a process tells of its cases, and why it tells nothing of the others."""
-    waiting = list(together)
+    by_module = {case.module: case for case in together}
+    heard = set()
     for data in child:
-        case = next(case for case in waiting if case.module == data["case"])
-        waiting.remove(case)
-        yield from _outcomes(case, data)
-    for case in waiting:
-        yield Outcome(case.patch, "failed", child.why_it_ended(), case.device)
-
-
-def _outcomes(case: Case, data: dict[str, Any]) -> Iterator[Outcome]:
-    """A case's outcome; two where a part of it was equal and this machine can't play the rest."""
-    if data.get("others"):
-        yield _outcome(case, {"compared": data["others"], "seconds": data["seconds"]})
-    yield _outcome(case, data)
+        heard.add(data["case"])
+        yield _outcome(by_module[data["case"]], data)
+    for case in together:
+        if case.module not in heard:
+            yield Outcome(case.patch, "failed", child.why_it_ended(), case.device)
 
 
 def _outcome(case: Case, data: dict[str, Any]) -> Outcome:

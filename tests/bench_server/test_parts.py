@@ -177,7 +177,6 @@ def made(**more: Any) -> Outcome:
         model="tiny",
         command="serve <tiny>",
         repeat="sglang-perf-patches bench server -- serve '<tiny>'",
-        selection="mlx",
         load="--num-prompts 8",
         turns=3,
         changes=changes,

@@ -58,7 +58,6 @@ class Outcome:
         model: the last name of the model's path.
         command: the operator's command, as `secrets` shows it.
         repeat: the command that repeats this comparison.
-        selection: ``SGLANG_PERF_PATCHES`` of the second side.
         load: the options of bench_serving.
         turns: how many were requested.
         changes: figure → its values on both sides.
@@ -78,7 +77,6 @@ class Outcome:
     model: str
     command: str
     repeat: str
-    selection: str
     load: str
     turns: int
     changes: Mapping[str, Change]

@@ -25,7 +25,7 @@ def to_html(outcome: Outcome, *others: Outcome) -> str:
     measured = {
         "sglang": outcome.sglang,
         "model": outcome.model or "unknown",
-        "SGLANG_PERF_PATCHES": outcome.selection,
+        "SGLANG_PERF_PATCHES": outcome.sides[1].selection,
         "bench_serving": outcome.load,
         **outcome.machine,
     }

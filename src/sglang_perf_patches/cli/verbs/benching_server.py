@@ -156,7 +156,6 @@ def _compare(
             machine=facts,
             command=secrets.shown(words),
             repeat=f"SGLANG_PERF_PATCHES={shlex.quote(default.text)} {typed}",
-            selection=side.selection,
             load=secrets.shown(plan.options),
             turns=args.turns,
             **outcomes.compared(

@@ -46,8 +46,6 @@ FIGURES = (
 )
 """The most noticeable ones are first."""
 
-_AMOUNTS = 3
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -148,7 +146,7 @@ def conclusion(outcome: Outcome) -> str:
         return f"No conclusion: one turn does not show how much boots differ. Take --turns 3.{why}"
     better, worse = _beyond(outcome, True), _beyond(outcome, False)
     sentences = [
-        f"{word} with {_second(outcome)}: {_named(changes)}."
+        f"{word} with {_second(outcome)}: {', '.join(changes)}."
         for word, changes in (("Better", better), ("Worse", worse))
         if changes
     ]
@@ -173,22 +171,13 @@ def _second(outcome: Outcome) -> str:
     return f"{second.name} than with {first.name}" if outcome.is_described else "patches"
 
 
-def _beyond(outcome: Outcome, is_better: bool) -> list[tuple[str, Change]]:
-    """The figures that are better (or worse) beyond the noise."""
+def _beyond(outcome: Outcome, is_better: bool) -> list[str]:
+    """The figures that are better (or worse) beyond the noise, each with its change."""
     return [
-        (figure.name, change)
+        f"{figure.name} {amount(change).partition(' (')[0]}"
         for figure in FIGURES
         if (change := outcome.changes.get(figure.name)) and figure.is_better(change) == is_better
     ]
-
-
-def _named(changes: Sequence[tuple[str, Change]]) -> str:
-    """The first changes with their amounts, the others by name."""
-    amounts = ", ".join(
-        f"{name} {amount(change).partition(' (')[0]}" for name, change in changes[:_AMOUNTS]
-    )
-    others = ", ".join(name for name, _ in changes[_AMOUNTS:])
-    return f"{amounts}; and {others}" if others else amounts
 
 
 def amount(change: Change) -> str:

@@ -128,7 +128,9 @@ def _compare(
     say = partial(_say, time.monotonic())
     say(f"checking that {module} runs here and knows these options")
     load.check(module, options)
-    folder = _folder(args.keep)
+    if args.keep is not None:
+        args.keep.mkdir(parents=True, exist_ok=True)
+    folder = args.keep or Path(tempfile.mkdtemp(prefix="bench-server-"))
     plan = Plan(
         served=served,
         prefix=prefix,
@@ -235,14 +237,6 @@ def _require_patches(compared: Sequence[Side], words: Sequence[str], prefix: Seq
             raise UsageError(f"{side.name}: {why}")
         if why:
             render.warn(f"{side.name}: {why}")
-
-
-def _folder(named: Path | None) -> Path:
-    """The folder for logs: the operator's, or a new temporary one."""
-    if named is None:
-        return Path(tempfile.mkdtemp(prefix="bench-server-"))
-    named.mkdir(parents=True, exist_ok=True)
-    return named
 
 
 def _say(began: float, line: str) -> None:

@@ -72,10 +72,6 @@ class Supervised:
         """The command's process and its descendants that have not ended."""
         return _family(self._process.pid)
 
-    def pids(self) -> set[int]:
-        """The PIDs of `processes`."""
-        return {process.pid for process in self.processes()}
-
     def resident_bytes(self) -> int:
         """The sum of their resident memory; shared memory counts once per process."""
         return sum(process.resident for process in self.processes())

@@ -137,7 +137,7 @@ def test_what_a_successful_command_started_lives_on(tmp_path: Path) -> None:
     parent, daemon = family(note)
     assert gone([parent])
     assert command.code is None
-    assert command.pids() == {daemon}
+    assert [process.pid for process in command.processes()] == [daemon]
     assert command.end() == []
     assert gone([daemon])
     assert command.code == 0

@@ -94,7 +94,7 @@ def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boo
                     "the server computes embeddings; bench server compares generation only"
                 )
             greedy = tokens.of(plan.served)
-            patches.require_side(tree.pids(), side)
+            patches.require_side(tree, side)
         except BenchError as error:
             server.require_alive("answering", _ENDING_S)
             raise BenchError(f"{error} (log: {log})") from error
@@ -105,7 +105,7 @@ def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boo
         info = client.told(plan.served, "/server_info")
         if isinstance(capacity := info.get("max_total_num_tokens"), int) and capacity > 0:
             figures["KV capacity"] = float(capacity)
-        records = patches.of_server(tree.pids, is_patched=side.is_patched)
+        records = patches.of_server(tree, is_patched=side.is_patched)
         say("ending")
     return Boot(figures, greedy, records, str(model.get("model_path", "")))
 

@@ -145,8 +145,10 @@ def conclusion(outcome: Outcome) -> str:
         why = f" It stopped early: {outcome.stopped}." if outcome.stopped is not None else ""
         return f"No conclusion: one turn does not show how much boots differ. Take --turns 3.{why}"
     better, worse = _beyond(outcome, True), _beyond(outcome, False)
+    first, second = outcome.sides
+    what = f"{second.name} than with {first.name}" if outcome.is_described else "patches"
     sentences = [
-        f"{word} with {_second(outcome)}: {', '.join(changes)}."
+        f"{word} with {what}: {', '.join(changes)}."
         for word, changes in (("Better", better), ("Worse", worse))
         if changes
     ]
@@ -158,17 +160,11 @@ def conclusion(outcome: Outcome) -> str:
         sentences.insert(0, "The greedy tokens differ!")
     if outcome.tokens.word == "unsteady":
         sentences.append(
-            "Greedy tokens could not be compared: "
-            f"{outcome.sides[0].name}'s own differ from boot to boot."
+            f"Greedy tokens could not be compared: {first.name}'s own differ from boot to boot."
         )
     if outcome.stopped is not None:
         sentences.append(f"It stopped early: {outcome.stopped}.")
     return " ".join(sentences)
-
-
-def _second(outcome: Outcome) -> str:
-    first, second = outcome.sides
-    return f"{second.name} than with {first.name}" if outcome.is_described else "patches"
 
 
 def _beyond(outcome: Outcome, is_better: bool) -> list[str]:

@@ -17,8 +17,7 @@ Word = Literal["equal", "proven", "different", "failed", "skipped", "built-in", 
 
 ON: dict[Device, str] = {"cuda": "the GPU with the release's kernels", "mlx": "MLX's device"}
 
-PROVEN = "on exactly this code; nothing depends on this machine"
-NO_GPU = "needs a CUDA GPU"
+_PROVEN = "on exactly this code; nothing depends on this machine"
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def plan(judged: Sequence[Verdict]) -> tuple[list[Outcome], list[list[Case]]]:
         if verdict.word != "applies":
             known.append(Outcome(patch_id, verdict.word, verdict.reason))
         elif not found:
-            known.append(Outcome(patch_id, "proven", PROVEN))
+            known.append(Outcome(patch_id, "proven", _PROVEN))
         elif lacking := _lacking(found[0].device):
             known.append(Outcome(patch_id, "skipped", lacking))
         else:
@@ -117,7 +116,7 @@ def by_patch(outcomes: Iterable[Outcome]) -> dict[str, set[Word]]:
 def _lacking(device: Device) -> str:
     """What a device's cases need and this machine has not; nothing if it has all."""
     if device == "cuda" and gpu.capability() is None:
-        return NO_GPU
+        return "needs a CUDA GPU"
     lacking = [name for name in NEEDS[device] if importlib.util.find_spec(name) is None]
     return f"needs {', '.join(lacking)}, not installed here" if lacking else ""
 

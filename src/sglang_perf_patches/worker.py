@@ -6,10 +6,8 @@ ends with everything that it started when its context is left or the parent ends
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,10 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .supervised.command import Supervised
+from .supervised import Supervised
 
 _MARK = "\x1esglang-perf-patches "
-_IS_CHILD = "SGLANG_PERF_PATCHES_CHILD"
 
 # As ``python -m MODULE``, with this package from FOLDER: the child's path may have another copy.
 _START = """
@@ -37,8 +34,8 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def emit(data: dict[str, Any]) -> None:
-    """In a child: send one line to the parent. Started by hand: print plain JSON."""
-    print((_MARK if os.environ.get(_IS_CHILD) else "") + json.dumps(data), flush=True)
+    """In a child: send one line to the parent."""
+    print(_MARK + json.dumps(data), flush=True)
 
 
 class Child:
@@ -64,11 +61,7 @@ class Child:
                 *(sys.executable, "-W", "ignore", "-c", _START),
                 *(__package__, str(Path(__file__).parents[1]), module, *words),
             ],
-            environment={
-                **environment,
-                "SGLANG_PERF_PATCHES": "none",
-                _IS_CHILD: "1",
-            },
+            environment={**environment, "SGLANG_PERF_PATCHES": "none"},
             stdout=subprocess.PIPE,
             stderr=self._kept,
         )
@@ -80,18 +73,18 @@ class Child:
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
-        self._process.end()
+        self._end()
         if self._process.stdout:
             self._process.stdout.close()
         self._kept.close()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Each line that it emits, decoded, until it ends."""
+        """Each line that it emits, decoded, until it ends; then all that it started ends too."""
         for line in self._process.stdout or ():
             if line.startswith(_MARK):
                 data: dict[str, Any] = json.loads(line[len(_MARK) :])
                 yield data
-        self._process.wait()
+        self._end()
 
     def why_it_ended(self) -> str:
         """Why it ended, in words: the time limit, the last line of its stderr, or its exit code."""
@@ -99,15 +92,12 @@ class Child:
             return f"no end after {self._limit_s:g} s"
         self._kept.seek(0)
         last = self._kept.read().strip().splitlines()[-1:]
-        return f"its process ended: {last[0] if last else _ending(self._process.code)}"
+        return f"its process ended: {last[0] if last else f'exit code {self._process.code}'}"
 
     def _end_late(self) -> None:
         self._was_late = True
         self._process.hurry()
 
-
-def _ending(code: int | None) -> str:
-    if code is not None and code < 0:
-        with contextlib.suppress(ValueError):
-            return f"by {signal.Signals(-code).name}"
-    return f"exit code {code}"
+    def _end(self) -> None:
+        self._process.hurry()
+        self._process.end()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches.bench_server import machine, page
+from sglang_perf_patches.bench_server import machine
 from sglang_perf_patches.bench_server.shown import number
 
 
@@ -15,19 +15,6 @@ def test_numbers_have_no_exponent_and_three_digits() -> None:
     assert [number(value) for value in (1234.5, 0.01234, 12.345, 0.0, 7)] == [
         *("1234", "0.0123", "12.3", "0", "7.00")
     ]
-
-
-def test_a_page_that_cannot_be_written_is_said_before_measuring(tmp_path: Path) -> None:
-    for place in (tmp_path, tmp_path / "no folder" / "page.html"):
-        with pytest.raises(page.PageError, match="can't be written"):
-            page.require_writable(place)
-        with pytest.raises(page.PageError, match="can't be written: "):
-            page.write(place, "text")
-    file = tmp_path / "page.html"
-    page.require_writable(file)
-    page.write(file, "text")
-    page.require_writable(file)
-    assert file.read_text(encoding="utf-8") == "text"
 
 
 def test_the_machine_is_named() -> None:

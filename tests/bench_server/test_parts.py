@@ -177,7 +177,6 @@ def made(**more: Any) -> Outcome:
         model="tiny",
         command="serve <tiny>",
         repeat="sglang-perf-patches bench server -- serve '<tiny>'",
-        selection="mlx",
         load="--num-prompts 8",
         turns=3,
         changes=changes,
@@ -219,18 +218,15 @@ def test_a_loss_and_noise_are_named_too(changes: dict[str, noise.Change], said: 
     assert outcome.exit_code(made(changes=changes)) == 0
 
 
-def test_at_most_three_amounts_stand_in_the_conclusion() -> None:
+def test_the_conclusion_has_the_amount_of_each_figure() -> None:
     changes = {
         figure.name: noise.change([100.0, 101.0, 102.0], [50.0, 51.0, 52.0])
         for figure in outcome.FIGURES
         if figure.less_is_better
     }
+    amounts = ", ".join(f"{name} 50 % less" for name in changes)
     conclusion = outcome.conclusion(made(changes=changes))
-    assert conclusion.startswith(
-        "Better with patches: TTFT 50 % less, TPOT 50 % less, TTFT p99 50 % "
-    )
-    assert conclusion.count("%") == 3
-    assert "; and ITL, ITL p99, host memory, GPU memory, boot." in conclusion
+    assert conclusion.startswith(f"Better with patches: {amounts}. ")
 
 
 @pytest.mark.parametrize(
@@ -250,16 +246,16 @@ def test_amounts_are_for_people() -> None:
     def amount(*patched: float) -> str:
         return outcome.amount(noise.change([100.0] * len(patched), patched))
 
-    assert amount(70.0, 75.0, 72.0) == "28 % less (25 to 30)"
+    assert amount(70.0, 75.0, 72.0) == "28 % less (-30 to -25)"
     assert amount(99.0, 103.0, 101.0) == "1 % more (-1 to +3)"
     assert amount(240.0, 250.0, 260.0) == "2.5 times (2.4 to 2.6)"
     assert amount(100.0, 100.0) == "the same"
-    assert amount(100.2, 99.4, 100.1) == "0 % (-1 to 0)"
+    assert amount(100.2, 99.4, 100.1) == "0 % more (-1 to 0)"
     assert amount(80.0) == "20 % less"
     # The median boot takes less, and the median turn more.
     apart = noise.change([61.0, 60.0, 70.0], [61.6, 60.5, 60.0])
     assert outcome.amount(apart) == "unclear (-14 to +1 %)"
-    assert spread([12.34, 1234.5, 0.5]) == "12.3 (0.500 to 1234)"
+    assert spread([12.34, 1234.5, 0.5]) == "12.3 (0.500-1234)"
 
 
 def test_the_text_has_figures_tokens_and_patches() -> None:
@@ -331,7 +327,7 @@ def test_processes_are_seen_alike_where_there_is_only_ps() -> None:
     by_ps = {process.pid: process for process in procfs.from_ps("-A")}
     ours = {process.pid: process for process in procfs.table()}[os.getpid()]
     theirs = by_ps[os.getpid()]
-    assert procfs.from_ps("-p", str(os.getpid()))[0][:5] == theirs[:5]
+    assert procfs.from_ps("-p", str(os.getpid()))[0][:4] == theirs[:4]
     assert (theirs.parent, theirs.group) == (ours.parent, ours.group)
     assert theirs.born
     assert 0.5 < theirs.resident / ours.resident < 2

@@ -190,7 +190,8 @@ def test_a_port_in_use_is_said_before_anything_is_started(bench: Bench) -> None:
         (("--b", "frob"), {}, "--b: word 1 is neither NAME=VALUE nor a flag"),
         (("--a", "--disable-radix-cache"), {}, "give --b as well"),
         (("--turns", "0"), {}, "--turns must be 1 or more"),
-        (("--html", "/nowhere/page.html"), {}, "can't be written"),
+        (("--html", "/nowhere/page.html"), {}, "/nowhere/page.html: No such file or directory"),
+        (("--html", "/"), {}, "/: Is a directory"),
         (("--url", "https://x"), {}, "write it as http://HOST:PORT"),
     ],
 )

@@ -105,8 +105,8 @@ def test_a_live_patch_and_another_release_take_a_fault_away(
     monkeypatch.setattr(known, "FAULTS", (one,))
     held = faults.conditions(Served(**HYBRID))
     assert held == {"one": True}
-    (found,) = faults.found("0.5.10.post1", held)
-    assert found.text == (
+    ((found, is_sure),) = faults.found("0.5.10.post1", held)
+    assert found.text(is_sure=is_sure) == (
         "it dies: upgrade to 0.5.12, or drop it; "
         "our mamba.slot-exhaustion prevents it where it is live"
     )
@@ -114,9 +114,9 @@ def test_a_live_patch_and_another_release_take_a_fault_away(
     assert faults.found("0.5.12", held) == []
     assert faults.found("0.5.10.dev3", held) == []
     assert faults.conditions(Served(**{"model.has_states": False})) == {}
-    (perhaps,) = faults.found("0.5.9", faults.conditions(Served()))
-    assert perhaps.text.startswith("perhaps it dies: ")
-    assert perhaps.data["is_sure"] is False
+    ((perhaps, is_sure),) = faults.found("0.5.9", faults.conditions(Served()))
+    assert perhaps.text(is_sure=is_sure).startswith("perhaps it dies: ")
+    assert perhaps.data(is_sure=is_sure)["is_sure"] is False
 
 
 def test_a_message_that_a_symptom_quotes_finds_its_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_an_upgrade_says_what_it_fixes_and_brings(monkeypatch: pytest.MonkeyPatc
     assert known_faults.of_upgrade("0.5.12", "0.5.12") == known_faults.in_short("0.5.12")
     assert known_faults.in_short("0.5.12.dev1") == ""
     assert known_faults.of_server("0.5.11", []) == ""
-    listed = known_faults.of_server("0.5.11", [faults.Found(old, True)])
+    listed = known_faults.of_server("0.5.11", [(old, True)])
     assert listed == "Known faults of sglang 0.5.11 on this server:\n  - it dies: upgrade to 0.5.12"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches.supervised.command import Supervised
+from sglang_perf_patches import supervised
+from sglang_perf_patches.supervised import Supervised
+from sglang_perf_patches.telemetry import procfs
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="looks for processes in /proc")
 
@@ -87,17 +90,66 @@ def test_a_killed_supervisor_takes_the_command_with_it(tmp_path: Path) -> None:
     pids = family(note)
     assert {process.pid for process in command.processes()} >= set(pids)
     os.kill(command._process.pid, signal.SIGKILL)
-    assert gone([command.pid])
+    assert gone(pids[:1])
+    assert command.end() == []
     assert command.code == -signal.SIGKILL
-    assert command.end() == ()
     for pid in alive(pids):  # an orphan of no one's
         os.kill(pid, signal.SIGKILL)
 
 
-def test_how_a_command_ended() -> None:
-    command = Supervised([sys.executable, "-c", "raise SystemExit(3)"], environment=os.environ)
-    command.wait()
-    assert command.code == 3
-    assert command.end() == ()
-    with pytest.raises(OSError, match="No such file"):
-        Supervised(["/no/such/program"], environment=os.environ)
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("raise SystemExit(3)", 3),
+        ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL),
+        ("raise SystemExit(-1)", 255),
+    ],
+)
+def test_how_a_command_ended(script: str, code: int) -> None:
+    command = Supervised([sys.executable, "-c", script], environment=os.environ)
+    assert ended(command) == code
+    assert command.end() == []
+
+
+def ended(command: Supervised) -> int:
+    deadline = time.monotonic() + 300
+    while command.code is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert command.code is not None
+    return command.code
+
+
+def test_what_a_failed_command_started_ends_with_it(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    command = Supervised([sys.executable, "-c", FAMILY, str(note)], environment=os.environ)
+    pids = family(note)
+    os.kill(pids[0], signal.SIGKILL)
+    assert ended(command) == 128 + signal.SIGKILL
+    assert gone(pids)
+    assert command.end() == []
+
+
+def test_what_a_successful_command_started_lives_on(tmp_path: Path) -> None:
+    """As the servers of a script that starts them in the background."""
+    note = tmp_path / "note"
+    script = FAMILY.rpartition("time.sleep(600)")[0] + "time.sleep(1)\n"
+    command = Supervised([sys.executable, "-c", script, str(note)], environment=os.environ)
+    parent, daemon = family(note)
+    assert gone([parent])
+    assert command.code is None
+    assert [process.pid for process in command.processes()] == [daemon]
+    assert command.end() == []
+    assert gone([daemon])
+    assert command.code == 0
+
+
+def test_a_family_is_the_same_where_there_is_only_ps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a Mac; ``ps`` itself is not of the family, or it would never end."""
+    if not shutil.which("ps"):
+        pytest.skip("there is no ps")
+    with subprocess.Popen(["sleep", "600"]) as child:
+        by_proc = {process.pid for process in supervised._family(os.getpid())}
+        monkeypatch.setattr(procfs, "HAS_PROC", False)
+        assert {process.pid for process in supervised._family(os.getpid())} == by_proc
+        assert child.pid in by_proc
+        child.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from sglang_perf_patches.faults import THREAD
 from sglang_perf_patches.faults.fault import Fault
 from sglang_perf_patches.faults.known import FAULTS
 from sglang_perf_patches.model.patch import room_of
@@ -15,6 +14,7 @@ PAGE = "src/sglang_perf_patches/pages/symptoms.md"
 
 _PATCH = re.compile(r"(?<!`)(`?)\b((?:mlx|mla|mamba|swa)\.[a-z][a-z0-9-]*)\1")
 _NUMBER = re.compile(r"#(\d+)")
+_THREAD = "https://github.com/sgl-project/sglang/issues/"
 
 
 def page(text: str) -> str:
@@ -42,4 +42,4 @@ def _linked(cell: str) -> str:
         lambda found: f"[`{found[2]}`](../sets/{room_of(found[2]).replace('.', '/')}/README.md)",
         cell,
     )
-    return _NUMBER.sub(lambda found: f"[#{found[1]}]({THREAD}{found[1]})", cell)
+    return _NUMBER.sub(lambda found: f"[#{found[1]}]({_THREAD}{found[1]})", cell)

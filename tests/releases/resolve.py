@@ -85,7 +85,7 @@ def resolved(release: str, words: list[str]) -> dict[str, Any]:
     return {
         "setup": [setup.on, setup.lacking, sorted(setup.having)],
         "arguments": {name: re.sub(r" at 0x\w+", "", repr(each)) for name, each in values.items()},
-        "faults": {one.fault.name: one.is_sure for one in found},
+        "faults": {one.name: is_sure for one, is_sure in found},
     }
 
 

@@ -23,7 +23,6 @@ from linux_mlx.server import (
     server_command,
     server_variables,
 )
-from sglang_perf_patches.faults import Found
 from sglang_perf_patches.faults.known import FAULTS
 from tests.server.test_mlx_hybrid import prepared
 
@@ -69,7 +68,7 @@ def test_the_log_names_the_known_faults_of_a_server_that_is_ready(server: Server
     lines = logged(server, KNOWN, 3)
     named = {"mlx-sampling", "mlx-logprobs", "mlx-pool-memory"}
     assert {line.partition(KNOWN)[2] for line in lines if KNOWN in line} == {
-        f"0.5.23: {Found(fault, True).text}" for fault in FAULTS if fault.name in named
+        f"0.5.23: {fault.text()}" for fault in FAULTS if fault.name in named
     }
 
 

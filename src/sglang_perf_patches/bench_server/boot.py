@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..supervised.command import Supervised
+from ..supervised import Supervised
 from . import BenchError, client, command, load, machine, patches, processes, tokens
 from .command import ServerCommand
 from .sides import Side
 
 _LOOK_S = 0.5
 _SAY_S = 15.0
+_ENDING_S = 5.0
+"""How long after a failure the server's end may be the reason: its processes end one by one."""
 _OF_LOAD = {
     "TTFT": "median_ttft_ms",
     "TTFT p99": "p99_ttft_ms",
@@ -72,7 +74,7 @@ def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boo
 
     Raises:
         BenchError: it crashed, hung or did not answer.
-        UsageError: another process listens on its port, or its program can't be run.
+        UsageError: another process listens on its port.
     """
     command.require_free(plan.served)
     log = plan.folder / f"{name}.log"
@@ -92,9 +94,9 @@ def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boo
                     "the server computes embeddings; bench server compares generation only"
                 )
             greedy = tokens.of(plan.served)
-            patches.require_side(tree.pids(), side)
+            patches.require_side(tree, side)
         except BenchError as error:
-            server.require_alive("answering")
+            server.require_alive("answering", _ENDING_S)
             raise BenchError(f"{error} (log: {log})") from error
         say("load")
         figures |= _loaded(plan, name, server, model.get("tokenizer_path"))
@@ -103,7 +105,7 @@ def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boo
         info = client.told(plan.served, "/server_info")
         if isinstance(capacity := info.get("max_total_num_tokens"), int) and capacity > 0:
             figures["KV capacity"] = float(capacity)
-        records = patches.of_server(tree.pids, is_patched=side.is_patched)
+        records = patches.of_server(tree, is_patched=side.is_patched)
         say("ending")
     return Boot(figures, greedy, records, str(model.get("model_path", "")))
 
@@ -114,18 +116,19 @@ class _Server:
     log: Path
     say: Callable[[str], None]
 
-    def require_alive(self, doing: str) -> None:
-        """Check that the server's command still runs.
+    def require_alive(self, doing: str, patience_s: float = 0.0) -> None:
+        """Check that the server still runs, for some seconds.
 
         Raises:
             BenchError: it has ended.
         """
-        code = self.tree.code
-        if code is None or (code == 0 and self.tree.pids()):
-            return
-        ended = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+        deadline = time.monotonic() + patience_s
+        while (code := self.tree.code) is None:
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(_LOOK_S)
         last = load.last_line_of(self.log)
-        raise BenchError(f"the server {ended} while {doing}: {last} (log: {self.log})")
+        raise BenchError(f"the server ended with {code} while {doing}: {last} (log: {self.log})")
 
     def wait(self, what: str, doing: str, limit_s: float, is_done: Callable[[], bool]) -> None:
         """Wait for the ``boot`` or the ``load``, with a line about the progress now and then.
@@ -163,7 +166,7 @@ def _loaded(plan: Plan, name: str, server: _Server, tokenizer: str | None) -> di
         server.wait("load", "serving the load", plan.load_limit_s, has_ended)
         code = sender.code
     if code:
-        server.require_alive("serving the load")
+        server.require_alive("serving the load", _ENDING_S)
         last = load.last_line_of(log)
         raise BenchError(f"bench_serving ended with {code}: {last} (log: {log})")
     return {**_figures(load.read(result, log)), "host memory": max(resident) / 1e6}

@@ -7,13 +7,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from ..compat.source import Tree as Source
-from ..supervised.command import Supervised
+from ..supervised import Supervised
 from . import BenchError, UsageError, processes, secrets
 from .command import ServerCommand
 
@@ -81,7 +81,6 @@ def check(name: str, options: Sequence[str]) -> None:
             raise UsageError(f"{option}: neither bench server nor {name} has this option")
 
 
-@contextmanager
 def started(
     name: str,
     options: Sequence[str],
@@ -90,7 +89,7 @@ def started(
     tokenizer: str | None,
     result: Path,
     log: Path,
-) -> Iterator[Supervised]:
+) -> AbstractContextManager[Supervised]:
     """Send the requests while the block runs; `read` then reads the file `result`."""
     where = ["--base-url", served.url, "--output-file", os.fspath(result), "--output-details"]
     if tokenizer and "--tokenizer" not in _names(options):
@@ -100,8 +99,7 @@ def started(
         environment["OPENAI_API_KEY"] = served.api_key
     result.unlink(missing_ok=True)
     command = [*_python(name), *options, *where]
-    with processes.started(command, environment=environment, log=log) as tree:
-        yield tree
+    return processes.started(command, environment=environment, log=log)
 
 
 def read(result: Path, log: Path) -> dict[str, Any]:

@@ -46,8 +46,6 @@ FIGURES = (
 )
 """The most noticeable ones are first."""
 
-_AMOUNTS = 3
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -58,7 +56,6 @@ class Outcome:
         model: the last name of the model's path.
         command: the operator's command, as `secrets` shows it.
         repeat: the command that repeats this comparison.
-        selection: ``SGLANG_PERF_PATCHES`` of the second side.
         load: the options of bench_serving.
         turns: how many were requested.
         changes: figure → its values on both sides.
@@ -78,7 +75,6 @@ class Outcome:
     model: str
     command: str
     repeat: str
-    selection: str
     load: str
     turns: int
     changes: Mapping[str, Change]
@@ -149,8 +145,10 @@ def conclusion(outcome: Outcome) -> str:
         why = f" It stopped early: {outcome.stopped}." if outcome.stopped is not None else ""
         return f"No conclusion: one turn does not show how much boots differ. Take --turns 3.{why}"
     better, worse = _beyond(outcome, True), _beyond(outcome, False)
+    first, second = outcome.sides
+    what = f"{second.name} than with {first.name}" if outcome.is_described else "patches"
     sentences = [
-        f"{word} with {_second(outcome)}: {_named(changes)}."
+        f"{word} with {what}: {', '.join(changes)}."
         for word, changes in (("Better", better), ("Worse", worse))
         if changes
     ]
@@ -162,58 +160,36 @@ def conclusion(outcome: Outcome) -> str:
         sentences.insert(0, "The greedy tokens differ!")
     if outcome.tokens.word == "unsteady":
         sentences.append(
-            "Greedy tokens could not be compared: "
-            f"{outcome.sides[0].name}'s own differ from boot to boot."
+            f"Greedy tokens could not be compared: {first.name}'s own differ from boot to boot."
         )
     if outcome.stopped is not None:
         sentences.append(f"It stopped early: {outcome.stopped}.")
     return " ".join(sentences)
 
 
-def _second(outcome: Outcome) -> str:
-    first, second = outcome.sides
-    return f"{second.name} than with {first.name}" if outcome.is_described else "patches"
-
-
-def _beyond(outcome: Outcome, is_better: bool) -> list[tuple[str, Change]]:
-    """The figures that are better (or worse) beyond the noise."""
+def _beyond(outcome: Outcome, is_better: bool) -> list[str]:
+    """The figures that are better (or worse) beyond the noise, each with its change."""
     return [
-        (figure.name, change)
+        f"{figure.name} {amount(change).partition(' (')[0]}"
         for figure in FIGURES
         if (change := outcome.changes.get(figure.name)) and figure.is_better(change) == is_better
     ]
 
 
-def _named(changes: Sequence[tuple[str, Change]]) -> str:
-    """The first changes with their amounts, the others by name."""
-    amounts = ", ".join(
-        f"{name} {amount(change).partition(' (')[0]}" for name, change in changes[:_AMOUNTS]
-    )
-    others = ", ".join(name for name, _ in changes[_AMOUNTS:])
-    return f"{amounts}; and {others}" if others else amounts
-
-
 def amount(change: Change) -> str:
-    """The change in words, with the lowest and highest turn: ``12 % less (10 to 13)``."""
-    percent = [round(abs(1 - value) * 100) for value in (change.ratio, change.low, change.high)]
-    if change.word == "same" or not any(percent):
+    """The change in words, with the lowest and highest turn: ``12 % less (-13 to -10)``."""
+    percent, low, high = (round((x - 1) * 100) for x in (change.ratio, change.low, change.high))
+    if change.word == "same" or not (percent or low or high):
         return "the same"
-    ends = [f"{round(100 * (value - 1)):+d}" for value in (change.low, change.high)]
-    if percent[0] == 0:
-        return f"0 % ({ends[0]} to {ends[1]})".replace("+0", "0")
+    ends = f"{low:+d} to {high:+d}".replace("+0", "0")
     medians = statistics.median(change.patched) - statistics.median(change.stock)
     if change.word == "within" and medians * (change.ratio - 1) <= 0:
         # The median turn says less and the median boots say more, or the other way round.
-        return f"unclear ({ends[0]} to {ends[1]} %)"
-    word = "less" if change.ratio < 1 else "more"
-    if change.low == change.high:
-        return f"{change.ratio:.1f} times" if change.ratio > 2 else f"{percent[0]} % {word}"
+        return f"unclear ({ends} %)"
+    much = f"{abs(percent)} % {'less' if change.ratio < 1 else 'more'}"
     if change.ratio > 2:
-        return f"{change.ratio:.1f} times ({change.low:.1f} to {change.high:.1f})"
-    if (change.low < 1) != (change.high < 1):
-        return f"{percent[0]} % {word} ({ends[0]} to {ends[1]})"
-    low, high = sorted(percent[1:])
-    return f"{percent[0]} % {word} ({low} to {high})"
+        much, ends = f"{change.ratio:.1f} times", f"{change.low:.1f} to {change.high:.1f}"
+    return much if change.low == change.high else f"{much} ({ends})"
 
 
 def to_json(outcome: Outcome, *others: Outcome) -> str:

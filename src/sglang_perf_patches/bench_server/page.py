@@ -6,18 +6,11 @@ what a colour means.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from html import escape
-from pathlib import Path
 
-from ..model.errors import OperatorError
 from . import shown
 from .outcome import FIGURES, Outcome, conclusion
-
-
-class PageError(OperatorError, RuntimeError):
-    """The page can't be written to the given place."""
 
 
 def to_html(outcome: Outcome, *others: Outcome) -> str:
@@ -32,7 +25,7 @@ def to_html(outcome: Outcome, *others: Outcome) -> str:
     measured = {
         "sglang": outcome.sglang,
         "model": outcome.model or "unknown",
-        "SGLANG_PERF_PATCHES": outcome.selection,
+        "SGLANG_PERF_PATCHES": outcome.sides[1].selection,
         "bench_serving": outcome.load,
         **outcome.machine,
     }
@@ -88,29 +81,6 @@ def _facts(pairs: Iterable[tuple[str, str]]) -> str:
 
 def _element(tag: str, text: str) -> str:
     return f"<{tag}>{escape(text)}</{tag}>"
-
-
-def require_writable(path: Path) -> None:
-    """Check, before anything is measured, that the page can be written.
-
-    Raises:
-        PageError: its folder does not exist or can't be written.
-    """
-    place = path if path.exists() else path.parent
-    if path.is_dir() or not place.exists() or not os.access(place, os.W_OK):
-        raise PageError(f"{path} can't be written")
-
-
-def write(path: Path, text: str) -> None:
-    """Write a page.
-
-    Raises:
-        PageError: it can't be written.
-    """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise PageError(f"{path} can't be written: {error.strerror}") from error
 
 
 _STYLE = """

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..model.selection import Selection
+from ..supervised import Supervised
 from ..telemetry import records
 from . import BenchError, public, secrets
 from .sides import Side
@@ -28,13 +28,13 @@ class Of:
     ran: int
 
 
-def require_side(pids: Iterable[int], side: Side) -> None:
+def require_side(server: Supervised, side: Side) -> None:
     """Check that a ready server has live patches if its side needs them, and none if it is stock.
 
     Raises:
         BenchError: it does not.
     """
-    records = _of(pids)
+    records = _of(server)
     live = {of.patch for of in summary(records)}
     if live and not side.is_patched:
         raise BenchError(
@@ -45,7 +45,7 @@ def require_side(pids: Iterable[int], side: Side) -> None:
         raise BenchError(_why_none(records))
 
 
-def of_server(pids: Callable[[], Iterable[int]], *, is_patched: bool) -> list[dict[str, Any]]:
+def of_server(server: Supervised, *, is_patched: bool) -> list[dict[str, Any]]:
     """The records of a server's processes, after its load.
 
     A record is written up to a second later than a patch runs. So a patched server's records are
@@ -53,7 +53,7 @@ def of_server(pids: Callable[[], Iterable[int]], *, is_patched: bool) -> list[di
     """
     deadline = time.monotonic() + (_PATIENCE_S if is_patched else 0)
     while True:
-        records = _of(pids())
+        records = _of(server)
         summed = summary(records)
         waiting = {of.patch for of in summed} - {of.patch for of in summed if of.ran}
         if (summed and not waiting) or time.monotonic() >= deadline:
@@ -63,16 +63,14 @@ def of_server(pids: Callable[[], Iterable[int]], *, is_patched: bool) -> list[di
 
 def summary(records: Iterable[dict[str, Any]]) -> list[Of]:
     """The live patches by role; those that have run come first."""
-    live: Counter[tuple[str, str]] = Counter()
-    ran: Counter[tuple[str, str]] = Counter()
+    ran: dict[tuple[str, str], list[bool]] = {}
     for record in records:
         # The role without its rank: ``scheduler`` for ``scheduler_TP0``; "other" for a script.
         role = public.role(record["role"]).partition("_")[0].lower()
         for state in record["patches"]:
             if state["state"] == "live":
-                live[state["id"], role] += 1
-                ran[state["id"], role] += bool(state["ran"])
-    rows = [Of(*key, live[key], ran[key]) for key in live]
+                ran.setdefault((state["id"], role), []).append(bool(state["ran"]))
+    rows = [Of(*key, live=len(each), ran=sum(each)) for key, each in ran.items()]
     return sorted(rows, key=lambda of: (of.patch, -of.ran, of.role))
 
 
@@ -92,8 +90,8 @@ def lost(records: Iterable[dict[str, Any]], selection: Selection) -> list[str]:
     return sorted({s["id"] for s in states if selection.is_lost(s["id"], s["state"])})
 
 
-def _of(pids: Iterable[int]) -> list[dict[str, Any]]:
-    members = set(pids)
+def _of(server: Supervised) -> list[dict[str, Any]]:
+    members = {process.pid for process in server.processes()}
     return [data for data in records.read_all() if data["pid"] in members]
 
 

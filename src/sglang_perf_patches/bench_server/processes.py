@@ -8,32 +8,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from ..supervised.command import Supervised
-from . import BenchError, UsageError
+from ..supervised import Supervised
+from . import BenchError
 
-_ASK_S = 20.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-class Interrupted(BaseException):
-    """A signal to end this process, by its number."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
 class _State:
-    """The first signal, and whether it must wait."""
-
-    first: int | None = None
-    is_held = False
+    first: int | None = None  # the first signal
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Make the first of these signals raise `Interrupted`, and end all commands after the block.
+    """Make the first of these signals raise SystemExit, and end all commands after the block.
 
-    Later signals make the commands end at once, and never change this process's exit code.
+    Later signals make the commands end at once, and never change this process's exit code, which is
+    128 + N after signal N.
     """
     _State.first = None
     before = {number: signal.signal(number, _arrived) for number in _SIGNALS}
@@ -55,25 +45,16 @@ def started(
 ) -> Iterator[Supervised]:
     """Run a command during the block, with its output in `log`; then end all its processes.
 
-    They get SIGTERM first, then SIGKILL.
-
     Raises:
-        UsageError: there is no such command, or it can't be run.
         BenchError: one of its processes can't be killed.
     """
     with log.open("ab") as output:
-        _State.is_held = True  # until the command is noted
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until the command is noted
         try:
-            running = Supervised(
-                command, environment=environment, stdout=output, stderr=output, polite_s=_ASK_S
-            )
+            running = Supervised(command, environment=environment, stdout=output, stderr=output)
             _running.append(running)
-        except OSError as error:
-            raise UsageError(f"{command[0]}: {error.strerror}") from error
         finally:
-            _State.is_held = False
-            if _State.first is not None:
-                raise Interrupted(_State.first)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     try:
         yield running
     finally:
@@ -95,8 +76,7 @@ def _arrived(number: int, _frame: FrameType | None) -> None:
             running.hurry()
         return
     _State.first = number
-    if not _State.is_held:
-        raise Interrupted(number)
+    raise SystemExit(128 + number)
 
 
 _running: list[Supervised] = []  # the commands that have not ended

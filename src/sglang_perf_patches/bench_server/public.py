@@ -19,11 +19,9 @@ OTHER = "other"
 """Shown instead of a text that is not public."""
 
 _VERSION = re.compile(
-    r"(?P<public>\d{1,4}\.\d{1,4}(?:\.\d{1,8})?(?:(?:a|b|rc)\d{1,3})?(?:\.post\d{1,3})?"
-    r"(?:\.dev\d{1,8})?)(?P<local>\+.*)?",
-    re.ASCII | re.DOTALL,
+    r"\d{1,4}\.\d{1,4}(\.\d{1,8})?((a|b|rc)\d{1,3})?(\.post\d{1,3})?(\.dev\d{1,8})?", re.ASCII
 )
-_LOCAL = re.compile(r"\+(?:cpu|cu\d{2,3}|rocm\d(?:\.\d){1,2})", re.ASCII)
+_LOCAL = re.compile(r"(?:cpu|cu\d{2,3}|rocm\d(?:\.\d){1,2})", re.ASCII)
 _RANKS = r"(?:_(?:DP|PP|TP|EP|CP|ATTN|MOE)\d{1,4})*"
 _ROLE = re.compile(
     rf"(?:launcher|detokenizer|tokenizer|data_parallel_controller|scheduler){_RANKS}"
@@ -39,11 +37,10 @@ _OF_LIBRARIES = (
 
 def version(text: str) -> str:
     """A version; its local part only if it names a kind of build."""
-    match = _VERSION.fullmatch(text)
-    if not match:
+    public, plus, local = text.partition("+")
+    if not _VERSION.fullmatch(public):
         return OTHER
-    local = match["local"] or ""
-    return match["public"] + (local if not local or _LOCAL.fullmatch(local) else "+...")
+    return text if not plus or _LOCAL.fullmatch(local) else f"{public}+..."
 
 
 def role(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ def to_text(outcome: Outcome, columns: int = WIDTH) -> str:
     parts = [textwrap.fill(conclusion(outcome), columns)]
     if outcome.is_described:
         parts.append("\n".join(f"{name}: {adds}" for name, adds in described(outcome)))
-    parts.append(_table([[*map(_narrow, row)] for row in rows(outcome)], columns))
+    parts.append(_table(rows(outcome), columns))
     parts.append("\n".join(facts(outcome)))
     parts.append("\n".join(textwrap.fill(note, columns) for note in notes(outcome)))
     return "\n\n".join(parts)
@@ -86,7 +85,7 @@ def notes(outcome: Outcome) -> Iterator[str]:
 def spread(values: Sequence[float]) -> str:
     """The median, with the lowest and the highest if there are several."""
     middle, low, high = map(number, (statistics.median(values), min(values), max(values)))
-    return middle if low == high else f"{middle} ({low} to {high})"
+    return middle if low == high else f"{middle} ({low}-{high})"
 
 
 def number(value: float) -> str:
@@ -95,11 +94,6 @@ def number(value: float) -> str:
         return f"{value:.0f}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{min(digits, 6)}f}"
-
-
-def _narrow(cell: str) -> str:
-    """A spread ``1 to 2`` shortened to ``1-2``, unless a number has a sign."""
-    return re.sub(r"(?<=\d) to (?=\d)", "-", cell)
 
 
 def _table(lines: Sequence[Sequence[str]], columns: int) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from . import BenchError, UsageError, boot
+from . import BenchError, boot
 from .boot import Boot, Plan
 from .sides import Side
 
@@ -36,11 +36,7 @@ def order(turns: int, sides: Sequence[Side]) -> Iterator[tuple[int, Side]]:
 def take(
     plan: Plan, turns: int, say: Callable[[str], None]
 ) -> tuple[list[tuple[Boot, ...]], Stopped | None]:
-    """The completed turns, each with a boot of every side in order, and why they stopped early.
-
-    Raises:
-        UsageError: the first boot can't start.
-    """
+    """The completed turns, each with a boot of every side in order, and why they stopped early."""
     done: list[tuple[Boot, ...]] = []
     taken: dict[str, Boot] = {}
     each = len(plan.sides)
@@ -60,8 +56,6 @@ def take(
                 say=lambda line, head=head: say(f"{head}: {line}"),  # type: ignore[misc]
             )
         except BenchError as error:
-            if isinstance(error, UsageError) and number == 0:
-                raise
             return done, Stopped(turn, side.name, str(error))
         if len(taken) == each:
             done.append(tuple(taken[one.name] for one in plan.sides))

@@ -7,49 +7,14 @@ logs that it is ready; ``doctor`` and the page of ``help symptoms`` read it too.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import Any, NamedTuple
 
 from ..model import releases
 from ..model.feature import Server
 from . import known
 from .fault import Fault
 
-THREAD = "https://github.com/sgl-project/sglang/issues/"
 _TELLING = 20
 """Characters of a message that tell one fault from another."""
-
-
-class Found(NamedTuple):
-    """A fault of a server.
-
-    Attributes:
-        fault: the fault.
-        is_sure: False if the arguments don't tell whether the server has it.
-    """
-
-    fault: Fault
-    is_sure: bool
-
-    @property
-    def text(self) -> str:
-        """Symptom, threads and remedy in one sentence."""
-        fault = self.fault
-        maybe = "" if self.is_sure else "perhaps "
-        numbers = f" ({fault.numbers})" if fault.threads else ""
-        return f"{maybe}{fault.symptom}{numbers}: {fault.remedy}"
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """As a JSON object."""
-        fault = self.fault
-        return {
-            "name": fault.name,
-            "is_sure": self.is_sure,
-            "symptom": fault.symptom,
-            "threads": list(fault.threads),
-            "fixed_in": fault.fixed_in,
-            "remedy": fault.remedy,
-        }
 
 
 def of_release(release: str) -> tuple[Fault, ...]:
@@ -63,8 +28,12 @@ def conditions(server: Server) -> dict[str, bool]:
     return {name: is_on is True for name, is_on in said.items() if is_on is not False}
 
 
-def found(release: str, held: Mapping[str, bool], live: Container[str] = ()) -> list[Found]:
-    """The faults that a server has or may have, without those that a live patch prevents.
+def found(
+    release: str, held: Mapping[str, bool], live: Container[str] = ()
+) -> list[tuple[Fault, bool]]:
+    """The faults that a server has or may have, and whether surely.
+
+    Without those that a live patch prevents.
 
     Args:
         release: the version of sglang.
@@ -72,7 +41,7 @@ def found(release: str, held: Mapping[str, bool], live: Container[str] = ()) -> 
         live: the ids of the patches that are live in it.
     """
     there = [one for one in of_release(release) if one.name in held and one.patch not in live]
-    return [Found(one, held[one.name]) for one in there]
+    return [(one, held[one.name]) for one in there]
 
 
 def of_message(release: str, message: str) -> Fault | None:

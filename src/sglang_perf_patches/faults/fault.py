@@ -61,6 +61,23 @@ class Fault:
         parts = filter(None, (", or ".join(filter(None, (upgrade, self.help))), patch))
         return "; ".join(parts) or "no remedy is known"
 
+    def text(self, *, is_sure: bool = True) -> str:
+        """Symptom, threads and remedy in one sentence."""
+        maybe = "" if is_sure else "perhaps "
+        numbers = f" ({self.numbers})" if self.threads else ""
+        return f"{maybe}{self.symptom}{numbers}: {self.remedy}"
+
+    def data(self, *, is_sure: bool = False) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "name": self.name,
+            "is_sure": is_sure,
+            "symptom": self.symptom,
+            "threads": list(self.threads),
+            "fixed_in": self.fixed_in,
+            "remedy": self.remedy,
+        }
+
     def is_on(self, server: Server) -> bool | None:
         """Whether a server has it; None if that can't be read."""
         said = [_any(word.split("|"), server) for word in self.on.split()]

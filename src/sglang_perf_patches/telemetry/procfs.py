@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from binascii import crc32
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 HAS_PROC = os.path.isdir("/proc/self")
-_FIELDS = "pid=,ppid=,pgid=,rss=,state=,lstart="
+_FIELDS = "pid=,ppid=,pgid=,rss=,state=,lstart=,ucomm="
 
 
 class Process(NamedTuple):
@@ -20,7 +20,6 @@ class Process(NamedTuple):
         pid: its PID.
         parent: the PID of its parent.
         group: its process group.
-        session: its session; where ``ps`` is used, its process group.
         born: when it started, in the system's own format; a later process with this PID differs.
         resident: resident memory, in bytes.
         has_ended: whether it is a zombie or dead.
@@ -29,7 +28,6 @@ class Process(NamedTuple):
     pid: int
     parent: int
     group: int
-    session: int
     born: str
     resident: int
     has_ended: bool
@@ -41,21 +39,6 @@ def table() -> list[Process]:
         return from_ps("-A")
     found = (_from_proc(int(name)) for name in os.listdir("/proc") if name.isdecimal())
     return [process for process in found if process is not None]
-
-
-def descendants(table: Iterable[Process], pids: Iterable[int]) -> list[Process]:
-    """The processes with these PIDs and all their descendants."""
-    by_pid = {process.pid: process for process in table}
-    mine = {pid for pid in pids if pid in by_pid}
-    for pid in by_pid:
-        line = []
-        above = pid
-        while above in by_pid and above not in mine and above not in line:
-            line.append(above)
-            above = by_pid[above].parent
-        if above in mine:
-            mine.update(line)
-    return [process for process in by_pid.values() if process.pid in mine]
 
 
 def of(pid: int) -> Process | None:
@@ -126,16 +109,18 @@ def option(words: Sequence[str], name: str) -> str | None:
 
 
 def from_ps(*which: str) -> list[Process]:
-    """The rows of these processes from POSIX's ``ps``, which does not show sessions."""
+    """The rows of these processes from ``ps``, without that of ``ps`` itself."""
     processes = []
     for line in _ps("-o", _FIELDS, *which):
-        pid, parent, group, resident, state, *born = line.split()
+        pid, parent, group, resident, state, *rest = line.split()
+        born, name = rest[:5], rest[5:]
+        if int(parent) == os.getpid() and name == ["ps"]:
+            continue
         processes.append(
             Process(
                 pid=int(pid),
                 parent=int(parent),
                 group=int(group),
-                session=int(group),
                 born="_".join(born).replace(":", ""),
                 resident=int(resident) * 1024,
                 has_ended=state.startswith("Z"),
@@ -156,7 +141,6 @@ def _from_proc(pid: int) -> Process | None:
         pid=pid,
         parent=int(fields[1]),
         group=int(fields[2]),
-        session=int(fields[3]),
         born=fields[19],
         resident=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
         has_ended=fields[0] in "ZX",

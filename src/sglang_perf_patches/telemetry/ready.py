@@ -99,8 +99,9 @@ def _tell_faults(release: str, live: Sequence[str]) -> None:
     server = published()
     if server.read("device") is MISSING:  # this process publishes no arguments
         return
-    for one in faults.found(release, faults.conditions(server), live):
-        logger.warning("sglang-perf-patches: known fault of sglang %s: %s", release, one.text)
+    for one, is_sure in faults.found(release, faults.conditions(server), live):
+        text = one.text(is_sure=is_sure)
+        logger.warning("sglang-perf-patches: known fault of sglang %s: %s", release, text)
 
 
 def _is_ready(role: str) -> bool | None:

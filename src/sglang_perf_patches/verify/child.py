@@ -2,8 +2,8 @@
 
 Prints one JSON line a case: ``case``, ``seconds`` of its checks and one of ``compared`` (how many
 comparisons were equal), ``different``, ``missing`` (what this machine lacks) or ``failed`` (the
-tracebacks of anything else). Next to ``missing``, ``others`` is how many comparisons of the case's
-other checks were equal. Every check of a case runs, whatever becomes of the others, and each that
+tracebacks of anything else). If other checks of the case were equal, ``compared`` has a line of its
+own before ``missing``. Every check of a case runs, whatever becomes of the others, and each that
 differs or fails is reported by its name; so is one that misses something where others don't.
 """
 
@@ -68,11 +68,12 @@ def run(
             yield {"case": case, "failed": traceback.format_exc(), "seconds": 0.0}
             continue
         began = time.monotonic()  # the first case's import of sglang may take 30 s
-        line = {"case": case, **_compared(by_name, inputs)}
-        yield {**line, "seconds": round(time.monotonic() - began, 1)}
+        found = _compared(by_name, inputs)
+        seconds = round(time.monotonic() - began, 1)
+        yield from ({"case": case, **line, "seconds": seconds} for line in found)
 
 
-def _compared(by_name: Mapping[str, Check], inputs: Inputs) -> dict[str, Any]:
+def _compared(by_name: Mapping[str, Check], inputs: Inputs) -> list[dict[str, Any]]:
     """Run all checks of a case: the worst that became of any, and of which."""
     compared = 0
     reasons_by_word: dict[str, list[str]] = {"failed": [], "different": []}
@@ -88,13 +89,13 @@ def _compared(by_name: Mapping[str, Check], inputs: Inputs) -> dict[str, Any]:
             reasons_by_word["failed"].append(f"{name}:\n{traceback.format_exc()}")
     for word, reasons in reasons_by_word.items():
         if reasons:
-            return {word: ("\n" if word == "failed" else "; ").join(dict.fromkeys(reasons))}
+            return [{word: ("\n" if word == "failed" else "; ").join(dict.fromkeys(reasons))}]
     if missing and compared:
         named = (f"{name}: {reason}" for name, reason in missing.items())
-        return {"missing": "; ".join(named), "others": compared}
+        return [{"compared": compared}, {"missing": "; ".join(named)}]
     if missing:
-        return {"missing": "; ".join(dict.fromkeys(missing.values()))}
-    return {"compared": compared}
+        return [{"missing": "; ".join(dict.fromkeys(missing.values()))}]
+    return [{"compared": compared}]
 
 
 def seeded(draw: Callable[[Random], T], count: int | None = None) -> list[T]:

@@ -41,7 +41,8 @@ def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> 
     """
     _require_stock()
     selection = ",".join((*patches, *beside))
-    with selected(selection) as report:
+    try:
+        report = engine.activate(selection, tree=installed())
         for patch in (*patches, *beside):
             state = report.of(patch)
             if state.state == "gated" and patch not in beside:
@@ -52,16 +53,6 @@ def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> 
         seen = sglang_perf_patches.activate(selection)
         is_right = ran in {None, any(seen.of(patch).ran for patch in patches)}
         require(is_right, f"{selection} {'never ran' if ran else 'ran'}")
-
-
-@contextmanager
-def selected(selection: str) -> Iterator[Report]:
-    """Keep a selection live in this process, as far as it goes here, and off afterwards.
-
-    A patch that living objects still need stays on until the next time.
-    """
-    try:
-        yield engine.activate(selection, tree=installed())
     finally:
         _off()
 
@@ -182,8 +173,6 @@ def _tensors_differ(expected: Any, actual: Any, where: str) -> str | None:
     one, other = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (expected, actual))
     if torch.equal(one, other):
         return None
-    if expected.numel() <= _SHOWN:
-        return f"{where} is {actual.tolist()}, not {expected.tolist()}"
     width = expected.element_size()
     wrong = (one != other).view(-1, width).any(1).nonzero().view(-1)
     at = int(wrong[0])
@@ -192,7 +181,3 @@ def _tensors_differ(expected: Any, actual: Any, where: str) -> str | None:
         f"{where}, of shape {tuple(expected.shape)}, differs in {wrong.numel()} values: "
         f"the first, at {at} counted flat, is {values[0]}, not {values[1]}"
     )
-
-
-_SHOWN = 16
-"""Values up to which a tensor that differs is shown whole."""

@@ -6,21 +6,18 @@ import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from .. import worker
 from ..compat.verdict import Verdict
-from ..compat.verdict import Word as Verdicts
 from ..live import gpu
 from . import NEEDS, Case, Device, cases
 
-Word = Literal["equal", "proven", "different", "failed", "skipped"]
+Word = Literal["equal", "proven", "different", "failed", "skipped", "built-in", "absent", "refused"]
 
 ON: dict[Device, str] = {"cuda": "the GPU with the release's kernels", "mlx": "MLX's device"}
 
-PROVEN = "on exactly this code; nothing depends on this machine"
-NO_GPU = "needs a CUDA GPU"
+_PROVEN = "on exactly this code; nothing depends on this machine"
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,8 @@ class Outcome:
 
     Attributes:
         patch: its id.
-        word: ``equal`` bit by bit, ``proven`` on any machine, ``different``, ``failed`` or
-            ``skipped``.
+        word: ``equal`` bit by bit, ``proven`` on any machine, ``different``, ``failed``,
+            ``skipped``, or the verdict on a patch that does not apply.
         reason: what was equal, how it differs, or why it was skipped; one sentence.
         device: where it ran, None if it did not.
         compared: how many comparisons were equal.
@@ -47,43 +44,44 @@ class Outcome:
     traceback: str = ""
 
 
-def plan(judged: Sequence[Verdict]) -> tuple[list[Outcome], list[Case]]:
+def plan(judged: Sequence[Verdict]) -> tuple[list[Outcome], list[list[Case]]]:
     """Sort out what can be compared with stock on this machine.
 
     Args:
         judged: verdicts on the installed tree.
 
     Returns:
-        what needs no comparison here, or can't be compared, and why; and what is compared, by
-        process, and in each as judged.
+        what needs no comparison here, or can't be compared, and why; and the cases of each process.
+        A set has one process, but each file of a patch that has several has its own.
     """
     known: list[Outcome] = []
-    chosen: list[Case] = []
+    processes: dict[str, list[Case]] = {}
     for verdict in judged:
         patch_id = verdict.patch.id
         found = cases(patch_id)
         if verdict.word != "applies":
-            known.append(Outcome(patch_id, "skipped", f"{verdict.word}: {verdict.reason}"))
+            known.append(Outcome(patch_id, verdict.word, verdict.reason))
         elif not found:
-            known.append(Outcome(patch_id, "proven", PROVEN))
+            known.append(Outcome(patch_id, "proven", _PROVEN))
         elif lacking := _lacking(found[0].device):
             known.append(Outcome(patch_id, "skipped", lacking))
         else:
-            chosen += found
-    chosen.sort(key=_process_of)  # stable: within a process the order of `judged`
-    return known, chosen
+            for case in found:
+                process = case.module if len(found) > 1 else verdict.patch.set
+                processes.setdefault(process, []).append(case)
+    return known, [*processes.values()]
 
 
-def verify(cases: Sequence[Case], *, limit_s: float) -> Iterator[Outcome]:
+def verify(processes: Iterable[Sequence[Case]], *, limit_s: float) -> Iterator[Outcome]:
     """Compare with stock, case by case; all processes start at once.
 
     Args:
-        cases: of a `plan`.
+        processes: of a `plan`.
         limit_s: seconds that a process may take.
     """
     with ExitStack() as stack:
         started = []
-        for together in (list(of_set) for _, of_set in groupby(cases, key=_process_of)):
+        for together in processes:
             words = [case.module for case in together]
             child = worker.Child(f"{__package__}.child", words, limit_s=limit_s)
             started.append((together, stack.enter_context(child)))
@@ -96,52 +94,43 @@ def exit_code(outcomes: Iterable[Outcome], in_full: Iterable[str]) -> int:
 
     A patch that upstream has needs no comparison.
     """
-    words: dict[str, set[str]] = {}
-    applies = False
-    for outcome in outcomes:
-        word = "proven" if is_built_in(outcome) else outcome.word
-        words.setdefault(outcome.patch, set()).add(word)
-        applies |= not outcome.reason.startswith(tuple(f"{word}: " for word in get_args(Verdicts)))
-    applies |= all(words_of == {"proven"} for words_of in words.values())
-    if not applies or any(words_of & {"different", "failed"} for words_of in words.values()):
+    words = by_patch(outcomes)
+    applies = any(of - {"built-in", "absent", "refused"} for of in words.values())
+    if not applies and any(of != {"built-in"} for of in words.values()):
         return 1
-    return int(any(not words.get(each, set()) & {"equal", "proven"} for each in in_full))
+    if any(of & {"different", "failed"} for of in words.values()):
+        return 1
+    return int(
+        any(not words.get(each, set()) & {"equal", "proven", "built-in"} for each in in_full)
+    )
 
 
-def is_built_in(outcome: Outcome) -> bool:
-    """Whether upstream has the patch, so that there is nothing to compare."""
-    return outcome.reason.startswith("built-in: ")
-
-
-def _process_of(case: Case) -> str:
-    """A set has one process, but each file of a patch that has several has its own."""
-    return case.module if len(cases(case.patch)) > 1 else case.patch.partition(".")[0]
+def by_patch(outcomes: Iterable[Outcome]) -> dict[str, set[Word]]:
+    """Patch → the words of its outcomes."""
+    words: dict[str, set[Word]] = {}
+    for outcome in outcomes:
+        words.setdefault(outcome.patch, set()).add(outcome.word)
+    return words
 
 
 def _lacking(device: Device) -> str:
     """What a device's cases need and this machine has not; nothing if it has all."""
     if device == "cuda" and gpu.capability() is None:
-        return NO_GPU
+        return "needs a CUDA GPU"
     lacking = [name for name in NEEDS[device] if importlib.util.find_spec(name) is None]
     return f"needs {', '.join(lacking)}, not installed here" if lacking else ""
 
 
 def _of_child(together: Sequence[Case], child: worker.Child) -> Iterator[Outcome]:
     """What a process tells of its cases, and why it tells nothing of the others."""
-    waiting = list(together)
+    by_module = {case.module: case for case in together}
+    heard = set()
     for data in child:
-        case = next(case for case in waiting if case.module == data["case"])
-        waiting.remove(case)
-        yield from _outcomes(case, data)
-    for case in waiting:
-        yield Outcome(case.patch, "failed", child.why_it_ended(), case.device)
-
-
-def _outcomes(case: Case, data: dict[str, Any]) -> Iterator[Outcome]:
-    """A case's outcome; two where a part of it was equal and this machine can't play the rest."""
-    if data.get("others"):
-        yield _outcome(case, {"compared": data["others"], "seconds": data["seconds"]})
-    yield _outcome(case, data)
+        heard.add(data["case"])
+        yield _outcome(by_module[data["case"]], data)
+    for case in together:
+        if case.module not in heard:
+            yield Outcome(case.patch, "failed", child.why_it_ended(), case.device)
 
 
 def _outcome(case: Case, data: dict[str, Any]) -> Outcome:

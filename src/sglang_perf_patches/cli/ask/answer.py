@@ -98,7 +98,7 @@ def ask(asked: Asked, gpu: Gpu | None, tree: Tree) -> tuple[Setup, Mapping[str, 
     if line.get("imported", "refused" in line):
         why = line.get("refused") or why
         known = faults.of_message(tree.version, why)
-        hint = f" (known: {faults.Found(known, True).text})" if known else ""
+        hint = f" (known: {known.text()})" if known else ""
         raise AskError(f"sglang {tree.version} refuses this command: {why}{hint}")
     if missing := _MISSING.search(why):
         raise AskError(

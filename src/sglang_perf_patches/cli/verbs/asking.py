@@ -56,8 +56,9 @@ def run(args: argparse.Namespace, *, in_short: bool) -> int:
     live = {one.patch for one in found if one.state == LIVE}
     known = faults.found(tree.version, conditions, live)
     if args.json:
+        of_server = [one.data(is_sure=is_sure) for one, is_sure in known]
         data = _data(asked, gpu, tree, selection, setup, found)
-        print(json.dumps({**data, "faults": [one.data for one in known]}, indent=2))
+        print(json.dumps({**data, "faults": of_server}, indent=2))
     else:
         shown = [one for one in found if args.all or _is_shown(one, in_short=in_short)]
         machine = gpu.text if gpu else "no GPU"

@@ -79,7 +79,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         SelectionError: the selection of the environment or of a side is malformed.
         TreeError: there is no sglang.
-        PageError: the page can't be written.
+        OSError: the page can't be written.
     """
     parser = _parser()
     at = words.index("--") if "--" in words else len(words)
@@ -96,9 +96,9 @@ def main(words: Sequence[str]) -> int:
     except BenchError as error:
         render.warn(error)
         return 2 if isinstance(error, UsageError) else 1
-    except processes.Interrupted as signal:
+    except SystemExit:  # after a signal
         print("\nsglang-perf-patches: interrupted; nothing is left running", file=sys.stderr)
-        return 128 + signal.number
+        raise
 
 
 def _compare(
@@ -117,7 +117,7 @@ def _compare(
         compared = sides.stock_and_patched(default.text)
     choices = [selected(each.selection) for each in compared]
     if args.html:
-        page.require_writable(args.html)
+        args.html.open("a").close()  # it must be writable before anything is measured
     tree = tree_at()
     served = command.read(words, args.url)
     run = (sys.executable, "-m", "sglang_perf_patches", "run")
@@ -128,7 +128,9 @@ def _compare(
     say = partial(_say, time.monotonic())
     say(f"checking that {module} runs here and knows these options")
     load.check(module, options)
-    folder = _folder(args.keep)
+    if args.keep is not None:
+        args.keep.mkdir(parents=True, exist_ok=True)
+    folder = args.keep or Path(tempfile.mkdtemp(prefix="bench-server-"))
     plan = Plan(
         served=served,
         prefix=prefix,
@@ -156,7 +158,6 @@ def _compare(
             machine=facts,
             command=secrets.shown(words),
             repeat=f"SGLANG_PERF_PATCHES={shlex.quote(default.text)} {typed}",
-            selection=side.selection,
             load=secrets.shown(plan.options),
             turns=args.turns,
             **outcomes.compared(
@@ -174,7 +175,7 @@ def _compare(
     text = outcomes.to_json(*results) if args.json else "\n\n\n".join(texts_of)
     print(text, flush=True)
     if args.html:
-        page.write(args.html, page.to_html(*results))
+        args.html.write_text(page.to_html(*results), encoding="utf-8")
     return max(map(outcomes.exit_code, results))
 
 
@@ -236,14 +237,6 @@ def _require_patches(compared: Sequence[Side], words: Sequence[str], prefix: Seq
             raise UsageError(f"{side.name}: {why}")
         if why:
             render.warn(f"{side.name}: {why}")
-
-
-def _folder(named: Path | None) -> Path:
-    """The folder for logs: the operator's, or a new temporary one."""
-    if named is None:
-        return Path(tempfile.mkdtemp(prefix="bench-server-"))
-    named.mkdir(parents=True, exist_ok=True)
-    return named
 
 
 def _say(began: float, line: str) -> None:

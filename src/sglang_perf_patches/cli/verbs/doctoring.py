@@ -9,7 +9,7 @@ from typing import Any
 
 from ...compat.source import TreeError
 from ...compat.verdict import Verdict
-from ...faults import Found, of_release
+from ...faults import of_release
 from .. import render, sizing, upgrade
 from . import (
     add_json,
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             ],
             "lost": lost,
             "stock_switches": [each.data for each in switches],
-            "faults": [Found(one, is_sure=False).data for one in of_release(there.version)],
+            "faults": [one.data() for one in of_release(there.version)],
             **hints,
         }
         print(json.dumps(data, indent=2))

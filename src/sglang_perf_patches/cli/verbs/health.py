@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ... import __version__
 from ...compat.source import Tree
-from ...faults import Found, of_release
+from ...faults import of_release
 from ...model.feature import flag_in
 from ...model.selection import TROUBLE, Selection
 from ...telemetry import records, summary
@@ -66,7 +66,7 @@ def run(*, as_json: bool) -> int:
             "sglang": {"version": tree.version, "path": str(tree.root)},
             "checks": [asdict(check) for check in checks],
             "stock_switches": [one.data for one in switches],
-            "faults": [Found(one, is_sure=False).data for one in of_release(tree.version)],
+            "faults": [one.data() for one in of_release(tree.version)],
         }
         print(json.dumps(data, indent=2))
     else:

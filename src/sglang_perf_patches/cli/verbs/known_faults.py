@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...faults import Found, of_release
+from ...faults import of_release
 from ...faults.fault import Fault
 from .. import render
 
 
-def of_server(release: str, found: Sequence[Found]) -> str:
+def of_server(release: str, found: Sequence[tuple[Fault, bool]]) -> str:
     """The faults of a server; "" for none."""
     if not found:
         return ""
     lines = [f"Known faults of sglang {release} on this server:"]
-    return "\n".join([*lines, *(render.item(one.text) for one in found)])
+    return "\n".join([*lines, *(render.item(one.text(is_sure=is_sure)) for one, is_sure in found)])
 
 
 def of_upgrade(here: str | None, there: str) -> str:
@@ -46,5 +46,5 @@ def in_short(release: str) -> str:
 
 
 def _listed(title: str, faults: Sequence[Fault], without: Sequence[Fault]) -> str:
-    items = [render.item(Found(one, True).text) for one in faults if one not in without]
+    items = [render.item(one.text()) for one in faults if one not in without]
     return "\n".join([title, *items]) if items else ""

@@ -48,14 +48,14 @@ def run(args: argparse.Namespace) -> int:
     """Compare, print, and return `verify.exit_code`."""
     named = _named(args.names)
     tree = tree_at()
-    known, cases = verify.plan([each for each in judged(tree) if each.patch.id in named.ids])
+    known, processes = verify.plan([each for each in judged(tree) if each.patch.id in named.ids])
     show = not args.json
-    is_short = not cases and all(map(verify.is_built_in, known))
+    is_short = not processes and all(outcome.word == "built-in" for outcome in known)
     if show and not is_short:
         print(f"sglang {tree.version}\nat {tree.root}\n", flush=True)
     width = max(map(len, named.ids))
     outcomes = []
-    for outcome in chain(known, _compared(cases, args.timeout)):
+    for outcome in chain(known, _compared(processes, args.timeout)):
         outcomes.append(outcome)
         if show:
             room = 6 if outcome.word == "proven" else 10  # that one is read as a sentence
@@ -74,9 +74,10 @@ def run(args: argparse.Namespace) -> int:
     return verify.exit_code(outcomes, named.in_full)
 
 
-def _compared(cases: Sequence[Case], limit_s: float) -> Iterator[verify.Outcome]:
+def _compared(processes: Sequence[Sequence[Case]], limit_s: float) -> Iterator[verify.Outcome]:
     """Compare with stock, with a line on stderr as each step begins."""
-    outcomes = verify.verify(cases, limit_s=limit_s)
+    outcomes = verify.verify(processes, limit_s=limit_s)
+    cases = [*chain.from_iterable(processes)]
     for number, case in enumerate(cases, 1):
         step = f"[{number}/{len(cases)}] {case.patch} on {verify.ON[case.device]} ..."
         print(step, file=sys.stderr, flush=True)
@@ -109,20 +110,13 @@ def _text(outcome: verify.Outcome) -> str:
 
 def _closing(outcomes: Sequence[verify.Outcome]) -> str:
     """The summary line: ``5 equal, 8 proven, 9 built-in or absent, 0 of 13 could not run``."""
-    words: dict[str, set[str]] = {}
-    for outcome in outcomes:
-        words.setdefault(outcome.patch, set()).add(outcome.word)
-    not_here = {
-        outcome.patch
-        for outcome in outcomes
-        if outcome.word == "skipped" and outcome.reason.startswith(("absent: ", "built-in: "))
-    }
-    here = [set_of for patch_id, set_of in words.items() if patch_id not in not_here]
+    words = verify.by_patch(outcomes)
+    here = [of for of in words.values() if not of <= {"absent", "built-in"}]
     equal = sum(each <= {"equal", "skipped"} and "equal" in each for each in here)
     parts = [f"{equal} equal"]
     for word in ("proven", "different", "failed"):
         if count := sum(word in each for each in here):
             parts.append(f"{count} {word}")
-    parts.append(f"{len(not_here)} built-in or absent")
-    could_not = sum(each == {"skipped"} for each in here)
+    parts.append(f"{len(words) - len(here)} built-in or absent")
+    could_not = sum(each <= {"skipped", "refused"} for each in here)
     return ", ".join([*parts, f"{could_not} of {len(here)} could not run"])

@@ -19,7 +19,7 @@ from ...model.patch import Patch, by_id
 from ...model.releases import supported_until
 from ...model.selection import Selection, members
 from ...model.switch import is_off
-from .. import patch_page, render
+from .. import markdown, patch_page, render
 from . import (
     add_json,
     add_tree,
@@ -146,21 +146,17 @@ def _said(patch: Patch, here: str = "") -> Iterator[str]:
     """The part from the page and the declaration; `here` is a note on the present sglang."""
     yield render.filled(f"{patch.id} ({patch.kind}): {patch.summary}")
     written = patch_page.read(patch.id)
-    figures = [
-        render.filled(line, "  ") if line.endswith(":") else render.item(line)
-        for line in patch_page.in_words(written.figures)
-    ]
-    for title, text, *more in (
+    for title, text in (
         ("Use it if", written.condition),
-        ("Gain", written.gain, *figures, render.filled(written.conditions, "  ")),
+        ("Gain", written.gain),
         ("Cost", written.cost),
         ("Why", written.why),
         ("How", written.how),
         ("Obsolete when", written.goes_when),
         ("Here", here),
     ):
-        if lines := [line for line in (render.filled(text, "  "), *more) if line]:
-            yield "\n".join([f"{title}:", *lines])
+        if text:
+            yield f"{title}:\n{markdown.shown(text)}"
     if links := patch.upstream_links():
         yield "Upstream:\n" + "\n".join(f"  {link}" for link in links)
     if patch.proven_with is not None:

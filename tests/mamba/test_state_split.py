@@ -142,7 +142,7 @@ def test_the_hint_is_what_the_release_makes_of_the_memory(release: str) -> None:
         for ranks in RANKS:
             cells = state_split.cells_of(config, Server(kv_gib=GIB, tp_size=ranks))
             assert cells is not None
-            hint = states.hint(tree, architecture, cells, LOAD, GIB << 30)
+            hint = states.hint(tree, architecture, cells, LOAD, SERVER)
             ways = states.ways(tree, architecture)
             defaults[architecture] = ways[0].slots_each == 5
             assert len(hint.lines) == len(ways) + 1

@@ -14,7 +14,6 @@ from typing import Any
 
 from ...compat.source import Tree, TreeError
 from ...model.feature import flag
-from ...sets.mamba.host_split import Cells
 from ..verbs import measured_by, tree_at
 from . import host as of_host
 from . import split, windows
@@ -108,8 +107,16 @@ def hints(args: argparse.Namespace, tree: Tree | None = None) -> tuple[dict[str,
         architecture = config["architectures"][0] if cells else ""
     except (LookupError, TypeError, AttributeError) as error:
         raise ModelError(f"{path} does not describe a model's attention: {error!r}") from error
-    states = _states(server, tree, architecture, cells) if cells else None
-    host = _host(server, states)
+    states = None
+    if cells:
+        load = split.Load(
+            server.needed("max_running_requests", _HYBRID), server.needed("context", _HYBRID)
+        )
+        try:
+            states = of_states.hint(tree or tree_at(), architecture, cells, load, server)
+        except TreeError as error:
+            raise ModelError(f"{error}: name the server's release with --sglang-version") from error
+    host = of_host.hint(server, states)
     adds = "" if pools.ratio is None else f"--swa-full-tokens-ratio {pools.ratio:.3f}"
     if states:
         best = max(states.lines, key=lambda line: line.split.in_flight).give
@@ -135,41 +142,3 @@ def _read(path: Path) -> Any:
         ) from error
     except ValueError as error:
         raise ModelError(f"{path} is not a model's config.json: {error}") from error
-
-
-def _states(
-    server: Server, tree: Tree | None, architecture: str, cells: Cells
-) -> of_states.StateHint:
-    """The hint on slots."""
-    load = split.Load(
-        server.needed("max_running_requests", _HYBRID), server.needed("context", _HYBRID)
-    )
-    try:
-        hint = of_states.hint(
-            *(tree or tree_at(), architecture, cells, load, server.available),
-            prefix_cache=not server.disable_radix_cache,
-        )
-    except TreeError as error:
-        raise ModelError(f"{error}: name the server's release with --sglang-version") from error
-    if len(hint.lines) < 2:
-        raise ModelError(f"{server.kv_gib:g} GiB hold no request of {load.context} tokens")
-    return hint
-
-
-def _host(server: Server, states: of_states.StateHint | None) -> of_host.HostHint | None:
-    """The hint on the host's pools; None if no option asks for it."""
-    host = of_host.Host(server.hicache_ratio, server.hicache_size)
-    if not (host.ratio or host.gigabytes):
-        return None
-    if states is None or server.disable_radix_cache:
-        raise ModelError(
-            "--hicache-size and --hicache-ratio need a hybrid model and a prefix cache"
-        )
-    hint = of_host.hint(
-        *(states.release, states.cells, states.lines[0].split, host),
-        context=states.load.context,
-        chunk=server.chunked_prefill_size,
-    )
-    if hint is None:
-        raise ModelError(f"it is unknown how {states.release} divides the host's memory")
-    return hint

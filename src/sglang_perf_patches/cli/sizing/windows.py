@@ -12,15 +12,7 @@ from .server import Server
 
 @dataclass(frozen=True)
 class Hint:
-    """A better ratio, or why there is none.
-
-    Attributes:
-        ratio: for ``--swa-full-tokens-ratio``; None with `reason`.
-        full_stock: tokens of the full pool at stock's ratio.
-        full: tokens of the full pool at `ratio`.
-        swa: tokens of the sliding-window pool at `ratio`.
-        reason: why stock's ratio should stay.
-    """
+    """A better ratio with the tokens of both pools, or the `reason` for stock's."""
 
     ratio: float | None = None
     full_stock: int = 0

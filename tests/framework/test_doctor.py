@@ -257,7 +257,7 @@ def test_without_a_sglang_to_upgrade_from(throwaway: Throwaway, other: Path) -> 
     done = throwaway.command("doctor", "--sglang-path", str(other))
     assert done.returncode == 1
     assert "this Python has no sglang" in done.stdout
-    assert done.stdout.splitlines()[-1] == "chosen, and refused: one.step"
+    assert done.stdout.splitlines()[0] == "chosen, and lost: one.step (2 lost, 2 gained)"
 
 
 HEALTH = """

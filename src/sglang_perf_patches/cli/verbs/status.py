@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -104,22 +105,25 @@ def _server(one: servers.Running, *, show_all: bool) -> str:
     since = datetime.fromtimestamp(first["started"]).astimezone().isoformat(" ", "seconds")
     parts = [f"{one.name}: {states} ({count}{ended})", f"  sglang {first['sglang']}, since {since}"]
     if show_all:
-        parts += map(_table, _groups(members, by_run=True))
+        parts += map(_table, _groups(members))
     else:
         parts += [render.table([*_lines(members)]), *_troubles(members)]
     return "\n".join(parts)
 
 
-def _groups(members: Sequence[Record], *, by_run: bool = False) -> list[list[Record]]:
-    """Groups of processes of the same kind, with patches in the same states."""
+def _groups(members: Sequence[Record]) -> list[list[Record]]:
+    """Groups of processes of the same role without its rank, with patches in the same states."""
     groups: dict[Any, list[Record]] = {}
     for data in members:
-        states = tuple(
-            (patch["id"], patch["state"], patch["reason"], by_run and patch["ran"])
-            for patch in data["patches"]
-        )
-        groups.setdefault((_kind(data["role"]), states), []).append(data)
+        states = tuple((each["id"], each["state"], each["reason"]) for each in data["patches"])
+        role = re.sub(r"(?<=^scheduler).*", "", data["role"])
+        groups.setdefault((role, states), []).append(data)
     return list(groups.values())
+
+
+def _ran(group: Sequence[Record]) -> set[str]:
+    """The patches that have run in any process of a group."""
+    return {patch["id"] for data in group for patch in data["patches"] if patch["ran"]}
 
 
 def _lines(members: Sequence[Record]) -> Iterator[list[str]]:
@@ -127,9 +131,8 @@ def _lines(members: Sequence[Record]) -> Iterator[list[str]]:
     yield ["  PROCESS", "PID", "LIVE", "HAVE RUN", "WHICH"]
     for group in _groups(members):
         live = [patch["id"] for patch in group[0]["patches"] if patch["state"] == "live"]
-        ran = {patch["id"] for data in group for patch in data["patches"] if patch["ran"]}
-        counts = [str(len(live)), str(len(ran & set(live)))]
-        yield [f"  {_name(group)}", _pids(group), *counts, ", ".join(live) or "-"]
+        counts = [str(len(live)), str(len(_ran(group) & set(live)))]
+        yield [*_who(group), *counts, ", ".join(live) or "-"]
 
 
 def _troubles(members: Sequence[Record]) -> list[str]:
@@ -150,24 +153,15 @@ def _table(group: Sequence[Record]) -> str:
     """Every patch of a group of processes."""
     rows = [["    PATCH", "STATE", "RUN", "WHY"]]
     for patch in group[0]["patches"]:
-        ran = "has run" if patch["ran"] else "-"
+        ran = "has run" if patch["id"] in _ran(group) else "-"
         rows.append([f"    {patch['id']}", patch["state"], ran, patch["reason"]])
     shown = render.table(rows, column=1, colours=COLOURS)
-    return f"  {_name(group)}  {_pids(group)}\n{shown}"
+    return f"{'  '.join(_who(group))}\n{shown}"
 
 
-def _pids(group: Sequence[Record]) -> str:
-    return " ".join(str(data["pid"]) for data in group)
-
-
-def _name(group: Sequence[Record]) -> str:
+def _who(group: Sequence[Record]) -> tuple[str, str]:
+    """The roles of a group of processes, and their PIDs."""
     roles = sorted({data["role"] for data in group})
-    if len(group) == 1:
-        return str(roles[0])
-    more = roles[0] if len(roles) == 1 else f"{roles[0]} ... {roles[-1]}"
-    return f"{more} ({len(group)})"
-
-
-def _kind(role: str) -> str:
-    """The role without its rank: ``scheduler`` for ``scheduler_TP3``."""
-    return role.partition("_")[0].partition(":")[0] if role.startswith("scheduler") else role
+    name = roles[0] if len(roles) == 1 else f"{roles[0]} ... {roles[-1]}"
+    count = f" ({len(group)})" if len(group) > 1 else ""
+    return f"  {name}{count}", " ".join(str(data["pid"]) for data in group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain, islice
@@ -23,6 +24,9 @@ PARSER: dict[str, Any] = {
     "epilog": "Exit code 1: something differs or fails, nothing applies, or a patch that you named "
     "could not be compared."
 }
+
+_NOT_HERE = "built-in or absent"
+_WORST_FIRST = ("failed", "different", "equal", "proven", _NOT_HERE, "skipped")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -109,20 +113,16 @@ def _text(outcome: verify.Outcome) -> str:
 
 def _closing(outcomes: Sequence[verify.Outcome]) -> str:
     """The summary line: ``5 equal, 8 proven, 9 built-in or absent, 0 of 13 could not run``."""
-    words: dict[str, set[str]] = {}
+    words: dict[str, str] = {}
     for outcome in outcomes:
-        words.setdefault(outcome.patch, set()).add(outcome.word)
-    not_here = {
-        outcome.patch
-        for outcome in outcomes
-        if outcome.word == "skipped" and outcome.reason.startswith(("absent: ", "built-in: "))
-    }
-    here = [set_of for patch_id, set_of in words.items() if patch_id not in not_here]
-    equal = sum(each <= {"equal", "skipped"} and "equal" in each for each in here)
-    parts = [f"{equal} equal"]
-    for word in ("proven", "different", "failed"):
-        if count := sum(word in each for each in here):
-            parts.append(f"{count} {word}")
-    parts.append(f"{len(not_here)} built-in or absent")
-    could_not = sum(each == {"skipped"} for each in here)
-    return ", ".join([*parts, f"{could_not} of {len(here)} could not run"])
+        is_not_here = outcome.reason.startswith(("absent: ", "built-in: "))
+        both = (_NOT_HERE if is_not_here else outcome.word, words.get(outcome.patch, "skipped"))
+        words[outcome.patch] = min(both, key=_WORST_FIRST.index)
+    number = Counter(words.values())
+    parts = [
+        f"{number[word]} {word}"
+        for word in ("equal", "proven", "different", "failed", _NOT_HERE)
+        if number[word] or word in {"equal", _NOT_HERE}
+    ]
+    here = len(words) - number[_NOT_HERE]
+    return ", ".join([*parts, f"{number['skipped']} of {here} could not run"])

@@ -581,9 +581,14 @@ sys.stdin.read()
         (
             "all",
             "tensor parallelism is on (--tp-size): this patch was not tested with that",
-            ("bad", "gated by tensor parallelism (--tp-size): one.a, one.b", 1),
+            (
+                "bad",
+                "one.a, one.b are gated: "
+                "tensor parallelism is on (--tp-size): this patch was not tested with that",
+                1,
+            ),
         ),
-        ("one.b", "cuDNN attends", ("bad", "gated because cuDNN attends: one.b", 1)),
+        ("one.b", "cuDNN attends", ("bad", "one.b is gated: cuDNN attends", 1)),
         ("one.step", "-", ("-", "", 0)),
     ],
 )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ... import __version__
 from ...compat.source import Tree
 from ...faults import Found, of_release
-from ...model.feature import flag_in
-from ...model.selection import TROUBLE, Selection
+from ...model.selection import Selection
 from ...telemetry import records, summary
 from .. import entry_point, render
 from ..table import READY
@@ -123,12 +122,7 @@ def _servers() -> Iterator[Check]:
         states = summary.over_processes(one.members)
         live = summary.in_state(states, "live")
         line = f"{one.name}: {summary.counts(states)}"
-        trouble = [
-            f"{name} is {word}: {summary.reason(one.members, name, word)}"
-            for name, word in states.items()
-            if word in TROUBLE - {"gated"}
-        ]
-        trouble += _gates(one.members)
+        trouble = servers.troubles(one.members)
         words = {*states.values()}
         if servers.lacks_something(one.members):
             yield Check("live", "bad", line, "; ".join(trouble))
@@ -141,13 +135,6 @@ def _servers() -> Iterator[Check]:
             yield Check("live", "-", f"{one.name}: none of the chosen patches is for this server")
         if live:
             yield _has_run(one, live, is_all=not trouble)
-
-
-def _gates(members: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each cause of gated patches, with the flag behind it."""
-    for cause, ids in summary.gated(members).items():
-        flag = flag_in(summary.reason(members, ids[0], "gated"))
-        yield f"gated {cause}{flag and f' ({flag})'}: {', '.join(ids)}"
 
 
 def _has_run(one: servers.Running, live: Sequence[str], *, is_all: bool) -> Check:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from ...model.selection import TROUBLE
 from ...telemetry import procfs, records, summary
 from .. import render
 from ..table import COLOURS
@@ -107,7 +106,8 @@ def _server(one: servers.Running, *, show_all: bool) -> str:
     if show_all:
         parts += map(_table, _groups(members))
     else:
-        parts += [render.table([*_lines(members)]), *_troubles(members)]
+        parts.append(render.table([*_lines(members)]))
+        parts += [f"  {line}" for line in servers.troubles(members)]
     return "\n".join(parts)
 
 
@@ -133,20 +133,6 @@ def _lines(members: Sequence[Record]) -> Iterator[list[str]]:
         live = [patch["id"] for patch in group[0]["patches"] if patch["state"] == "live"]
         counts = [str(len(live)), str(len(_ran(group) & set(live)))]
         yield [*_who(group), *counts, ", ".join(live) or "-"]
-
-
-def _troubles(members: Sequence[Record]) -> list[str]:
-    """One line for each patch that is in trouble in any process."""
-    troubles = {
-        (patch["id"], patch["state"], patch["reason"]): None
-        for data in members
-        for patch in data["patches"]
-        if patch["state"] in TROUBLE
-    }
-    return [
-        f"  {patch_id} is {render.paint(state, COLOURS.get(state, ''))}: {reason}"
-        for patch_id, state, reason in troubles
-    ]
 
 
 def _table(group: Sequence[Record]) -> str:

@@ -101,7 +101,7 @@ def test_a_full_disk_is_one_sentence(prepared: Throwaway, words: tuple[str, ...]
         ("sta", {"status "}),
         ("explain two", {"two", "two.helper", "two.policy"}),
         ("verify one.s", {"one.step "}),
-        ("status --wa", {"--watch "}),
+        ("status --al", {"--all "}),
         ("list --sglang-v", {"--sglang-version "}),
     ],
 )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
@@ -21,14 +19,13 @@ PARSER: dict[str, Any] = {
     "in conflict or failed in a process. `not needed` is fine."
 }
 _HIDDEN = ("selection", "prefix")
-_EVERY_S = 2.0
 _BAD_SHOWN = 10
 
 Record = dict[str, Any]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options: which servers, how much detail, and how often."""
+    """Add the options: which servers, and how much detail."""
     parser.add_argument(
         "pids",
         nargs="*",
@@ -37,39 +34,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="show only these servers: the PID of the process that started the others",
     )
     parser.add_argument("--all", action="store_true", help="every patch of every process")
-    parser.add_argument(
-        "--watch",
-        nargs="?",
-        type=float,
-        const=_EVERY_S,
-        metavar="S",
-        help=f"repeat every S seconds (default: {_EVERY_S:g}), until Ctrl-C",
-    )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the states; exit code 1 if a chosen patch is in trouble in any process."""
-    if args.watch is None:
-        return _once(args)
-    if args.json:
-        args.parser.error("--watch and --json exclude each other")
-    if not args.watch > 0:
-        args.parser.error("--watch needs a number of seconds above 0")
-    code = 0
-    try:
-        while True:
-            if sys.stdout.isatty():
-                print("\033[H\033[2J", end="")
-            print(datetime.now().astimezone().isoformat(" ", "seconds"))
-            code = _once(args)
-            print(flush=True)
-            time.sleep(args.watch)
-    except KeyboardInterrupt:
-        return code
-
-
-def _once(args: argparse.Namespace) -> int:
     bad: list[str] = []
     processes = [
         data

@@ -220,8 +220,7 @@ def test_built_in_and_a_set_with_an_absent_patch_are_no_failure(
 def test_explain(throwaway: Throwaway, tree: Path) -> None:
     text = throwaway.command("explain", "two.both").stdout
     assert "Why:" not in text  # it has no page
-    assert f"Definitions, in\n{tree.parent}:\n" in text
-    assert re.search("  changes  sglang.srt.a:Worker.step +sglang/srt/a.py:10", text)
+    assert "What it changes:\n  sglang.srt.a:Worker.step\n" in text
     assert (
         "Chosen by SGLANG_PERF_PATCHES=all. To turn it off: SGLANG_PERF_PATCHES=all,-two.both\n"
         in text
@@ -234,13 +233,16 @@ def test_explain(throwaway: Throwaway, tree: Path) -> None:
     for selection in ("none", ""):
         off = throwaway.command("explain", "one.step", SGLANG_PERF_PATCHES=selection).stdout
         assert "To turn it on: SGLANG_PERF_PATCHES=one.step\n" in off
-    assert re.search("  adds     sglang.srt.a:Worker.extra +not there", text)
-    assert "  needs    1 unchanged: explain two.both --json lists them" in text
+    assert "\n  sglang.srt.a:Worker.extra\n" in text
+    assert "\nIt relies on 1 more: explain two.both --json lists them" in text
     built = throwaway.command("explain", "two.built").stdout
     assert "https://github.com/sgl-project/sglang/pull/1" in built
     data = json.loads(throwaway.command("explain", "two.both", "--json").stdout)
     assert (data["id"], data["why"], data["differences"]) == ("two.both", "", [])
-    assert data["definitions"][0]["line"] == 10
+    assert (data["targets"][0], data["targets"][-1]) == (
+        *("sglang.srt.a:Worker.step", "sglang.srt.a:Worker.extra"),
+    )
+    assert len(data["depends"]) == 1
 
 
 def test_explain_says_how_what_a_patch_needs_fares(throwaway: Throwaway, tree: Path) -> None:

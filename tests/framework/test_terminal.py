@@ -55,20 +55,11 @@ def on_terminal(throwaway: Throwaway, *words: str, columns: int, **variables: st
 
 @pytest.mark.parametrize("columns", [50, 80, 120])
 def test_the_list_fits_the_terminal(prepared: Throwaway, columns: int) -> None:
-    shown = on_terminal(prepared, "list", "--all", columns=columns, NO_COLOR="1")
+    shown = on_terminal(prepared, "list", "--all", columns=columns)
     assert "\033" not in shown
     lines = shown.partition("\n\n")[2].partition("This release")[0].splitlines()
     assert max(map(len, lines)) <= columns
     assert shown.count("word") == 40
-
-
-def test_colour_is_for_terminals_that_have_some(prepared: Throwaway) -> None:
-    shown = on_terminal(prepared, "list", columns=100)
-    assert "\033[32mready" in shown
-    plain = re.sub("\033\\[[0-9]+m", "", shown)
-    assert plain == on_terminal(prepared, "list", columns=100, NO_COLOR="1")
-    assert plain == on_terminal(prepared, "list", columns=100, TERM="dumb")
-    assert "\033" not in prepared.command("list").stdout
 
 
 @pytest.mark.parametrize("words", [("list",), ("explain", "two.helper"), ("status", "--json")])

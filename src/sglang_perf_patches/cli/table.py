@@ -10,17 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from .. import sets
 from ..compat.verdict import Verdict
 from ..model.patch import Patch
-from ..model.selection import TROUBLE
 from . import patch_page, render
 from .patch_page import Short
 
 READY, LIVE, OFF, OPT_IN = "ready", "live", "off (not chosen)", "off (opt-in)"
-COLOURS = {
-    **dict.fromkeys((LIVE, READY), "green"),
-    **dict.fromkeys(TROUBLE, "red"),
-    **dict.fromkeys((OFF, OPT_IN, "gated"), "yellow"),
-}
-
 ONE = "1 GPU"
 WORDS: Mapping[str, str] = {
     "TP": "tensor-parallel",
@@ -101,6 +94,5 @@ def _entry(
         if with_cost:
             lines += [f"costs: {short.cost}", _features(patches[name], patches)]
     heading, *others = [*lines, *more]
-    painted = f": {render.paint(state, COLOURS.get(state, ''))}"
-    first = render.filled(heading, "  ", " " * 6).replace(f": {state}", painted, 1)
+    first = render.filled(heading, "  ", " " * 6)
     return "\n".join([first, *(render.filled(each, " " * 6) for each in others if each)])

@@ -34,7 +34,6 @@ PARSER: dict[str, Any] = {
     "run, and what to change. With --sglang-version or --sglang-path it prints what an upgrade to "
     "that sglang would change. " + asking.HELP,
 }
-_COLOURS = {"lost": "red", "gained": "green", "ours again": "green"}
 _UNCHANGED = ("refused too", "applies as before", "built-in as before", "absent as before")
 _ORDER = ("lost", "gained", "ours again", "becomes built-in", "not there", *_UNCHANGED)
 
@@ -136,7 +135,7 @@ def _upgrade(args: argparse.Namespace) -> int:
     parts = [
         render.filled(_conclusion(prospects, lost)),
         f"{start}\nto   sglang {there.version} at {there.root}",
-        render.table(rows, column=3, colours=_COLOURS) if shown else "",
+        render.table(rows) if shown else "",
         f"{more} more do not change: add --all" if more else "",
         known_faults.of_upgrade(here.version if here else None, there.version),
         stock_switches.text(switches),

@@ -26,8 +26,6 @@ from . import (
     tree_at,
 )
 
-_COLOURS = {"ok": "green", "look": "yellow", "bad": "red"}
-
 
 @dataclass(frozen=True)
 class Check:
@@ -79,7 +77,7 @@ def _text(checks: list[Check]) -> Iterator[str]:
     yield f"to check: {', '.join(bad)}" if bad else "all is well"
     rows = [["CHECK", "", "WHAT WAS FOUND"]]
     rows += [[check.check, check.word, check.said] for check in checks]
-    yield render.table(rows, column=1, colours=_COLOURS)
+    yield render.table(rows)
     if changes := [f"  {check.check}: {check.change}" for check in checks if check.change]:
         yield "\n".join(["What to change:", *changes])
 

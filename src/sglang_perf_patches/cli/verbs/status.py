@@ -11,7 +11,6 @@ from typing import Any
 
 from ...telemetry import procfs, records, summary
 from .. import render
-from ..table import COLOURS
 from . import add_json, servers
 
 PARSER: dict[str, Any] = {
@@ -110,7 +109,7 @@ def _table(group: Sequence[Record]) -> str:
     for patch in group[0]["patches"]:
         ran = "has run" if patch["id"] in _ran(group) else "-"
         rows.append([f"    {patch['id']}", patch["state"], ran, patch["reason"]])
-    shown = render.table(rows, column=1, colours=COLOURS)
+    shown = render.table(rows)
     return f"{'  '.join(_who(group))}\n{shown}"
 
 

@@ -14,6 +14,7 @@ import pytest
 from throwaway import PUBLISHING, Throwaway
 
 from sglang_perf_patches.cli.ask import command, gpus, hub
+from sglang_perf_patches.model.errors import OperatorError
 
 LAUNCH = ("python", "-m", "sglang.launch_server")
 
@@ -76,7 +77,7 @@ def test_an_empty_environment_is_empty() -> None:
     ],
 )
 def test_what_is_no_server_is_one_sentence(line: str, said: str) -> None:
-    with pytest.raises(command.CommandError, match=said.replace("(", r"\(")):
+    with pytest.raises(OperatorError, match=said.replace("(", r"\(")):
         command.read(line.split(), {})
 
 

@@ -519,7 +519,7 @@ def test_the_split_is_of_the_release_to_upgrade_to(
         (json.dumps(MODEL), (), "--model needs --kv-gib"),
         (json.dumps(MODEL), OF_SERVER[:2], "--max-running-requests is missing"),
         (json.dumps(MODEL), ("--kv-gib", "0"), "above 0"),
-        (json.dumps(MODEL), (*OF_SERVER, "--page-size", "0"), "1 or more"),
+        (json.dumps(MODEL), (*OF_SERVER, "--page-size", "0"), "above 0"),
         (json.dumps(HYBRID), OF_SERVER, "--context is missing"),
         (json.dumps(HYBRID), ("--kv-gib", "0.1", *OF_HYBRID[2:]), "hold no request of 4096 tokens"),
         (json.dumps(HYBRID), (*OF_HYBRID[:2], *OF_HYBRID[4:]), "--max-running-requests is missing"),

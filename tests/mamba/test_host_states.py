@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from matrix import applying, newest_of_each_group
 from sglang_perf_patches.cli.sizing import host as host_hint
 from sglang_perf_patches.cli.sizing import split
-from sglang_perf_patches.cli.sizing.server import ModelError, Server
+from sglang_perf_patches.cli.sizing.server import Server
 from sglang_perf_patches.cli.sizing.split import Load
 from sglang_perf_patches.cli.sizing.states import Line, StateHint
+from sglang_perf_patches.model.errors import OperatorError
 from sglang_perf_patches.sets.mamba import host_split
 from sglang_perf_patches.sets.mamba.host_split import Cells, Pools
 from sglang_perf_patches.sets.mamba.host_states.body import VARIABLE
@@ -93,7 +94,7 @@ def test_the_hint_says_what_more_prefixes_fit_with(context: int) -> None:
         assert f"{VARIABLE}={context // -(-context // 8192)}" in few.give
         assert flag in hint.text
         assert "SGLANG_PERF_PATCHES=all,mamba.host-states" in hint.text
-        with pytest.raises(ModelError, match=r"unknown how 0\.5\.19 divides"):
+        with pytest.raises(OperatorError, match=r"unknown how 0\.5\.19 divides"):
             host_hint.hint(server, replace(on_device, release="0.5.19"))
 
 

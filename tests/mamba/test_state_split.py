@@ -16,6 +16,7 @@ from sglang_perf_patches.cli.sizing.server import Server
 from sglang_perf_patches.cli.sizing.split import Load, Split
 from sglang_perf_patches.cli.sizing.states import Way
 from sglang_perf_patches.compat import source
+from sglang_perf_patches.model.errors import OperatorError
 from sglang_perf_patches.model.releases import KNOWN
 from sglang_perf_patches.sets.mamba.host_split import Cells
 
@@ -188,5 +189,5 @@ def test_a_model_without_states_has_no_split() -> None:
 
 
 def test_states_of_a_type_that_nobody_knows_are_refused() -> None:
-    with pytest.raises(ValueError, match="float8"):
+    with pytest.raises(OperatorError, match="float8"):
         state_split.cells_of({**MODELS["Nemotron-H"], "mamba_ssm_dtype": "float8"}, SERVER)

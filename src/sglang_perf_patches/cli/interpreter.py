@@ -9,7 +9,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .ask.command import CommandError, is_python, take_front
+from ..model.errors import OperatorError
+from .ask.command import is_python, take_front
 
 _LIMIT_S = 60
 _WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
@@ -42,7 +43,7 @@ def of(command: Sequence[str], path: str | None = None) -> list[str]:
     words = list(command)
     try:
         take_front(words, {})
-    except CommandError:
+    except OperatorError:
         return []
     before = list(command[: len(command) - len(words)])
     if not words or (program := shutil.which(words[0], path=path)) is None:

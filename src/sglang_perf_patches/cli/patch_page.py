@@ -1,6 +1,6 @@
 """A patch's page: the Markdown file next to its code, which `explain` shows as plain text.
 
-Every page has the same sections (see `SECTIONS`). Blocks between ``<!-- NAME -->`` and
+Every page has the same sections. Blocks between ``<!-- NAME -->`` and
 ``<!-- /NAME -->`` are generated from the declaration; the rest is written by hand.
 """
 
@@ -19,11 +19,6 @@ FOLDER = Path(__file__).parents[1] / "sets"
 
 USE_IT_IF = "**Use it if** "
 """The first words of the paragraph that says who gains and who does not."""
-
-GAIN, COST, PROVEN, SWITCH = "What you gain", "What it costs", "Proven with", "Switch it"
-WHY, HOW, GOES, RELEASES = "Why", "How", "Obsolete when", "Releases"
-SECTIONS = (GAIN, COST, PROVEN, SWITCH, WHY, HOW, GOES, RELEASES)
-"""The headings of a page, in their order."""
 
 _BLOCK = re.compile(r"<!-- ([\w ]+) -->\n.*?<!-- /\1 -->\n?", re.DOTALL)
 _HEADING = re.compile(r"^## (.+)\n", re.MULTILINE)
@@ -115,10 +110,10 @@ def parse(text: str) -> Page:
     condition, _, table = head.partition(plain(USE_IT_IF))[2].partition("\n|")
     return Page(
         condition=condition.strip(),
-        gain=sections.get(GAIN, ""),
-        cost=sections.get(COST, ""),
-        why=sections.get(WHY, ""),
-        how=sections.get(HOW, ""),
-        goes_when=sections.get(GOES, ""),
+        gain=sections.get("What you gain", ""),
+        cost=sections.get("What it costs", ""),
+        why=sections.get("Why", ""),
+        how=sections.get("How", ""),
+        goes_when=sections.get("Obsolete when", ""),
         shorts=tuple(Short(*row) for row in rows(f"|{table}")[1:]),
     )

@@ -29,10 +29,6 @@ _RESOLVER = f"{__package__}.resolver"
 OFF = "off"
 
 
-class AskError(OperatorError, ValueError):
-    """The release can't resolve the command, or refuses it."""
-
-
 @dataclass(frozen=True)
 class Fate:
     """What becomes of a patch.
@@ -61,7 +57,7 @@ def ask(asked: Asked, gpu: Gpu | None, tree: Tree) -> tuple[Setup, Mapping[str, 
         tree: the release.
 
     Raises:
-        AskError: the release refuses the arguments, a model could not be fetched, or the child
+        OperatorError: the release refuses the arguments, a model could not be fetched, or the child
             could not import the release.
     """
     own = asked.environment.get("PYTHONPATH", "").split(os.pathsep)
@@ -80,7 +76,7 @@ def ask(asked: Asked, gpu: Gpu | None, tree: Tree) -> tuple[Setup, Mapping[str, 
             setup = Setup(line["on"], line["lacking"], frozenset(line["having"]))
             return setup, line["faults"]
         if "unfetched" in line:
-            raise AskError(
+            raise OperatorError(
                 f"can't fetch config.json of {' or '.join(hub.models(asked.arguments))} from "
                 f"{hub.host(asked.environment)} ({line['unfetched']}): instead of that name, give "
                 "a folder that has the model's config.json"
@@ -91,14 +87,14 @@ def ask(asked: Asked, gpu: Gpu | None, tree: Tree) -> tuple[Setup, Mapping[str, 
         why = line.get("refused") or why
         known = faults.of_message(tree.version, why)
         hint = f" (known: {faults.Found(known, True).text})" if known else ""
-        raise AskError(f"sglang {tree.version} refuses this command: {why}{hint}")
+        raise OperatorError(f"sglang {tree.version} refuses this command: {why}{hint}")
     if missing := _MISSING.search(why):
-        raise AskError(
+        raise OperatorError(
             f"this Python has no {missing[1]}, which sglang {tree.version} needs to read the "
             f"command: run this in an environment with sglang {tree.version} (pip install "
             f"sglang=={tree.version})"
         )
-    raise AskError(f"sglang {tree.version} could not be asked: {why}")
+    raise OperatorError(f"sglang {tree.version} could not be asked: {why}")
 
 
 def fates(selection: Selection, verdicts: Iterable[Verdict], setup: Setup) -> list[Fate]:

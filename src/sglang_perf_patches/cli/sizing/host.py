@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...model.errors import OperatorError
 from ...sets.mamba import host_split
 from ...sets.mamba.host_split import Pools
 from ...sets.mamba.host_states import PATCH
 from ...sets.mamba.host_states.body import VARIABLE
 from .. import render
-from .server import ModelError, Server
+from .server import Server
 from .states import StateHint
 
 
@@ -74,17 +75,17 @@ def hint(server: Server, states: StateHint | None) -> HostHint | None:
         states: how stock divides the device's memory; None for a model without states.
 
     Raises:
-        ModelError: the model or the release has no such division that is known.
+        OperatorError: the model or the release has no such division that is known.
     """
     ratio, gigabytes = server.hicache_ratio, server.hicache_size
     if not (ratio or gigabytes):
         return None
     if states is None or server.disable_radix_cache:
-        raise ModelError(
+        raise OperatorError(
             "--hicache-size and --hicache-ratio need a hybrid model and a prefix cache"
         )
     if not any(states.release in variant.releases for variant in PATCH.variants):
-        raise ModelError(f"it is unknown how {states.release} divides the host's memory")
+        raise OperatorError(f"it is unknown how {states.release} divides the host's memory")
     cells, context, device = states.cells, states.load.context, states.lines[0].split
     on_device = Pools(device.slots, device.tokens)
     stock = host_split.stock(cells, on_device, ratio=ratio, gigabytes=gigabytes)

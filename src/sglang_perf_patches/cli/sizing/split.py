@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...model.errors import OperatorError
 from ...sets.mamba.host_split import Cells
-from .server import ModelError, Server
+from .server import Server
 
 STOCK_RATIO = 0.9
 """Default ratio of the memory of states to that of KV (``--mamba-full-memory-ratio``)."""
@@ -88,7 +89,7 @@ def cells_of(model: Mapping[str, Any], server: Server) -> Cells | None:
 
     Raises:
         KeyError: a field is missing.
-        ModelError: the states are of an unknown type.
+        OperatorError: the states are of an unknown type.
     """
     text: Mapping[str, Any] = model.get("text_config") or model.get("llm_config") or model
     kind = str(text.get("model_type", ""))
@@ -107,7 +108,7 @@ def cells_of(model: Mapping[str, Any], server: Server) -> Cells | None:
     convolved = (heads * width + 2 * spread * depth) // ranks * (kernel - 1)
     dtype = text.get("mamba_ssm_dtype") or "float32"
     if dtype not in _BYTES:
-        raise ModelError(f"its states are of type {dtype}")
+        raise OperatorError(f"its states are of type {dtype}")
     recurrent = heads // ranks * width * depth * _BYTES[dtype]
     head = text.get("head_dim") or text.get("attention_head_dim")
     head = head or text["hidden_size"] // text["num_attention_heads"]

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...compat.source import Tree
+from ...model.errors import OperatorError
 from ...sets.mamba.host_split import Cells
 from .. import render
 from ..verbs import text_of
-from .server import ModelError, Server
+from .server import Server
 from .split import Load, Split, fitted, split, stock
 
 _ENVIRON = "sglang.srt.environ"
@@ -98,7 +99,7 @@ def hint(tree: Tree, architecture: str, cells: Cells, load: Load, server: Server
 
     Raises:
         TreeError: a file of the tree can't be read.
-        ModelError: no request fits.
+        OperatorError: no request fits.
     """
     available, choices = server.available, ways(tree, architecture)
     if server.disable_radix_cache:
@@ -115,7 +116,7 @@ def hint(tree: Tree, architecture: str, cells: Cells, load: Load, server: Server
             give = f"{way.give} --max-mamba-cache-size {best.slots}".strip()
             lines.append(Line(give, way.slots_each, best))
     if len(lines) < 2:
-        raise ModelError(f"{server.kv_gib:g} GiB hold no request of {load.context} tokens")
+        raise OperatorError(f"{server.kv_gib:g} GiB hold no request of {load.context} tokens")
     costs = dict.fromkeys(cost for way in choices for cost in way.costs)
     return StateHint(tree.version, cells, load, tuple(lines), tuple(costs))
 

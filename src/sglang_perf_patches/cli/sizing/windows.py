@@ -41,7 +41,7 @@ def hint(model: Mapping[str, Any], server: Server, *, interval: int = 128) -> Hi
         interval: steps between two evictions (``SGLANG_SWA_EVICTION_INTERVAL``).
 
     Raises:
-        ModelError: there is a window pool, and the number of requests is missing.
+        OperatorError: there is a window pool, and the number of requests is missing.
     """
     text: Mapping[str, Any] = model.get("text_config") or model
     window = text.get("sliding_window")

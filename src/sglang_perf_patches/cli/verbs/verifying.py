@@ -22,7 +22,7 @@ from . import add_json, judged, names_of_patches, tree_at
 
 PARSER: dict[str, Any] = {
     "epilog": "Exit code 1: something differs or fails, nothing applies, or a patch that you named "
-    "could not be compared."
+    "could not be compared. --json has the traceback of a case that fails."
 }
 
 _NOT_HERE = "built-in or absent"
@@ -41,9 +41,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=900.0,
         metavar="S",
         help="seconds that each process may take (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--traceback", action="store_true", help="show the traceback of a case that fails"
     )
     add_json(parser)
 
@@ -65,8 +62,6 @@ def run(args: argparse.Namespace) -> int:
             room = 6 if outcome.word == "proven" else 10  # that one is read as a sentence
             start = f"{outcome.patch:<{width}}  {outcome.word:<{room}} "
             print(render.filled(_text(outcome), start, "    "), flush=True)
-            if args.traceback and outcome.traceback:
-                print(outcome.traceback, flush=True)
     if args.json:
         data = {
             "sglang": {"version": tree.version, "path": str(tree.root)},

@@ -5,7 +5,7 @@ hold its figures (see `quotes`). `tables` puts the table into the README, and wr
 the page.
 
 The columns "works with" follow from what the patches of a row were tested with
-(`Patch.proven_with`), by the words of ``doctor -- COMMAND`` and `list` (`cli.works_with`);
+(`Patch.proven_with`), by the words of ``doctor -- COMMAND`` and `list` (`cli.table`);
 ``tests/releases/recipes/table.md`` shows the same in commands that people run. No row states it.
 """
 
@@ -21,7 +21,8 @@ from pathlib import Path, PurePosixPath
 from xml.sax.saxutils import escape
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.cli import patch_page, works_with
+from sglang_perf_patches.cli import patch_page
+from sglang_perf_patches.cli.table import works_with
 from sglang_perf_patches.model.patch import by_id
 from tests.maintain import pages, quotes
 
@@ -182,7 +183,7 @@ def table(gains: Sequence[Gain], root: Path) -> str:
 
 def features(gain: Gain) -> str:
     """What all patches of a row were tested with; MLX has one process, and none of the others."""
-    words = works_with.works_with(_PATCHES, *gain.patches)
+    words = works_with(_PATCHES, *gain.patches)
     is_mlx = any("mlx" in _PATCHES[each].only_with for each in gain.patches)
     return "one process" if is_mlx else ", ".join(words)
 

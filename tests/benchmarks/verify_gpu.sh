@@ -11,7 +11,7 @@ python3 -c 'import wrapt' || { echo "carry a wheel of wrapt, and put it on PYTHO
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 for run in first second; do
   began=$(date +%s.%N)
-  python3 -m sglang_perf_patches verify --traceback "$@"
+  python3 -m sglang_perf_patches verify "$@"
   code=$?
   echo "VERIFY $run exit $code seconds $(python3 -c "import time; print(round(time.time() - $began, 1))")"
 done

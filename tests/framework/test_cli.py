@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from throwaway import Throwaway
 
-from sglang_perf_patches import __version__, sets
+from sglang_perf_patches import __version__
 
 # Every process of these tests knows throwaway sets, made from a tree as it was first written.
 SETS = """
@@ -220,8 +220,7 @@ def test_built_in_and_a_set_with_an_absent_patch_are_no_failure(
 def test_explain(throwaway: Throwaway, tree: Path) -> None:
     text = throwaway.command("explain", "two.both").stdout
     assert "Why:" not in text  # it has no page
-    assert f"Definitions, in\n{tree.parent}:\n" in text
-    assert re.search("  changes  sglang.srt.a:Worker.step +sglang/srt/a.py:10", text)
+    assert "What it changes:\n  sglang.srt.a:Worker.step\n" in text
     assert (
         "Chosen by SGLANG_PERF_PATCHES=all. To turn it off: SGLANG_PERF_PATCHES=all,-two.both\n"
         in text
@@ -234,13 +233,16 @@ def test_explain(throwaway: Throwaway, tree: Path) -> None:
     for selection in ("none", ""):
         off = throwaway.command("explain", "one.step", SGLANG_PERF_PATCHES=selection).stdout
         assert "To turn it on: SGLANG_PERF_PATCHES=one.step\n" in off
-    assert re.search("  adds     sglang.srt.a:Worker.extra +not there", text)
-    assert "  needs    1 unchanged: explain two.both --json lists them" in text
+    assert "\n  sglang.srt.a:Worker.extra\n" in text
+    assert "\nIt relies on 1 more: explain two.both --json lists them" in text
     built = throwaway.command("explain", "two.built").stdout
     assert "https://github.com/sgl-project/sglang/pull/1" in built
     data = json.loads(throwaway.command("explain", "two.both", "--json").stdout)
     assert (data["id"], data["why"], data["differences"]) == ("two.both", "", [])
-    assert data["definitions"][0]["line"] == 10
+    assert (data["targets"][0], data["targets"][-1]) == (
+        *("sglang.srt.a:Worker.step", "sglang.srt.a:Worker.extra"),
+    )
+    assert len(data["depends"]) == 1
 
 
 def test_explain_says_how_what_a_patch_needs_fares(throwaway: Throwaway, tree: Path) -> None:
@@ -389,13 +391,8 @@ def test_no_sglang(throwaway: Throwaway) -> None:
         == "sglang-perf-patches: sglang is not installed for this Python; use one that has it"
     )
     assert "--sglang-version" in hint
-    assert done.returncode == 2
-    patches = [patch.id for patch_set in sets.load() for patch in patch_set.patches]
-    lines = done.stdout.splitlines()
-    shown = [line.split()[0] for line in lines[2:] if not line.startswith(" ")]
-    assert max(map(len, lines)) <= 80
-    assert done.stdout.startswith(f"{len(patches)} patches")
-    assert shown == patches
+    assert "sglang-perf-patches help patches" in hint
+    assert (done.returncode, done.stdout) == (2, "")
     alone = throwaway.command("explain", "mlx.kv-arena", PYTHONPATH=src)
     assert (alone.returncode, alone.stderr) == (2, f"{sentence}\n")
     assert alone.stdout.startswith("mlx.kv-arena (exact): ")

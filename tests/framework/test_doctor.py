@@ -257,7 +257,7 @@ def test_without_a_sglang_to_upgrade_from(throwaway: Throwaway, other: Path) -> 
     done = throwaway.command("doctor", "--sglang-path", str(other))
     assert done.returncode == 1
     assert "this Python has no sglang" in done.stdout
-    assert done.stdout.splitlines()[-1] == "chosen, and refused: one.step"
+    assert done.stdout.splitlines()[0] == "chosen, and lost: one.step (2 lost, 2 gained)"
 
 
 HEALTH = """
@@ -519,7 +519,7 @@ def test_the_split_is_of_the_release_to_upgrade_to(
         (json.dumps(MODEL), (), "--model needs --kv-gib"),
         (json.dumps(MODEL), OF_SERVER[:2], "--max-running-requests is missing"),
         (json.dumps(MODEL), ("--kv-gib", "0"), "above 0"),
-        (json.dumps(MODEL), (*OF_SERVER, "--page-size", "0"), "1 or more"),
+        (json.dumps(MODEL), (*OF_SERVER, "--page-size", "0"), "above 0"),
         (json.dumps(HYBRID), OF_SERVER, "--context is missing"),
         (json.dumps(HYBRID), ("--kv-gib", "0.1", *OF_HYBRID[2:]), "hold no request of 4096 tokens"),
         (json.dumps(HYBRID), (*OF_HYBRID[:2], *OF_HYBRID[4:]), "--max-running-requests is missing"),
@@ -581,9 +581,14 @@ sys.stdin.read()
         (
             "all",
             "tensor parallelism is on (--tp-size): this patch was not tested with that",
-            ("bad", "gated by tensor parallelism (--tp-size): one.a, one.b", 1),
+            (
+                "bad",
+                "one.a, one.b are gated: "
+                "tensor parallelism is on (--tp-size): this patch was not tested with that",
+                1,
+            ),
         ),
-        ("one.b", "cuDNN attends", ("bad", "gated because cuDNN attends: one.b", 1)),
+        ("one.b", "cuDNN attends", ("bad", "one.b is gated: cuDNN attends", 1)),
         ("one.step", "-", ("-", "", 0)),
     ],
 )

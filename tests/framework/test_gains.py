@@ -10,7 +10,7 @@ import pytest
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import patch_page, table
 from sglang_perf_patches.cli.markdown import plain
-from sglang_perf_patches.cli.works_with import ONE, WORDS
+from sglang_perf_patches.cli.table import ONE, WORDS
 from sglang_perf_patches.compat.verdict import Verdict
 from sglang_perf_patches.model.patch import by_id
 from tests.benchmarks import gains

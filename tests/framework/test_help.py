@@ -37,13 +37,12 @@ y = x
 """
 SHOWN = """A TITLE
 
-  `a`
-      meaning: what it
-      is
-  b
-      meaning: two
-      words
-      more: and more
+  word:
+  - `a`: meaning: what
+    it is
+  - b: meaning: two
+    words; more: and
+    more
 
 One paragraph with
 `code` and a link.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglang_perf_patches import sets
-from sglang_perf_patches.cli import downloads, main, patch_page
+from sglang_perf_patches.cli import downloads, main, markdown, patch_page
 from sglang_perf_patches.model.patch import by_id
 
 TEXT = """# one.a
@@ -81,18 +81,20 @@ all
 
 def test_the_prose_of_a_page_is_plain_text() -> None:
     assert patch_page.parse(TEXT) == patch_page.Page(
-        condition="you run --a b or that.",
+        condition="you run --a b\nor that.",
         shorts=(patch_page.Short("--a b", "2 ms → 1 ms first token", "none known"),),
-        gain="Much, on one machine.",
-        conditions="It varies.",
-        figures=(
-            ("measured", "stock", "patched"),
-            ("first token", "2 ms", "1 ms"),
-            ("memory", "", "none"),
+        gain=(
+            "Much, on one machine.\n\n"
+            "| measured | stock | patched |\n| --- | --- | --- |\n"
+            "| first token | 2 ms | 1 ms |\n| memory |  | none |\n\n"
+            "It varies."
         ),
-        cost="Little. At 1 request: Boot: stock 1 s → patched 2 s.",
+        cost=(
+            "Little.\n\n"
+            "| at 1 request | stock | patched |\n| --- | --- | --- |\n| boot | 1 s | 2 s |"
+        ),
         why="Stock waits.",
-        how="The patch does not. Stock, by when: Later: waits.",
+        how="The patch does not.\n\n| when | stock |\n| --- | --- |\n| later | waits |",
         goes_when="Upstream has it.",
     )
 
@@ -130,14 +132,16 @@ def test_the_figure_of_the_nearest_release_is_shown(release: str, figure: str) -
     assert patch_page.Page().on(release) is None
 
 
-def test_a_heading_among_figures_is_no_sentence() -> None:
-    table = (("measured", "stock", "patched"), ("on a CPU", "", ""), ("a step", "2 ms", "1 ms"))
-    assert list(patch_page.in_words(table)) == [
-        *("Measured:", "On a CPU:", "A step: stock 2 ms → patched 1 ms")
+def test_a_table_names_each_figure() -> None:
+    table = "| measured | stock | patched |\n| --- | --- | --- |\n"
+    heading, row = "| on a CPU |  |  |\n", "| a step | 2 ms | 1 ms |\n| memory |  | none |"
+    assert markdown.shown(table + heading + row).splitlines() == [
+        *("  measured:", "  - on a CPU:"),
+        *("  - a step: stock: 2 ms; patched: 1 ms", "  - memory: patched: none"),
     ]
-    words = (("message", "stock", "patched"), ("no slot", "the scheduler dies", "it waits"))
-    assert list(patch_page.in_words(words))[1:] == [
-        "No slot: stock: the scheduler dies; patched: it waits"
+    words = "| when | stock |\n| --- | --- |\n| no slot | the scheduler dies |"
+    assert markdown.shown(words).splitlines() == [
+        *("  stock, by when:", "  - no slot: the scheduler dies")
     ]
 
 
@@ -163,11 +167,10 @@ def test_explain_shows_the_page(patch_id: str, capsys: pytest.CaptureFixture[str
     texts = [getattr(parsed, name) for name in prose]
     assert [data[name] for name in prose] == texts
     assert all(texts)
-    assert [tuple(row) for row in data["figures"]] == list(parsed.figures)
     assert main(["explain", patch_id, *tree]) == 0
     text = "".join(capsys.readouterr().out.split())  # wrapped anywhere
     for part in texts:
-        assert "".join(part.split()) in text
+        assert "".join(markdown.shown(part).split()) in text
 
 
 def test_every_patch_has_a_page_and_no_page_lacks_a_patch() -> None:

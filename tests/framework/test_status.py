@@ -681,33 +681,9 @@ def test_identical_ranks_are_one_line(throwaway: Throwaway, tmp_path: Path) -> N
         assert ranks.startswith("  scheduler_TP0 ... scheduler_TP3 (4)  ")
         assert ranks.split()[-3:] == ["1", "1", "one.step"]
         assert len(lines) == 5
-        watching = subprocess.Popen(
-            [sys.executable, "-c", STATUS, "--watch", "0.5"],
-            env=throwaway.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            # A shell's background jobs ignore a Ctrl-C, and so would what they start.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-        assert watching.stdout
-        head = f"server {server.pid} (me/tiny, port 31234): "
-        for _ in range(2):
-            while head not in watching.stdout.readline():
-                assert watching.poll() is None
-        watching.send_signal(signal.SIGINT)
-        _, stderr = watching.communicate(timeout=600)
-        assert (watching.returncode, stderr) == (0, "")
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.communicate()
-
-
-@pytest.mark.parametrize("words", [("--watch", "0"), ("--watch", "-1"), ("--watch", "--json")])
-def test_what_can_not_be_watched(throwaway: Throwaway, words: tuple[str, ...]) -> None:
-    code, out, stderr = status(throwaway, *words)
-    assert (code, out) == (2, "")
-    assert stderr.startswith("usage: sglang-perf-patches status ")
 
 
 SERVER = """

@@ -313,7 +313,7 @@ def test_a_traceback_is_shown_to_who_asks(prepared: Throwaway) -> None:
     done = verify(prepared, "raises", "one")
     assert "Traceback" not in done.stdout + done.stderr
     assert "its case ended with ZeroDivisionError: by a case" in done.stdout
-    assert "Traceback" in verify(prepared, "raises", "one", "--traceback").stdout
+    assert "Traceback" in verify(prepared, "raises", "one", "--json").stdout
 
 
 def test_progress_says_what_how_many_and_where(prepared: Throwaway) -> None:

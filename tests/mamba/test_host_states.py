@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from matrix import applying, newest_of_each_group
 from sglang_perf_patches.cli.sizing import host as host_hint
 from sglang_perf_patches.cli.sizing import split
-from sglang_perf_patches.cli.sizing.host import Host
+from sglang_perf_patches.cli.sizing.server import Server
 from sglang_perf_patches.cli.sizing.split import Load
+from sglang_perf_patches.cli.sizing.states import Line, StateHint
+from sglang_perf_patches.model.errors import OperatorError
 from sglang_perf_patches.sets.mamba import host_split
 from sglang_perf_patches.sets.mamba.host_split import Cells, Pools
 from sglang_perf_patches.sets.mamba.host_states.body import VARIABLE
@@ -73,16 +76,22 @@ def test_the_host_is_divided_as_prefixes_need_it(
 def test_the_hint_says_what_more_prefixes_fit_with(context: int) -> None:
     cells = Cells(state=66_000_000, token=20_480)
     device = split.stock(cells, Load(64, context), available=34 << 30, slots_each=5)
-    for host in (Host(2, 0), Host(0, 90)):
-        hint = host_hint.hint("0.5.23", cells, device, host, context=context, chunk=8192)
+    stocks = (Line("", 5, device),)
+    for flag, server in (
+        ("--hicache-ratio 2", Server(kv_gib=34, hicache_ratio=2)),
+        ("--hicache-size 90", Server(kv_gib=34, hicache_size=90)),
+    ):
+        on_device = StateHint("0.5.23", cells, Load(64, context), stocks, ())
+        hint = host_hint.hint(server, on_device)
         assert hint is not None
         stock, few, more = hint.lines
         assert few.short >= stock.short
         assert more.long >= stock.long
         assert f"{VARIABLE}={context // -(-context // 8192)}" in few.give
-        assert host.given in hint.text
+        assert flag in hint.text
         assert "SGLANG_PERF_PATCHES=all,mamba.host-states" in hint.text
-    assert host_hint.hint("0.5.21", cells, device, host, context=context, chunk=8192) is None
+        with pytest.raises(OperatorError, match=r"unknown how 0\.5\.21 divides"):
+            host_hint.hint(server, replace(on_device, release="0.5.21"))
 
 
 def test_a_host_smaller_than_the_device_is_stocks() -> None:

@@ -16,6 +16,7 @@ from sglang_perf_patches.cli.sizing.server import Server
 from sglang_perf_patches.cli.sizing.split import Load, Split
 from sglang_perf_patches.cli.sizing.states import Way
 from sglang_perf_patches.compat import source
+from sglang_perf_patches.model.errors import OperatorError
 from sglang_perf_patches.model.releases import KNOWN
 from sglang_perf_patches.sets.mamba.host_split import Cells
 
@@ -142,7 +143,7 @@ def test_the_hint_is_what_the_release_makes_of_the_memory(release: str) -> None:
         for ranks in RANKS:
             cells = state_split.cells_of(config, Server(kv_gib=GIB, tp_size=ranks))
             assert cells is not None
-            hint = states.hint(tree, architecture, cells, LOAD, GIB << 30)
+            hint = states.hint(tree, architecture, cells, LOAD, SERVER)
             ways = states.ways(tree, architecture)
             defaults[architecture] = ways[0].slots_each == 5
             assert len(hint.lines) == len(ways) + 1
@@ -188,5 +189,5 @@ def test_a_model_without_states_has_no_split() -> None:
 
 
 def test_states_of_a_type_that_nobody_knows_are_refused() -> None:
-    with pytest.raises(ValueError, match="float8"):
+    with pytest.raises(OperatorError, match="float8"):
         state_split.cells_of({**MODELS["Nemotron-H"], "mamba_ssm_dtype": "float8"}, SERVER)

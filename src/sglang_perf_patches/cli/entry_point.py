@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib import metadata
 
+from ..compat import source
 from ..compat.source import Tree
 
 GROUP = "sglang.srt.plugins"
@@ -23,6 +25,15 @@ def obstacle(tree: Tree, environment: Mapping[str, str] = os.environ) -> str:
         return f"This release loads no plugins: {_BY_RUN}."
     if is_filtered(environment.get("SGLANG_PLUGINS", "")):
         return f"{FILTERED}: add the name, or {_BY_RUN}."
+    return ""
+
+
+def obstacle_here() -> str:
+    """As `obstacle`, of the sglang of this Python; this package may not be installed in it."""
+    if why := obstacle(source.installed()):
+        return why
+    if not metadata.entry_points(group=GROUP, name=NAME):
+        return f"No entry point {NAME} is installed: install this package with pip, or {_BY_RUN}."
     return ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -10,28 +9,24 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from . import entry_point
-from .ask.command import CommandError, is_python, take_front
+from ..model.errors import OperatorError
+from .ask.command import is_python, take_front
 
 _LIMIT_S = 60
 _WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
 _CUTS_OFF = re.compile(r"-[A-Za-z]*[IES]")
-_PROBE = f"""
-import importlib.util, json, os, sys
-from importlib.metadata import entry_points
-watched = any(type(finder).__name__ == "_Watcher" for finder in sys.meta_path)
-sys.meta_path[:] = [one for one in sys.meta_path if type(one).__name__ != "_Watcher"]
-spec = importlib.util.find_spec("sglang")
-places = (spec and spec.submodule_search_locations) or ()
-parts = {entry_point.GROUP!r}.split(".")[1:]
-print(json.dumps({{
-    "watched": watched,
-    "sglang": bool(spec),
-    "package": importlib.util.find_spec("sglang_perf_patches") is not None,
-    "loads": any(os.path.exists(os.path.join(place, *parts, "__init__.py")) for place in places),
-    "entry": any(entry_points(group={entry_point.GROUP!r}, name={entry_point.NAME!r})),
-    "allowed": os.environ.get("SGLANG_PLUGINS", ""),
-}}))
+_PROBE = """
+import sys
+from importlib.util import find_spec
+finders = [one for one in sys.meta_path if type(one).__name__ != "_Watcher"]
+is_run = finders != sys.meta_path
+sys.meta_path[:] = finders
+if find_spec("sglang"):
+    if not find_spec("sglang_perf_patches"):
+        print("That Python can't import sglang_perf_patches: install it next to its sglang.")
+    elif not is_run:
+        from sglang_perf_patches.cli import entry_point
+        print(entry_point.obstacle_here())
 """
 
 
@@ -48,15 +43,15 @@ def of(command: Sequence[str], path: str | None = None) -> list[str]:
     words = list(command)
     try:
         take_front(words, {})
-    except CommandError:
+    except OperatorError:
         return []
     before = list(command[: len(command) - len(words)])
     if not words or (program := shutil.which(words[0], path=path)) is None:
         return []
     if is_python(words[0]):
         return [*before, words[0], *_options(words[1:])]
-    python = _of_script(Path(program)) if os.path.basename(program) == "sglang" else []
-    return [*before, *python] if python else []
+    python = Path(program).resolve().with_name("python3")
+    return [*before, str(python)] if os.path.basename(program) == "sglang" else []
 
 
 def cutting_off(words: Sequence[str]) -> str:
@@ -64,39 +59,31 @@ def cutting_off(words: Sequence[str]) -> str:
     return next(filter(_CUTS_OFF.match, words), "")
 
 
-def obstacle(
-    command: Sequence[str], environment: Mapping[str, str], prefix: Sequence[str] = ()
-) -> str:
+def obstacle(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """Why a server of this command would run without patches; "" if nothing speaks against it.
 
     It starts the command's Python once, with a script that imports neither sglang nor a patch.
 
     Args:
-        command: the operator's command.
+        command: the operator's command, with our ``run`` before it if that starts it.
         environment: the server's environment.
-        prefix: the words before the command.
     """
     python = of(command, environment.get("PATH"))
-    seen = _probed([*prefix, *python], environment) if python else None
-    if seen is None or not seen["sglang"] or (seen["watched"] and seen["package"]):
+    if not python:
         return ""
-    name = next(filter(is_python, python))
-    if not seen["package"]:
-        return f"`{name}` can't import sglang_perf_patches: install it next to that sglang"
-    if not seen["loads"]:
-        option = cutting_off(python)
-        why = f" {option} keeps `sglang-perf-patches run` out." if option else ""
-        return f"the sglang of `{name}` loads no plugins.{why}"
-    if not seen["entry"]:
-        return (
-            f"`{name}` sees no entry point {entry_point.NAME}: install this package there with pip"
+    try:
+        done = subprocess.run(
+            [*python, "-c", _PROBE],
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
         )
-    if entry_point.is_filtered(seen["allowed"]):
-        return (
-            f"{entry_point.FILTERED}: add the name, or put `sglang-perf-patches run` before the "
-            "server's command"
-        )
-    return ""
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    why, option = done.stdout.strip(), cutting_off(python)
+    return f"{why} {option} keeps `sglang-perf-patches run` out." if why and option else why
 
 
 def _options(words: Sequence[str]) -> list[str]:
@@ -113,33 +100,3 @@ def _options(words: Sequence[str]) -> list[str]:
         if option is None or option[0] != word:  # ``-Im MODULE`` has both
             break
     return options
-
-
-def _of_script(program: Path) -> list[str]:
-    """The Python in the first lines of a console script, as pip or uv writes them."""
-    try:
-        with program.open("rb") as file:
-            lines = file.read(2000).decode(errors="replace").splitlines()[:2]
-    except OSError:
-        return []
-    named = re.match(r"#!(?!/bin/sh)(?:\S*/env )?(\S+)", lines[0]) if lines else None
-    if named is None and len(lines) > 1:  # of a path too long for a first line
-        named = re.match(r"'''exec' (?:\"(?=[^\"]+\"))?([^\"]+?)\"? \"\$0\"", lines[1])
-    return [named[1]] if named and is_python(named[1]) else []
-
-
-def _probed(words: Sequence[str], environment: Mapping[str, str]) -> dict[str, str] | None:
-    """What the script found in that Python; None if it can't be run."""
-    try:
-        done = subprocess.run(
-            [*words, "-c", _PROBE],
-            env=dict(environment),
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=False,
-        )
-        seen: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return None
-    return seen

@@ -50,13 +50,12 @@ def _lines(block: str) -> Iterator[str]:
         if rest:
             yield from _lines(rest)
     elif block.startswith("|"):
-        (_, *heads), *lines = rows(block)
+        (what, *heads), *lines = rows(block)
+        yield filled(f"{heads[0]}, by {what}:" if len(heads) == 1 else f"{what}:", "  ")
         for first, *others in lines:
-            yield filled(first, "  ", "    ")
-            for head, cell in zip(heads, others, strict=True):
-                label = f"{head}: " if len(heads) > 1 else ""
-                if cell:
-                    yield filled(label + cell, " " * 6)
+            labels = [f"{head}: " if len(heads) > 1 else "" for head in heads]
+            cells = zip(labels, others, strict=True)
+            yield item(f"{first}: {'; '.join(label + cell for label, cell in cells if cell)}")
     elif block.startswith("- "):
         yield from (item(_words(each.removeprefix("- "))) for each in _BULLET.split(block)[1:])
     else:

@@ -1,13 +1,12 @@
 """A patch's page: the Markdown file next to its code, which `explain` shows as plain text.
 
-Every page has the same sections (see `SECTIONS`). Blocks between ``<!-- NAME -->`` and
+Every page has the same sections. Blocks between ``<!-- NAME -->`` and
 ``<!-- /NAME -->`` are generated from the declaration; the rest is written by hand.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,11 +19,6 @@ FOLDER = Path(__file__).parents[1] / "sets"
 
 USE_IT_IF = "**Use it if** "
 """The first words of the paragraph that says who gains and who does not."""
-
-GAIN, COST, PROVEN, SWITCH = "What you gain", "What it costs", "Proven with", "Switch it"
-WHY, HOW, GOES, RELEASES = "Why", "How", "Obsolete when", "Releases"
-SECTIONS = (GAIN, COST, PROVEN, SWITCH, WHY, HOW, GOES, RELEASES)
-"""The headings of a page, in their order."""
 
 _BLOCK = re.compile(r"<!-- ([\w ]+) -->\n.*?<!-- /\1 -->\n?", re.DOTALL)
 _HEADING = re.compile(r"^## (.+)\n", re.MULTILINE)
@@ -64,28 +58,19 @@ class Short(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The handwritten part of a page, as plain text.
+    """The handwritten part of a page: its sections, as Markdown without links and emphasis.
 
     Attributes:
-        why: what stock does, and what that costs.
-        how: what the patch does instead, and when it uses stock's code.
-        gain: how much.
-        conditions: what the page says below the figures.
-        figures: the measurements, as rows of cells; the first row is the heading.
         condition: who gains, and who does not.
-        cost: memory, start time, host time, and where the patch is slower.
-        goes_when: what would make the patch unnecessary.
         shorts: who gains in a few words, for ``list``; a row for each release with a figure, the
             newest first.
     """
 
+    condition: str = ""
+    gain: str = ""
+    cost: str = ""
     why: str = ""
     how: str = ""
-    gain: str = ""
-    conditions: str = ""
-    figures: tuple[tuple[str, ...], ...] = ()
-    condition: str = ""
-    cost: str = ""
     goes_when: str = ""
     shorts: tuple[Short, ...] = ()
 
@@ -121,55 +106,14 @@ def read(patch_id: str) -> Page:
 def parse(text: str) -> Page:
     """Parse the Markdown of a page."""
     head, *parts = _HEADING.split(plain(_BLOCK.sub("", text)))
-    sections = dict(zip(parts[::2], parts[1::2], strict=True))
-    _, _, condition = head.partition(plain(USE_IT_IF))
-    gain = sections.get(GAIN, "")
-    above, _, below = gain.partition("\n|")
+    sections = dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True))
+    condition, _, table = head.partition(plain(USE_IT_IF))[2].partition("\n|")
     return Page(
-        condition=_prose(condition),
-        shorts=tuple(Short(*row) for row in rows(condition)[1:]),
-        gain=_prose(above),
-        figures=rows(gain),
-        conditions=_prose(f"|{below}"),
-        cost=_with_rows(sections.get(COST, "")),
-        why=_with_rows(sections.get(WHY, "")),
-        how=_with_rows(sections.get(HOW, "")),
-        goes_when=_prose(sections.get(GOES, "")),
+        condition=condition.strip(),
+        gain=sections.get("What you gain", ""),
+        cost=sections.get("What it costs", ""),
+        why=sections.get("Why", ""),
+        how=sections.get("How", ""),
+        goes_when=sections.get("Obsolete when", ""),
+        shorts=tuple(Short(*row) for row in rows(f"|{table}")[1:]),
     )
-
-
-def _prose(markdown: str) -> str:
-    """The paragraphs on one line, without tables."""
-    lines = (line.strip() for line in markdown.splitlines())
-    return " ".join(line for line in lines if line and not line.startswith("|"))
-
-
-def _with_rows(markdown: str) -> str:
-    """The paragraphs, with each table row as a sentence."""
-    lines = (line if line.endswith(":") else f"{line}." for line in in_words(rows(markdown)))
-    return " ".join(filter(None, [_prose(markdown), *lines]))
-
-
-def in_words(table: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The rows of a table in words: ``A step: stock 2 ms → patched 1 ms``, or a phrase a cell.
-
-    Only headings end with a colon: rows without a figure, and the first line, such as ``First
-    token:``. It has the heading of an only column too: ``Tokens found, by prompt:``.
-    """
-    if not table:
-        return
-    (what, *columns), *others = table
-    yield _sentence(f"{columns[0]}, by {what}:" if len(columns) == 1 else f"{what}:")
-    for what, *cells in others:
-        named = [(name, cell) for name, cell in zip(columns, cells, strict=False) if cell]
-        if len(columns) == 1:
-            told = cells[0]
-        elif all(cell[0].isdigit() for _, cell in named):
-            told = " → ".join(f"{name} {cell}" for name, cell in named)
-        else:
-            told = "; ".join(f"{name}: {cell}" for name, cell in named)
-        yield _sentence(f"{what}: {told}".strip())
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"

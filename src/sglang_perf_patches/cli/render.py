@@ -1,14 +1,12 @@
-"""Formats the command's output: tables that fit the terminal, wrapped text, colour."""
+"""Formats the command's output: tables that fit the terminal, wrapped text."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-_CODES = {"green": "32", "yellow": "33", "red": "31"}
 _LEAST = 24  # minimum width in columns for a readable wrapped last cell
 PAGE = 80
 """The most columns of prose."""
@@ -30,13 +28,6 @@ def warn(line: object) -> None:
 def width() -> int | None:
     """Columns of the terminal; None if stdout is not a terminal, so lines are not wrapped."""
     return shutil.get_terminal_size().columns if _is_terminal() else None
-
-
-def paint(text: str, colour: str) -> str:
-    """Text in a colour, if stdout is a terminal with colours and ``NO_COLOR`` is not set."""
-    if not colour or not _is_terminal() or os.environ.get("NO_COLOR"):
-        return text
-    return text if os.environ.get("TERM") == "dumb" else f"\033[{_CODES[colour]}m{text}\033[0m"
 
 
 def filled(text: str, start: str = "", then: str | None = None) -> str:
@@ -62,16 +53,10 @@ def item(text: str) -> str:
     return filled(text, "  - ", "    ")
 
 
-def table(
-    rows: Sequence[Sequence[str]],
-    *,
-    column: int = -1,
-    colours: Mapping[str, str] | None = None,
-) -> str:
+def table(rows: Sequence[Sequence[str]]) -> str:
     """Rows in columns as wide as their widest cell; the last column is wrapped to the terminal.
 
-    The first row is the heading. Cells of `column`, unless that is -1, have the colour that
-    `colours` names for their text.
+    The first row is the heading.
     """
     widths = [max(map(len, cells)) for cells in zip(*(row[:-1] for row in rows), strict=True)]
     indent = sum(widths) + 2 * len(widths)
@@ -79,8 +64,6 @@ def table(
     lines = []
     for *row, last in rows:
         cells = [cell.ljust(size) for cell, size in zip(row, widths, strict=True)]
-        if column >= 0:
-            cells[column] = paint(cells[column], (colours or {}).get(row[column], ""))
         first, *others = [last] if columns is None else _wrapped(last, columns - indent)
         lines.append("  ".join([*cells, first]).rstrip())
         lines += [" " * indent + text for text in others]

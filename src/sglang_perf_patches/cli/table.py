@@ -10,16 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from .. import sets
 from ..compat.verdict import Verdict
 from ..model.patch import Patch
-from ..model.selection import TROUBLE
-from . import patch_page, render, works_with
+from . import patch_page, render
 from .patch_page import Short
 
 READY, LIVE, OFF, OPT_IN = "ready", "live", "off (not chosen)", "off (opt-in)"
-COLOURS = {
-    **dict.fromkeys((LIVE, READY), "green"),
-    **dict.fromkeys(TROUBLE, "red"),
-    **dict.fromkeys((OFF, OPT_IN, "gated"), "yellow"),
+ONE = "1 GPU"
+WORDS: Mapping[str, str] = {
+    "TP": "tensor-parallel",
+    "MTP": "eagle",
+    "EP": "expert-parallel",
+    "DP attention": "dp-attention",
+    "hierarchical cache": "hierarchical-cache",
 }
+"""The words of the "works with" columns, also in the README → the feature (see `model.setups`)."""
 
 Row = tuple[str, str, Sequence[str]]
 """A patch's id, its state, and what else there is to say."""
@@ -51,12 +54,28 @@ def of_patches(
     return "\n\n".join(parts)
 
 
+def works_with(patches: Mapping[str, Patch], *ids: str) -> tuple[str, ...]:
+    """The words for patches that are on together; `ONE` comes first.
+
+    They follow from what a patch, and each patch that it requires, was proven with.
+    """
+    each = [patches[name] for one in ids for name in (one, *patches[one].requires)]
+    return (
+        ONE,
+        *(
+            word
+            for word, feature in WORDS.items()
+            if all(one.proven_with is None or feature in one.proven_with for one in each)
+        ),
+    )
+
+
 def _features(patch: Patch, patches: Mapping[str, Patch]) -> str:
     """``works with TP; off with EP, …``; "" if it runs on MLX, which has none of them."""
     if "mlx" in patch.only_with:
         return ""
-    works = works_with.works_with(patches, patch.id)
-    off = [word for word in works_with.WORDS if word not in works]
+    works = works_with(patches, patch.id)
+    off = [word for word in WORDS if word not in works]
     return f"works with {', '.join(works)}" + (f"; off with {', '.join(off)}" if off else "")
 
 
@@ -75,6 +94,5 @@ def _entry(
         if with_cost:
             lines += [f"costs: {short.cost}", _features(patches[name], patches)]
     heading, *others = [*lines, *more]
-    painted = f": {render.paint(state, COLOURS.get(state, ''))}"
-    first = render.filled(heading, "  ", " " * 6).replace(f": {state}", painted, 1)
+    first = render.filled(heading, "  ", " " * 6)
     return "\n".join([first, *(render.filled(each, " " * 6) for each in others if each)])

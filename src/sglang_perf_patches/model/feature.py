@@ -225,12 +225,6 @@ def cause(reason: str) -> str:
     return f"by {short}" if short != clause else f"because {clause}"
 
 
-def flag_in(reason: str) -> str:
-    """The flag in a reason, such as ``--tp-size``; "" if there is none."""
-    _, found, rest = reason.partition(" (--")
-    return f"--{rest.partition(')')[0]}" if found else ""
-
-
 def plain(value: Any) -> Any:
     """A value for comparison: an enum's value, text in lower case, None for anything empty."""
     if isinstance(value, Enum):

@@ -53,13 +53,6 @@ def in_state(states: Mapping[str, str], word: str) -> Sequence[str]:
     return [patch_id for patch_id, state in states.items() if state == word]
 
 
-def reason(processes: Iterable[Mapping[str, Any]], patch_id: str, state: str) -> str:
-    """The reason of the first process in which a patch has that state; "" if none has it."""
-    patches = (patch for process in processes for patch in process["patches"])
-    reasons = (p["reason"] for p in patches if (p["id"], p["state"]) == (patch_id, state))
-    return next(reasons, "")
-
-
 def gated(processes: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Cause, as `model.feature.cause` words it → the patches gated for it in any process."""
     by_cause: dict[str, list[str]] = {}

@@ -17,7 +17,7 @@ import released
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import verbs
 from sglang_perf_patches.cli.ask import QUICKLY, answer, gpus
-from sglang_perf_patches.cli.works_with import ONE, WORDS
+from sglang_perf_patches.cli.table import ONE, WORDS
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.feature import Setup
 from sglang_perf_patches.model.patch import by_id
@@ -63,7 +63,7 @@ class Outcome(NamedTuple):
     Attributes:
         live: patches that act there.
         gated: patches that would act → the features that keep them off.
-        uses: the short names of what the server has on, of `cli.works_with`.
+        uses: the short names of what the server has on, of `cli.table`.
     """
 
     live: frozenset[str]

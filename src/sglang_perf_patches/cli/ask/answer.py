@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import json
 import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from ... import faults, worker
 from ...compat.source import Tree
 from ...compat.verdict import Verdict
-from ...model import private
 from ...model.errors import OperatorError
 from ...model.feature import Setup
 from ...model.ruling import ruling
@@ -31,10 +27,6 @@ _MISSING = re.compile(r"ModuleNotFoundError: No module named '(?!sglang)([\w.]+)
 _RESOLVER = f"{__package__}.resolver"
 
 OFF = "off"
-
-
-class AskError(OperatorError, ValueError):
-    """The release can't resolve the command, or refuses it."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +57,12 @@ def ask(asked: Asked, gpu: Gpu | None, tree: Tree) -> tuple[Setup, Mapping[str, 
         tree: the release.
 
     Raises:
-        AskError: the release refuses the arguments, a model could not be fetched, or the child
+        OperatorError: the release refuses the arguments, a model could not be fetched, or the child
             could not import the release.
     """
     own = asked.environment.get("PYTHONPATH", "").split(os.pathsep)
     search = [str(tree.root.parent), *filter(None, [*own, *sys.path])]
-    environment = {
-        **asked.environment,
-        "PYTHONPATH": os.pathsep.join(search),
-        **_bytecode(tree, asked.environment),
-    }
+    environment = {**asked.environment, "PYTHONPATH": os.pathsep.join(search)}
     for how in (QUICKLY, WHOLLY):
         with worker.Child(
             _RESOLVER,
@@ -88,7 +76,7 @@ def ask(asked: Asked, gpu: Gpu | None, tree: Tree) -> tuple[Setup, Mapping[str, 
             setup = Setup(line["on"], line["lacking"], frozenset(line["having"]))
             return setup, line["faults"]
         if "unfetched" in line:
-            raise AskError(
+            raise OperatorError(
                 f"can't fetch config.json of {' or '.join(hub.models(asked.arguments))} from "
                 f"{hub.host(asked.environment)} ({line['unfetched']}): instead of that name, give "
                 "a folder that has the model's config.json"
@@ -99,35 +87,14 @@ def ask(asked: Asked, gpu: Gpu | None, tree: Tree) -> tuple[Setup, Mapping[str, 
         why = line.get("refused") or why
         known = faults.of_message(tree.version, why)
         hint = f" (known: {known.text()})" if known else ""
-        raise AskError(f"sglang {tree.version} refuses this command: {why}{hint}")
+        raise OperatorError(f"sglang {tree.version} refuses this command: {why}{hint}")
     if missing := _MISSING.search(why):
-        raise AskError(
+        raise OperatorError(
             f"this Python has no {missing[1]}, which sglang {tree.version} needs to read the "
             f"command: run this in an environment with sglang {tree.version} (pip install "
             f"sglang=={tree.version})"
         )
-    raise AskError(f"sglang {tree.version} could not be asked: {why}")
-
-
-def _bytecode(tree: Tree, environment: Mapping[str, str]) -> dict[str, str]:
-    """The folder for the child's compiled modules, if it can't write them next to their sources.
-
-    Without one, each answer compiles torch and the release again, which takes 10 s of CPU.
-    """
-    torch = importlib.util.find_spec("torch")
-    if torch is None or torch.origin is None:
-        return {}
-    may_not_write = environment.get("PYTHONDONTWRITEBYTECODE")
-    for source in (Path(torch.origin), tree.root / "srt" / "server_args.py"):
-        compiled = Path(importlib.util.cache_from_source(source))
-        if not compiled.exists() and (may_not_write or not os.access(source.parent, os.W_OK)):
-            with contextlib.suppress(OSError):  # compiled code that others can write must not run
-                folder = private.cache() / "bytecode"
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                folder.mkdir(mode=0o700, exist_ok=True)
-                private.require(folder, folder.lstat())
-                return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder)}
-    return {}
+    raise OperatorError(f"sglang {tree.version} could not be asked: {why}")
 
 
 def fates(selection: Selection, verdicts: Iterable[Verdict], setup: Setup) -> list[Fate]:

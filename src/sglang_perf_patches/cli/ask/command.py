@@ -18,10 +18,6 @@ _OURS = ("sglang-perf-patches", "sglang_perf_patches")
 _FORMS = "`python -m sglang.launch_server --model-path MODEL ...` or `sglang serve ...`"
 
 
-class CommandError(OperatorError, ValueError):
-    """The words are not a command that starts a sglang server."""
-
-
 @dataclass(frozen=True)
 class Asked:
     """A command that was understood.
@@ -45,21 +41,21 @@ def read(command: Sequence[str], environment: Mapping[str, str]) -> Asked:
         environment: the environment in which it would start.
 
     Raises:
-        CommandError: it starts no sglang server, or hides it behind something unknown.
+        OperatorError: it starts no sglang server, or hides it behind something unknown.
     """
     variables, words = dict(environment), list(command)
     under_run = take_front(words, variables)
     if not words:
-        raise CommandError(f"a command is missing after --: give {_FORMS}")
+        raise OperatorError(f"a command is missing after --: give {_FORMS}")
     word, *rest = words
     name = os.path.basename(word)
     if name == "sglang" and rest[:1] == ["serve"]:
         return Asked(_of_serve(rest[1:]), variables, under_run)
     if not is_python(word):
-        raise CommandError(f"can't see which command `{word}` starts: give {_FORMS} after --")
+        raise OperatorError(f"can't see which command `{word}` starts: give {_FORMS} after --")
     module, rest = _python(rest)
     if module not in _LAUNCHERS:
-        raise CommandError(f"`{' '.join(command)}` starts no sglang server: give {_FORMS}")
+        raise OperatorError(f"`{' '.join(command)}` starts no sglang server: give {_FORMS}")
     return Asked(tuple(rest), variables, under_run)
 
 
@@ -79,7 +75,7 @@ def take_front(words: list[str], variables: dict[str, str]) -> bool:
         whether our ``run`` was among them.
 
     Raises:
-        CommandError: an option of ``env`` is unknown.
+        OperatorError: an option of ``env`` is unknown.
     """
     under_run = False
     while words:
@@ -122,7 +118,7 @@ def _read_env(words: list[str], variables: dict[str, str]) -> None:
         elif option == "--":
             return
         else:
-            raise CommandError(f"`env {option}` is not supported here: leave it out")
+            raise OperatorError(f"`env {option}` is not supported here: leave it out")
 
 
 def _python(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -144,7 +140,7 @@ def _of_serve(words: Sequence[str]) -> tuple[str, ...]:
         if word.partition("=")[0] == "--model-type":
             kind = word.partition("=")[2] or "".join(rest[at + 1 : at + 2])
             if kind not in {"auto", "llm"}:
-                raise CommandError(f"--model-type {kind}: the patches are for language models")
+                raise OperatorError(f"--model-type {kind}: the patches are for language models")
             del rest[at : at + (1 if "=" in word else 2)]
             break
     return tuple(rest)

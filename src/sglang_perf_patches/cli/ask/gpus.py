@@ -13,10 +13,6 @@ _SECONDS = 20
 _QUERY = ["--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"]
 
 
-class GpuError(OperatorError, ValueError):
-    """The name is not that of a known GPU."""
-
-
 @dataclass(frozen=True)
 class Gpu:
     """GPUs of one kind, with what a release reads of them to resolve a server's arguments.
@@ -64,12 +60,12 @@ def named(name: str) -> Gpu | None:
     """The GPUs for a name; None for `NONE`, a server without a GPU.
 
     Raises:
-        GpuError: there is none of that name.
+        OperatorError: there is none of that name.
     """
     if name.lower() == NONE:
         return None
     if name.upper() not in KINDS:
-        raise GpuError(f"--gpu {name} is unknown: give one of {', '.join([*KINDS, NONE])}")
+        raise OperatorError(f"--gpu {name} is unknown: give one of {', '.join([*KINDS, NONE])}")
     return KINDS[name.upper()]
 
 

@@ -13,15 +13,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import importlib.abc
-import importlib.machinery
 import io
 import json
 import os
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from ... import faults, worker
@@ -95,28 +93,9 @@ def leave_out() -> None:
     """
     gc.disable()
     sys.modules.update(dict.fromkeys(_DISPENSABLE))  # type: ignore[arg-type]
-    sys.meta_path.insert(0, _NoCompiler())
+    sys.meta_path.insert(0, stand_ins.StandIns((_COMPILER,), lambda _: _unchanged))
     torch: Any = importlib.import_module("torch")
     torch.compile = _unchanged
-
-
-class _NoCompiler(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name: str, _path: Any, _target: Any = None) -> Any:
-        is_of_it = f"{name}.".startswith(f"{_COMPILER}.")
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_of_it else None
-
-    def create_module(self, spec: Any) -> ModuleType:
-        return _Decorators(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
-
-
-class _Decorators(ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _unchanged
 
 
 def _unchanged(function: Any = None, *_: Any, **__: Any) -> Any:

@@ -13,6 +13,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -122,35 +123,39 @@ def _made(name: str) -> Any:
 
 
 class Lent(ModuleType):
-    """A module in which every name is a stand-in."""
+    """A module in which every name is a stand-in, as `made` makes it from the name."""
 
     __path__: list[str] = []  # noqa: RUF012
     __version__ = "999.0"
 
+    def __init__(self, name: str, made: Callable[[str], Any] = _made) -> None:
+        super().__init__(name)
+        self._made = made
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        setattr(self, name, _made(name))
+        setattr(self, name, self._made(name))
         return vars(self)[name]
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds modules in which every name is a stand-in, and all modules below them."""
 
-    def __init__(self, names: tuple[str, ...]) -> None:
+    def __init__(self, names: tuple[str, ...], made: Callable[[str], Any] = _made) -> None:
         self.names = names
+        self._made = made
 
     def find_spec(self, name: str, _path: Any, _target: Any = None) -> Any:
         """The spec of a replaced module, else None."""
-        package, dot, _ = name.partition(".")
-        is_stood_in = isinstance(sys.modules.get(package), Lent)
-        if name in self.names or (package in self.names and (is_stood_in or not dot)):
+        above = sys.modules.get(name.rpartition(".")[0])
+        if name in self.names or getattr(above, "__loader__", None) is self:
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 
     def create_module(self, spec: Any) -> ModuleType:
         """Make the module."""
-        return Lent(spec.name)
+        return Lent(spec.name, self._made)
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing to execute."""

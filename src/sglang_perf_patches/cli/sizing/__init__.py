@@ -13,41 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from ...compat.source import Tree, TreeError
+from ...model.errors import OperatorError
 from ...model.feature import flag
-from ...sets.mamba.host_split import Cells
 from ..verbs import measured_by, tree_at
 from . import host as of_host
 from . import split, windows
 from . import states as of_states
-from .server import ModelError, Server
+from .server import Server
 
 _HYBRID = "this is a hybrid model"
 
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("it must be 1 or more")
-    return number
-
-
-def _above_zero(text: str) -> float:
-    number = float(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError("it must be above 0")
-    return number
-
-
 _OPTIONS: tuple[tuple[str, Any, str, str | None], ...] = (
-    ("--kv-gib", _above_zero, "G", "memory for KV and states on one GPU, in GiB (required)"),
-    ("--max-running-requests", _positive, "N", None),
-    ("--context", _positive, "N", "average tokens of a request (a hybrid model needs it)"),
-    ("--hicache-size", _above_zero, "GB", "host memory for a hybrid model's cache, for one GPU"),
-    ("--hicache-ratio", _above_zero, "R", "the same as a multiple of the GPU's pools"),
-    ("--page-size", _positive, "N", None),
-    ("--tp-size", _positive, "N", None),
-    ("--chunked-prefill-size", _positive, "N", None),
-    ("--kv-cache-bytes", _positive, "N", "bytes per value"),
+    ("--kv-gib", float, "G", "memory for KV and states on one GPU, in GiB (required)"),
+    ("--max-running-requests", int, "N", None),
+    ("--context", int, "N", "average tokens of a request (a hybrid model needs it)"),
+    ("--hicache-size", float, "GB", "host memory for a hybrid model's cache, for one GPU"),
+    ("--hicache-ratio", float, "R", "the same as a multiple of the GPU's pools"),
+    ("--page-size", int, "N", None),
+    ("--tp-size", int, "N", None),
+    ("--chunked-prefill-size", int, "N", None),
+    ("--kv-cache-bytes", int, "N", "bytes per value"),
 )
 """Flag, type, letter and help of each option of `Server`."""
 
@@ -77,10 +62,10 @@ def require_none(args: argparse.Namespace) -> None:
     """Refuse options about a model if there is no ``--model``.
 
     Raises:
-        ModelError: one was given.
+        OperatorError: one was given.
     """
     for option in _given(args):
-        raise ModelError(
+        raise OperatorError(
             f"{flag(option)} needs --model DIR; to ask about a server, give its whole "
             "command: sglang-perf-patches doctor -- python -m sglang.launch_server ..."
         )
@@ -94,12 +79,16 @@ def hints(args: argparse.Namespace, tree: Tree | None = None) -> tuple[dict[str,
         tree: the release of the server; None for the installed one.
 
     Raises:
-        ModelError: the model's file is missing, is not JSON or lacks a field; an option or a
+        OperatorError: the model's file is missing, is not JSON or lacks a field; an option or a
             release is missing; or no request fits.
     """
     if args.kv_gib is None:
         args.parser.error("--model needs --kv-gib")
-    server = Server(**_given(args))
+    given = _given(args)
+    for name, value in given.items():
+        if not value > 0:
+            args.parser.error(f"argument {flag(name)}: it must be above 0")
+    server = Server(**given)
     path = args.model / "config.json" if args.model.is_dir() else args.model
     config = _read(path)
     try:
@@ -107,9 +96,19 @@ def hints(args: argparse.Namespace, tree: Tree | None = None) -> tuple[dict[str,
         cells = split.cells_of(config, server)
         architecture = config["architectures"][0] if cells else ""
     except (LookupError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path} does not describe a model's attention: {error!r}") from error
-    states = _states(server, tree, architecture, cells) if cells else None
-    host = _host(server, states)
+        raise OperatorError(f"{path} does not describe a model's attention: {error!r}") from error
+    states = None
+    if cells:
+        load = split.Load(
+            server.needed("max_running_requests", _HYBRID), server.needed("context", _HYBRID)
+        )
+        try:
+            states = of_states.hint(tree or tree_at(), architecture, cells, load, server)
+        except TreeError as error:
+            raise OperatorError(
+                f"{error}: name the server's release with --sglang-version"
+            ) from error
+    host = of_host.hint(server, states)
     adds = "" if pools.ratio is None else f"--swa-full-tokens-ratio {pools.ratio:.3f}"
     if states:
         best = max(states.lines, key=lambda line: line.split.in_flight).give
@@ -130,46 +129,8 @@ def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ModelError(
+        raise OperatorError(
             f"{path} can't be read ({error.strerror}): --model needs a folder with config.json"
         ) from error
     except ValueError as error:
-        raise ModelError(f"{path} is not a model's config.json: {error}") from error
-
-
-def _states(
-    server: Server, tree: Tree | None, architecture: str, cells: Cells
-) -> of_states.StateHint:
-    """The hint on slots."""
-    load = split.Load(
-        server.needed("max_running_requests", _HYBRID), server.needed("context", _HYBRID)
-    )
-    try:
-        hint = of_states.hint(
-            *(tree or tree_at(), architecture, cells, load, server.available),
-            prefix_cache=not server.disable_radix_cache,
-        )
-    except TreeError as error:
-        raise ModelError(f"{error}: name the server's release with --sglang-version") from error
-    if len(hint.lines) < 2:
-        raise ModelError(f"{server.kv_gib:g} GiB hold no request of {load.context} tokens")
-    return hint
-
-
-def _host(server: Server, states: of_states.StateHint | None) -> of_host.HostHint | None:
-    """The hint on the host's pools; None if no option asks for it."""
-    host = of_host.Host(server.hicache_ratio, server.hicache_size)
-    if not (host.ratio or host.gigabytes):
-        return None
-    if states is None or server.disable_radix_cache:
-        raise ModelError(
-            "--hicache-size and --hicache-ratio need a hybrid model and a prefix cache"
-        )
-    hint = of_host.hint(
-        *(states.release, states.cells, states.lines[0].split, host),
-        context=states.load.context,
-        chunk=server.chunked_prefill_size,
-    )
-    if hint is None:
-        raise ModelError(f"it is unknown how {states.release} divides the host's memory")
-    return hint
+        raise OperatorError(f"{path} is not a model's config.json: {error}") from error

@@ -8,31 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...model.errors import OperatorError
 from ...sets.mamba import host_split
-from ...sets.mamba.host_split import Cells, Pools
+from ...sets.mamba.host_split import Pools
 from ...sets.mamba.host_states import PATCH
 from ...sets.mamba.host_states.body import VARIABLE
 from .. import render
-from .split import Split
-
-
-@dataclass(frozen=True)
-class Host:
-    """The host memory that an operator gives, by one of two flags.
-
-    Attributes:
-        ratio: ``--hicache-ratio``, or 0.
-        gigabytes: ``--hicache-size``, or 0.
-    """
-
-    ratio: float
-    gigabytes: float
-
-    @property
-    def given(self) -> str:
-        """The flag with its value."""
-        size = f"--hicache-size {self.gigabytes:g}"
-        return size if self.gigabytes else f"--hicache-ratio {self.ratio:g}"
+from .server import Server
+from .states import StateHint
 
 
 @dataclass(frozen=True)
@@ -54,15 +37,12 @@ class HostLine:
 
 @dataclass(frozen=True)
 class HostHint:
-    """The ways to divide the host's memory.
+    """The ways to divide the memory that a flag gives the host; stock's way is first.
 
-    Attributes:
-        host: the host memory.
-        context: tokens of a prefix.
-        lines: stock's way first; then the patch's, if it applies to the release.
+    The patch's ways follow if there is memory enough.
     """
 
-    host: Host
+    flag: str
     context: int
     lines: tuple[HostLine, ...]
 
@@ -76,7 +56,7 @@ class HostHint:
             numbers = (line.pools.states, line.pools.tokens, line.short, line.long)
             rows.append([*(f"{number:,}" for number in numbers), line.give or "(stock)"])
         heading = (
-            f"the host with {self.host.given}, and stock's defaults on the device: prefixes of "
+            f"the host with {self.flag}, and stock's defaults on the device: prefixes of "
             f"{self.context:,} tokens each"
         )
         note = (
@@ -87,35 +67,42 @@ class HostHint:
         return "\n\n".join([render.filled(heading), render.table(rows), render.filled(note)])
 
 
-def hint(
-    release: str, cells: Cells, device: Split, host: Host, *, context: int, chunk: int
-) -> HostHint | None:
-    """How a release divides the host's memory; None if its rule is unknown.
+def hint(server: Server, states: StateHint | None) -> HostHint | None:
+    """How a release divides the host's memory; None if no option asks for it.
 
     Args:
-        release: the server's release.
-        cells: the model's sizes.
-        device: how stock divides the device's memory.
-        host: the host memory.
-        context: tokens of a prefix.
-        chunk: the maximum tokens of a prefill.
+        server: the options.
+        states: how stock divides the device's memory; None for a model without states.
+
+    Raises:
+        OperatorError: the model or the release has no such division that is known.
     """
-    if not any(release in variant.releases for variant in PATCH.variants):
+    ratio, gigabytes = server.hicache_ratio, server.hicache_size
+    if not (ratio or gigabytes):
         return None
+    if states is None or server.disable_radix_cache:
+        raise OperatorError(
+            "--hicache-size and --hicache-ratio need a hybrid model and a prefix cache"
+        )
+    if not any(states.release in variant.releases for variant in PATCH.variants):
+        raise OperatorError(f"it is unknown how {states.release} divides the host's memory")
+    cells, context, device = states.cells, states.load.context, states.lines[0].split
     on_device = Pools(device.slots, device.tokens)
-    stock = host_split.stock(cells, on_device, ratio=host.ratio, gigabytes=host.gigabytes)
+    stock = host_split.stock(cells, on_device, ratio=ratio, gigabytes=gigabytes)
     few, more = (
-        host_split.states_of(context, chunk, reply_is_cached=cached) for cached in (False, True)
+        host_split.states_of(context, server.chunked_prefill_size, reply_is_cached=cached)
+        for cached in (False, True)
     )
 
     def line(give: str, pools: Pools) -> HostLine:
         return HostLine(give, pools, pools.prefixes(context, few), pools.prefixes(context, more))
 
     lines = [line("", stock)]
-    for states in (few, more):
-        tokens = max(1, context // states)
-        total = int(host.gigabytes * host_split.GIGABYTE) or stock.bytes(cells)
+    for each in (few, more):
+        tokens = max(1, context // each)
+        total = int(gigabytes * host_split.GIGABYTE) or stock.bytes(cells)
         pools = host_split.divided(cells, total, on_device, tokens)
         if pools is not None:
             lines.append(line(f"{VARIABLE}={tokens}", pools))
-    return HostHint(host, context, tuple(lines))
+    flag = f"--hicache-size {gigabytes:g}" if gigabytes else f"--hicache-ratio {ratio:g}"
+    return HostHint(flag, context, tuple(lines))

@@ -8,10 +8,6 @@ from ...model.errors import OperatorError
 from ...model.feature import flag
 
 
-class ModelError(OperatorError, ValueError):
-    """The model's ``config.json`` can't be read or sized, or an option is missing for an answer."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Server:
     """The options of ``doctor --model``, by the names of their flags; ``--help`` explains them.
@@ -39,9 +35,9 @@ class Server:
         """The value of an option without which a model of this kind has no answer.
 
         Raises:
-            ModelError: it is not given.
+            OperatorError: it is not given.
         """
         value: int | None = getattr(self, option)
         if value is None:
-            raise ModelError(f"{kind}: {flag(option)} is missing, its memory depends on it")
+            raise OperatorError(f"{kind}: {flag(option)} is missing, its memory depends on it")
         return value

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...model.errors import OperatorError
 from ...sets.mamba.host_split import Cells
-from .server import ModelError, Server
+from .server import Server
 
 STOCK_RATIO = 0.9
 """Default ratio of the memory of states to that of KV (``--mamba-full-memory-ratio``)."""
@@ -50,30 +51,13 @@ class Load:
     context: int
 
 
-def stock(
-    cells: Cells,
-    load: Load,
-    *,
-    available: int,
-    slots_each: int,
-    pads: bool = True,
-) -> Split:
-    """How stock divides memory.
+def stock(cells: Cells, load: Load, *, available: int, slots_each: int, pads: bool = True) -> Split:
+    """How stock divides `available` bytes if a request reserves `slots_each`.
 
-    Args:
-        cells: the model's sizes.
-        load: the load that the server must hold.
-        available: bytes for states and KV.
-        slots_each: slots that a request reserves.
-        pads: whether the release counts the slot that pads a batch; none does up to 0.5.16.
+    `pads`: whether the release counts the slot that pads a batch; none does up to 0.5.16.
     """
     slots = int(available * STOCK_RATIO / (1 + STOCK_RATIO) // cells.state) - pads
-    return _split(cells, load, available, slots, slots_each)
-
-
-def stock_without_cache(cells: Cells, load: Load, *, available: int) -> Split:
-    """How stock divides memory without the radix cache: one slot for each allowed request."""
-    return _split(cells, load, available, load.requests, 1)
+    return split(cells, load, available, slots, slots_each)
 
 
 def fitted(cells: Cells, load: Load, *, available: int, slots_each: int) -> Split:
@@ -86,7 +70,14 @@ def fitted(cells: Cells, load: Load, *, available: int, slots_each: int) -> Spli
     running = max(0, min(load.requests, spare // (slots_each * cells.state + kv)))
     spare -= running * (slots_each * cells.state + kv)
     cached = max(0, spare // (cells.state + kv))
-    return _split(cells, load, available, running * slots_each + cached, slots_each)
+    return split(cells, load, available, running * slots_each + cached, slots_each)
+
+
+def split(cells: Cells, load: Load, available: int, slots: int, slots_each: int) -> Split:
+    """How memory with a number of slots is divided, and how much of the load runs at once."""
+    tokens = max(0, (available - (slots + 1) * cells.state) // cells.token)
+    in_flight = min(load.requests, slots // slots_each, tokens // load.context)
+    return Split(slots, tokens, max(0, in_flight))
 
 
 def cells_of(model: Mapping[str, Any], server: Server) -> Cells | None:
@@ -98,7 +89,7 @@ def cells_of(model: Mapping[str, Any], server: Server) -> Cells | None:
 
     Raises:
         KeyError: a field is missing.
-        ModelError: the states are of an unknown type.
+        OperatorError: the states are of an unknown type.
     """
     text: Mapping[str, Any] = model.get("text_config") or model.get("llm_config") or model
     kind = str(text.get("model_type", ""))
@@ -117,7 +108,7 @@ def cells_of(model: Mapping[str, Any], server: Server) -> Cells | None:
     convolved = (heads * width + 2 * spread * depth) // ranks * (kernel - 1)
     dtype = text.get("mamba_ssm_dtype") or "float32"
     if dtype not in _BYTES:
-        raise ModelError(f"its states are of type {dtype}")
+        raise OperatorError(f"its states are of type {dtype}")
     recurrent = heads // ranks * width * depth * _BYTES[dtype]
     head = text.get("head_dim") or text.get("attention_head_dim")
     head = head or text["hidden_size"] // text["num_attention_heads"]
@@ -171,9 +162,3 @@ def _kimi(text: Mapping[str, Any], ranks: int, value_bytes: int) -> Cells:
     latent = text["kv_lora_rank"] + text["qk_rope_head_dim"]
     full = text["num_hidden_layers"] - len(linear["kda_layers"])
     return Cells(len(linear["kda_layers"]) * state, full * latent * value_bytes)
-
-
-def _split(cells: Cells, load: Load, available: int, slots: int, slots_each: int) -> Split:
-    tokens = max(0, (available - (slots + 1) * cells.state) // cells.token)
-    in_flight = min(load.requests, slots // slots_each, tokens // load.context)
-    return Split(slots, tokens, max(0, in_flight))

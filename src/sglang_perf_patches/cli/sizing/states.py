@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...compat.source import Tree
+from ...model.errors import OperatorError
 from ...sets.mamba.host_split import Cells
 from .. import render
 from ..verbs import text_of
-from .split import Load, Split, fitted, stock, stock_without_cache
+from .server import Server
+from .split import Load, Split, fitted, split, stock
 
 _ENVIRON = "sglang.srt.environ"
 _ARGUMENTS = (
@@ -42,15 +45,8 @@ _OF_NO_BUFFER = (
 _OF_NO_CACHE = "--disable-radix-cache: no prefix is reused"
 
 
-@dataclass(frozen=True)
-class Way:
-    """A way to set a server up.
-
-    Attributes:
-        give: what an operator adds to the command; "" for stock's defaults.
-        slots_each: slots that a request then reserves.
-        costs: what it costs, in words.
-    """
+class Way(NamedTuple):
+    """What an operator adds to the command, the slots of a request then, and what it costs."""
 
     give: str
     slots_each: int
@@ -68,15 +64,7 @@ class Line:
 
 @dataclass(frozen=True)
 class StateHint:
-    """The ways to split a model's memory.
-
-    Attributes:
-        release: the release.
-        cells: the model's sizes.
-        load: the load that the server must hold.
-        lines: stock's default first; the others hold at least one request.
-        costs: the texts about those ways.
-    """
+    """How a release can split a model's memory, and what that costs; stock's default is first."""
 
     release: str
     cells: Cells
@@ -90,8 +78,8 @@ class StateHint:
         load, cells = self.load, self.cells
         rows = [["SLOTS A REQUEST", "STATE SLOTS", "KV TOKENS", "IN FLIGHT", "ADD TO THE COMMAND"]]
         for line in self.lines:
-            split = line.split
-            numbers = (line.slots_each, split.slots, split.tokens, split.in_flight)
+            each = line.split
+            numbers = (line.slots_each, each.slots, each.tokens, each.in_flight)
             rows.append([*(f"{number:,}" for number in numbers), line.give or "(stock's defaults)"])
         heading = (
             f"states and KV with sglang {self.release}: {load.requests:,} requests of "
@@ -106,44 +94,30 @@ class StateHint:
         return "\n\n".join([render.filled(heading), render.table(rows), "\n".join([note, *costs])])
 
 
-def hint(
-    tree: Tree,
-    architecture: str,
-    cells: Cells,
-    load: Load,
-    available: int,
-    *,
-    prefix_cache: bool = True,
-) -> StateHint:
+def hint(tree: Tree, architecture: str, cells: Cells, load: Load, server: Server) -> StateHint:
     """How each way splits the memory of one GPU.
-
-    Args:
-        tree: the release.
-        architecture: the model's.
-        cells: the model's sizes.
-        load: the load that the server must hold.
-        available: bytes for states and KV.
-        prefix_cache: whether the radix cache is on; without it there is only one way.
 
     Raises:
         TreeError: a file of the tree can't be read.
+        OperatorError: no request fits.
     """
-    choices = ways(tree, architecture)
-    if prefix_cache:
+    available, choices = server.available, ways(tree, architecture)
+    if server.disable_radix_cache:
+        choices = choices[-1:]
+        plain = split(cells, load, available, load.requests, 1)
+    else:
         each = choices[0].slots_each
         pads = "max_mamba_cache_size + 1)" in text_of(tree, _CONFIGURATOR)
         plain = stock(cells, load, available=available, slots_each=each, pads=pads)
-    else:
-        choices = choices[-1:]
-        plain = stock_without_cache(cells, load, available=available)
     lines = [Line(choices[0].give, choices[0].slots_each, plain)]
     for way in choices:
-        split = fitted(cells, load, available=available, slots_each=way.slots_each)
-        if not split.in_flight:
-            continue
-        give = f"{way.give} --max-mamba-cache-size {split.slots}".strip()
-        lines.append(Line(give, way.slots_each, split))
-    costs = dict.fromkeys(cost for way in choices for cost in way.costs) if prefix_cache else ()
+        best = fitted(cells, load, available=available, slots_each=way.slots_each)
+        if best.in_flight:
+            give = f"{way.give} --max-mamba-cache-size {best.slots}".strip()
+            lines.append(Line(give, way.slots_each, best))
+    if len(lines) < 2:
+        raise OperatorError(f"{server.kv_gib:g} GiB hold no request of {load.context} tokens")
+    costs = dict.fromkeys(cost for way in choices for cost in way.costs)
     return StateHint(tree.version, cells, load, tuple(lines), tuple(costs))
 
 

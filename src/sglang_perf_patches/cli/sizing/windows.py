@@ -15,15 +15,7 @@ _INTERVAL = 128
 
 @dataclass(frozen=True)
 class Hint:
-    """A better ratio, or why there is none.
-
-    Attributes:
-        ratio: for ``--swa-full-tokens-ratio``; None with `reason`.
-        full_stock: tokens of the full pool at stock's ratio.
-        full: tokens of the full pool at `ratio`.
-        swa: tokens of the sliding-window pool at `ratio`.
-        reason: why stock's ratio should stay.
-    """
+    """A better ratio with the tokens of both pools, or the `reason` for stock's."""
 
     ratio: float | None = None
     full_stock: int = 0
@@ -51,7 +43,7 @@ def hint(model: Mapping[str, Any], server: Server) -> Hint:
         server: the options.
 
     Raises:
-        ModelError: there is a window pool, and the number of requests is missing.
+        OperatorError: there is a window pool, and the number of requests is missing.
     """
     text: Mapping[str, Any] = model.get("text_config") or model
     window = text.get("sliding_window")

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, *, in_short: bool) -> int:
         data = _data(asked, gpu, tree, selection, setup, found)
         print(json.dumps({**data, "faults": of_server}, indent=2))
     else:
-        shown = [one for one in found if args.all or _is_shown(one, in_short=in_short)]
+        shown = [one for one in found if args.all or _is_shown(one)]
         machine = gpu.text if gpu else "no GPU"
         if computes_by_mlx(asked.environment) and sys.platform != "darwin":
             machine = "a Mac, which SGLANG_USE_MLX=1 needs"
@@ -91,10 +91,8 @@ def _gpu(name: str | None, asked: command.Asked) -> gpus.Gpu | None:
     return None if has_none or is_cpu else gpus.here() or gpus.assumed()
 
 
-def _is_shown(fate: Fate, *, in_short: bool) -> bool:
-    if fate.would and fate.would != LIVE:
-        return False
-    return fate.state in (_SHOWN[:2] if in_short else _SHOWN)
+def _is_shown(fate: Fate) -> bool:
+    return fate.state in _SHOWN and fate.would in {"", LIVE}
 
 
 def _head(machine: str, tree: Tree, selection: Selection, found: Sequence[Fate]) -> str:

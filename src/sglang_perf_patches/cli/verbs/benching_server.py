@@ -122,7 +122,7 @@ def _compare(
     served = command.read(words, args.url)
     run = (sys.executable, "-m", "sglang_perf_patches", "run")
     prefix = () if entry_point.is_loaded_by(tree) else run
-    _require_patches(compared, served.command, prefix)
+    _require_patches(compared, [*prefix, *served.command])
     command.require_free(served)
     module = load.module(tree)
     say = partial(_say, time.monotonic())
@@ -227,12 +227,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _require_patches(compared: Sequence[Side], words: Sequence[str], prefix: Sequence[str]) -> None:
+def _require_patches(compared: Sequence[Side], words: Sequence[str]) -> None:
     """Check before a boot that the command's server would get patches, if a side needs them."""
     if not command.is_of_sglang(words):
         return  # what another program starts, and how, is not known
     for side in compared:
-        why = interpreter.obstacle(words, side.environment, prefix) if side.is_patched else ""
+        why = interpreter.obstacle(words, side.environment) if side.is_patched else ""
         if why and side.needs_live:
             raise UsageError(f"{side.name}: {why}")
         if why:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from ...compat.source import TreeError
 from ...compat.verdict import Verdict
 from ...faults import of_release
-from .. import render, sizing, upgrade
+from .. import render, sizing
 from . import (
     add_json,
     add_tree,
@@ -18,7 +20,6 @@ from . import (
     health,
     judged,
     known_faults,
-    listing,
     selected,
     stock_switches,
     tree_at,
@@ -33,7 +34,32 @@ PARSER: dict[str, Any] = {
     "run, and what to change. With --sglang-version or --sglang-path it prints what an upgrade to "
     "that sglang would change. " + asking.HELP,
 }
-_COLOURS = {"lost": "red", "gained": "green", "ours again": "green"}
+_UNCHANGED = ("refused too", "applies as before", "built-in as before", "absent as before")
+_ORDER = ("lost", "gained", "ours again", "becomes built-in", "not there", *_UNCHANGED)
+
+
+class Prospect(NamedTuple):
+    """What becomes of one patch: its verdict's word here, "" without a sglang, and that there."""
+
+    here: str
+    there: Verdict
+
+    @property
+    def change(self) -> str:
+        """What the upgrade changes: one of `_UNCHANGED`, or one of these.
+
+        ``lost``: it is refused there only; ``gained``: it applies only there; ``ours again``: it is
+        built in here and applies there, as in an older release; ``becomes built-in``: upstream has
+        it there; ``not there``: only this tree has the code that it changes.
+        """
+        here, there = self.here, self.there.word
+        if there == "refused":
+            return "refused too" if here in {"refused", "absent"} else "lost"
+        if here == there:
+            return f"{there} as before"
+        if there == "applies":
+            return "ours again" if here == "built-in" else "gained"
+        return "becomes built-in" if there == "built-in" else "not there"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -62,36 +88,35 @@ def run(args: argparse.Namespace) -> int:
         hints, said = sizing.hints(args)
         print(json.dumps(hints, indent=2) if args.json else said)
         return 0
+    return _upgrade(args)
+
+
+def _upgrade(args: argparse.Namespace) -> int:
     selection = selected()
     there = tree_at(args.sglang_path, args.sglang_version)
     hints, said = ({}, "") if args.model is None else sizing.hints(args, there)
-    verdicts, switches = judged(there), stock_switches.of(there)
-    here, prospects = None, []
+    here = None
     with contextlib.suppress(TreeError):
         here = tree_at()
-    if here is None:
-        refused = [each.patch.id for each in verdicts if each.word == "refused"]
-        lost = [each for each in refused if each in selection.ids]
-    else:
-        prospects = [*map(upgrade.Prospect, judged(here), verdicts)]
-        lost = upgrade.lost(prospects, selection.ids)
+    words = {one.patch.id: one.word for one in judged(here)} if here else {}
+    prospects = [Prospect(words.get(one.patch.id, ""), one) for one in judged(there)]
+    chosen = [one for one in prospects if one.there.patch.id in selection.ids]
+    lost = [one.there.patch.id for one in chosen if one.change == "lost"]
+    switches = stock_switches.of(there)
     if args.json:
-        pairs: list[tuple[Verdict, str | None, str | None]] = [
-            (each.there, each.change, each.here.word) for each in prospects
-        ]
         data = {
             "from": here and {"version": here.version, "path": str(here.root)},
             "to": {"version": there.version, "path": str(there.root)},
             "selection": selection.text,
             "patches": [
                 {
-                    "id": one.patch.id,
-                    "change": change,
-                    "from": before,
-                    "to": one.word,
-                    "reason": one.reason,
+                    "id": one.there.patch.id,
+                    "change": one.change,
+                    "from": one.here or None,
+                    "to": one.there.word,
+                    "reason": one.there.reason,
                 }
-                for one, change, before in pairs or [(one, None, None) for one in verdicts]
+                for one in prospects
             ],
             "lost": lost,
             "stock_switches": [each.data for each in switches],
@@ -100,28 +125,33 @@ def run(args: argparse.Namespace) -> int:
         }
         print(json.dumps(data, indent=2))
         return 1 if lost else 0
-    to = f"to   sglang {there.version} at {there.root}"
-    if here is None:
-        words = listing.prospects(selection, verdicts, is_here=False)
-        parts = [
-            f"this Python has no sglang to upgrade from\n{to}",
-            listing.table(verdicts, verdicts, words, there.version, with_all=True),
-            f"chosen, and refused: {', '.join(lost)}" if lost else "",
-        ]
-    else:
-        shown = [one for one in prospects if args.all or one.change not in upgrade.UNCHANGED]
-        rows = [["PATCH", here.version, there.version, "CHANGE", "WHY"]]
-        for one in shown:
-            words_of_it = [one.here.word, one.there.word, one.change, one.there.reason]
-            rows.append([one.here.patch.id, *words_of_it])
-        more = len(prospects) - len(shown)
-        parts = [
-            render.filled(upgrade.conclusion(prospects, selection.ids)),
-            f"from sglang {here.version} at {here.root}\n{to}",
-            render.table(rows, column=3, colours=_COLOURS) if shown else "",
-            f"{more} more do not change: add --all" if more else "",
-        ]
-    known = known_faults.of_upgrade(here.version if here else None, there.version)
-    parts += [known, stock_switches.text(switches), said]
+    shown = [one for one in prospects if args.all or one.change not in _UNCHANGED]
+    rows = [["PATCH", here.version if here else "-", there.version, "CHANGE", "WHY"]]
+    for one in shown:
+        words_of_it = [one.here or "-", one.there.word, one.change, one.there.reason]
+        rows.append([one.there.patch.id, *words_of_it])
+    more = len(prospects) - len(shown)
+    start = f"from sglang {here.version} at {here.root}" if here else "this Python has no sglang"
+    parts = [
+        render.filled(_conclusion(prospects, lost)),
+        f"{start}\nto   sglang {there.version} at {there.root}",
+        render.table(rows) if shown else "",
+        f"{more} more do not change: add --all" if more else "",
+        known_faults.of_upgrade(here.version if here else None, there.version),
+        stock_switches.text(switches),
+        said,
+    ]
     print("\n\n".join(filter(None, parts)))
     return 1 if lost else 0
+
+
+def _conclusion(prospects: Sequence[Prospect], lost: Sequence[str]) -> str:
+    """One sentence: the chosen patches that are lost, and how many patches have each change."""
+    number = Counter(prospect.change for prospect in prospects)
+    counts = []
+    for word in _ORDER:
+        several = word.replace("applies", "apply").replace("becomes", "become")
+        if number[word]:
+            counts.append(f"{number[word]} {several if number[word] > 1 else word}")
+    losses = f"chosen, and lost: {', '.join(lost)}" if lost else "no chosen patch is lost"
+    return f"{losses} ({', '.join(counts)})"

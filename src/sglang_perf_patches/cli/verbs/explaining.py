@@ -1,11 +1,10 @@
-"""``explain``: a patch's page and the places of its definitions; or the patches of a set."""
+"""``explain``: a patch's page and what it changes; or the patches of a set."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ from ...model.patch import Patch, by_id
 from ...model.releases import supported_until
 from ...model.selection import Selection, members
 from ...model.switch import is_off
-from .. import patch_page, render
+from .. import markdown, patch_page, render
 from . import (
     add_json,
     add_tree,
@@ -33,8 +32,6 @@ from . import (
 
 PARSER: dict[str, Any] = {}
 _FLAGS = 3
-_NEEDS = "needs"
-"""The role of a definition that a patch relies on and does not change."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -108,7 +105,7 @@ def _data(tree: source.Tree, selection: Selection, judged: Verdict) -> dict[str,
         "summary": patch.summary,
         **written,
         "requires": list(patch.requires),
-        "definitions": [*_places(tree, judged)],
+        "depends": list(judged.variant.depends) if judged.variant else [],
         "differences": [*_differences(tree, judged)],
     }
 
@@ -122,20 +119,12 @@ def _text(tree: source.Tree, selection: Selection, judged: Verdict, word: Mappin
     if patch.requires:
         needs = (f"{name} ({word[name]} here)" for name in patch.requires)
         parts.append(f"Needs: {', '.join(needs)}")
-    places = [*_places(tree, judged)]
-    if places:
-        lines = [f"Definitions, in\n{tree.root.parent}:"]
-        shown = []
-        for place in places:
-            if place["role"] != _NEEDS:
-                file = place["file"] and os.path.relpath(place["file"], tree.root.parent)
-                where = f"{file}:{place['line']}" if file else "not there"
-                shown.append([f"  {place['role']}", place["reference"], where])
-        if shown:
-            lines.append(render.table(shown))
-        if more := len(places) - len(shown):
-            lines.append(f"  {_NEEDS}    {more} unchanged: explain {patch.id} --json lists them")
-        parts.append("\n".join(lines))
+    variant = judged.variant or judged.closest
+    if variant is not None:
+        lines = [f"  {reference}" for reference in variant.targets + variant.adds]
+        if count := len(variant.depends):
+            lines.append(f"It relies on {count} more: explain {patch.id} --json lists them")
+        parts.append("\n".join(["What it changes:", *lines]))
     for each in _differences(tree, judged):
         title = f"{each['reference']}, from {judged.nearest} to this tree:"
         parts.append(f"{title}\n{each['diff']}")
@@ -146,21 +135,17 @@ def _said(patch: Patch, here: str = "") -> Iterator[str]:
     """The part from the page and the declaration; `here` is a note on the present sglang."""
     yield render.filled(f"{patch.id} ({patch.kind}): {patch.summary}")
     written = patch_page.read(patch.id)
-    figures = [
-        render.filled(line, "  ") if line.endswith(":") else render.item(line)
-        for line in patch_page.in_words(written.figures)
-    ]
-    for title, text, *more in (
+    for title, text in (
         ("Use it if", written.condition),
-        ("Gain", written.gain, *figures, render.filled(written.conditions, "  ")),
+        ("Gain", written.gain),
         ("Cost", written.cost),
         ("Why", written.why),
         ("How", written.how),
         ("Obsolete when", written.goes_when),
         ("Here", here),
     ):
-        if lines := [line for line in (render.filled(text, "  "), *more) if line]:
-            yield "\n".join([f"{title}:", *lines])
+        if text:
+            yield f"{title}:\n{markdown.shown(text)}"
     if links := patch.upstream_links():
         yield "Upstream:\n" + "\n".join(f"  {link}" for link in links)
     if patch.proven_with is not None:
@@ -180,22 +165,6 @@ def _tested_with(proven_with: Mapping[str, str]) -> Iterator[str]:
             flags = feature.flags()[:_FLAGS]
             more = f" ({' or '.join(flags)})" if flags else ""
             yield render.item(f"{feature.name}: {feature.clause}{more}")
-
-
-def _places(tree: source.Tree, judged: Verdict) -> Iterator[dict[str, Any]]:
-    """The definitions of the variant that fits best, each with its file and its first line."""
-    variant = judged.variant or judged.closest
-    if variant is None:
-        return
-    for role, references in (
-        ("changes", variant.targets),
-        ("adds", variant.adds),
-        (_NEEDS, variant.depends),
-    ):
-        for reference in references:
-            there = tree.definition(reference)
-            file, line = (str(there.path), there.lines[0][0]) if there else ("", 0)
-            yield {"reference": reference, "role": role, "file": file, "line": line}
 
 
 def _differences(tree: source.Tree, judged: Verdict) -> Iterator[dict[str, str]]:

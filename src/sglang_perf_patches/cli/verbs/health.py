@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
-from typing import Any, Literal
+from typing import Literal
 
 from ... import __version__
 from ...compat.source import Tree
 from ...faults import of_release
-from ...model.feature import flag_in
-from ...model.selection import TROUBLE, Selection
+from ...model.selection import Selection
 from ...telemetry import records, summary
 from .. import entry_point, render
 from ..table import READY
@@ -27,8 +25,6 @@ from . import (
     stock_switches,
     tree_at,
 )
-
-_COLOURS = {"ok": "green", "look": "yellow", "bad": "red"}
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,7 @@ def run(*, as_json: bool) -> int:
     selection, tree = selected(), tree_at()
     here = f"sglang-perf-patches {__version__} next to sglang {tree.version}"
     installed = Check("installed", "ok", f"{here}, Python {platform.python_version()}")
-    checks = [installed, _loaded(tree), _chosen(tree, selection), *_servers()]
+    checks = [installed, _loaded(), _chosen(tree, selection), *_servers()]
     switches = stock_switches.of(tree, is_here=True)
     is_bad = any(check.word == "bad" for check in checks)
     if as_json:
@@ -81,19 +77,15 @@ def _text(checks: list[Check]) -> Iterator[str]:
     yield f"to check: {', '.join(bad)}" if bad else "all is well"
     rows = [["CHECK", "", "WHAT WAS FOUND"]]
     rows += [[check.check, check.word, check.said] for check in checks]
-    yield render.table(rows, column=1, colours=_COLOURS)
+    yield render.table(rows)
     if changes := [f"  {check.check}: {check.change}" for check in checks if check.change]:
         yield "\n".join(["What to change:", *changes])
 
 
-def _loaded(tree: Tree) -> Check:
+def _loaded() -> Check:
     """Whether a server loads the plugin by itself."""
-    note = entry_point.obstacle(tree)
-    if note:
+    if note := entry_point.obstacle_here():
         return Check("loaded", "look", "a server does not load the plugin by itself", note)
-    if not metadata.entry_points(group=entry_point.GROUP, name=entry_point.NAME):
-        change = "install this package with pip, or start the server with `sglang-perf-patches run`"
-        return Check("loaded", "look", f"no entry point {entry_point.NAME} is installed", change)
     return Check("loaded", "ok", f"a server loads the entry point {entry_point.NAME}")
 
 
@@ -128,12 +120,7 @@ def _servers() -> Iterator[Check]:
         states = summary.over_processes(one.members)
         live = summary.in_state(states, "live")
         line = f"{one.name}: {summary.counts(states)}"
-        trouble = [
-            f"{name} is {word}: {summary.reason(one.members, name, word)}"
-            for name, word in states.items()
-            if word in TROUBLE - {"gated"}
-        ]
-        trouble += _gates(one.members)
+        trouble = servers.troubles(one.members)
         words = {*states.values()}
         if servers.lacks_something(one.members):
             yield Check("live", "bad", line, "; ".join(trouble))
@@ -146,13 +133,6 @@ def _servers() -> Iterator[Check]:
             yield Check("live", "-", f"{one.name}: none of the chosen patches is for this server")
         if live:
             yield _has_run(one, live, is_all=not trouble)
-
-
-def _gates(members: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each cause of gated patches, with the flag behind it."""
-    for cause, ids in summary.gated(members).items():
-        flag = flag_in(summary.reason(members, ids[0], "gated"))
-        yield f"gated {cause}{flag and f' ({flag})'}: {', '.join(ids)}"
 
 
 def _has_run(one: servers.Running, live: Sequence[str], *, is_all: bool) -> Check:

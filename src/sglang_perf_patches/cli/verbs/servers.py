@@ -11,7 +11,7 @@ from typing import Any
 from ... import sets
 from ...model import selection
 from ...model.patch import by_id
-from ...model.selection import SelectionError
+from ...model.selection import TROUBLE, SelectionError
 from ...telemetry import procfs
 
 _PORT = "30000"  # sglang's own default
@@ -66,6 +66,19 @@ def of(records: Sequence[dict[str, Any]]) -> list[Running]:
 def lacks_something(members: Sequence[dict[str, Any]]) -> bool:
     """Whether a chosen patch, also one that only ``all`` selected, is in trouble in any process."""
     return any(_lacks(data) for data in members)
+
+
+def troubles(members: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for each reason for which patches are in trouble: ``a, b are gated: …``."""
+    ids: dict[tuple[str, str], dict[str, None]] = {}
+    for data in members:
+        for patch in data["patches"]:
+            if patch["state"] in TROUBLE:
+                ids.setdefault((patch["state"], patch["reason"]), {})[patch["id"]] = None
+    return [
+        f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} {state}: {reason}"
+        for (state, reason), names in ids.items()
+    ]
 
 
 def _lacks(data: dict[str, Any]) -> bool:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from ...model.selection import TROUBLE
 from ...telemetry import procfs, records, summary
 from .. import render
-from ..table import COLOURS
 from . import add_json, servers
 
 PARSER: dict[str, Any] = {
@@ -21,14 +18,13 @@ PARSER: dict[str, Any] = {
     "in conflict or failed in a process. `not needed` is fine."
 }
 _HIDDEN = ("selection", "prefix")
-_EVERY_S = 2.0
 _BAD_SHOWN = 10
 
 Record = dict[str, Any]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options: which servers, how much detail, and how often."""
+    """Add the options: which servers, and how much detail."""
     parser.add_argument(
         "pids",
         nargs="*",
@@ -37,39 +33,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="show only these servers: the PID of the process that started the others",
     )
     parser.add_argument("--all", action="store_true", help="every patch of every process")
-    parser.add_argument(
-        "--watch",
-        nargs="?",
-        type=float,
-        const=_EVERY_S,
-        metavar="S",
-        help=f"repeat every S seconds (default: {_EVERY_S:g}), until Ctrl-C",
-    )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the states; exit code 1 if a chosen patch is in trouble in any process."""
-    if args.watch is None:
-        return _once(args)
-    if args.json:
-        args.parser.error("--watch and --json exclude each other")
-    if not args.watch > 0:
-        args.parser.error("--watch needs a number of seconds above 0")
-    code = 0
-    try:
-        while True:
-            if sys.stdout.isatty():
-                print("\033[H\033[2J", end="")
-            print(datetime.now().astimezone().isoformat(" ", "seconds"))
-            code = _once(args)
-            print(flush=True)
-            time.sleep(args.watch)
-    except KeyboardInterrupt:
-        return code
-
-
-def _once(args: argparse.Namespace) -> int:
     bad: list[str] = []
     processes = [
         data
@@ -104,22 +72,26 @@ def _server(one: servers.Running, *, show_all: bool) -> str:
     since = datetime.fromtimestamp(first["started"]).astimezone().isoformat(" ", "seconds")
     parts = [f"{one.name}: {states} ({count}{ended})", f"  sglang {first['sglang']}, since {since}"]
     if show_all:
-        parts += map(_table, _groups(members, by_run=True))
+        parts += map(_table, _groups(members))
     else:
-        parts += [render.table([*_lines(members)]), *_troubles(members)]
+        parts.append(render.table([*_lines(members)]))
+        parts += [f"  {line}" for line in servers.troubles(members)]
     return "\n".join(parts)
 
 
-def _groups(members: Sequence[Record], *, by_run: bool = False) -> list[list[Record]]:
-    """Groups of processes of the same kind, with patches in the same states."""
+def _groups(members: Sequence[Record]) -> list[list[Record]]:
+    """Groups of processes of the same role without its rank, with patches in the same states."""
     groups: dict[Any, list[Record]] = {}
     for data in members:
-        states = tuple(
-            (patch["id"], patch["state"], patch["reason"], by_run and patch["ran"])
-            for patch in data["patches"]
-        )
-        groups.setdefault((_kind(data["role"]), states), []).append(data)
+        states = tuple((each["id"], each["state"], each["reason"]) for each in data["patches"])
+        role = re.sub(r"(?<=^scheduler).*", "", data["role"])
+        groups.setdefault((role, states), []).append(data)
     return list(groups.values())
+
+
+def _ran(group: Sequence[Record]) -> set[str]:
+    """The patches that have run in any process of a group."""
+    return {patch["id"] for data in group for patch in data["patches"] if patch["ran"]}
 
 
 def _lines(members: Sequence[Record]) -> Iterator[list[str]]:
@@ -127,47 +99,23 @@ def _lines(members: Sequence[Record]) -> Iterator[list[str]]:
     yield ["  PROCESS", "PID", "LIVE", "HAVE RUN", "WHICH"]
     for group in _groups(members):
         live = [patch["id"] for patch in group[0]["patches"] if patch["state"] == "live"]
-        ran = {patch["id"] for data in group for patch in data["patches"] if patch["ran"]}
-        counts = [str(len(live)), str(len(ran & set(live)))]
-        yield [f"  {_name(group)}", _pids(group), *counts, ", ".join(live) or "-"]
-
-
-def _troubles(members: Sequence[Record]) -> list[str]:
-    """One line for each patch that is in trouble in any process."""
-    troubles = {
-        (patch["id"], patch["state"], patch["reason"]): None
-        for data in members
-        for patch in data["patches"]
-        if patch["state"] in TROUBLE
-    }
-    return [
-        f"  {patch_id} is {render.paint(state, COLOURS.get(state, ''))}: {reason}"
-        for patch_id, state, reason in troubles
-    ]
+        counts = [str(len(live)), str(len(_ran(group) & set(live)))]
+        yield [*_who(group), *counts, ", ".join(live) or "-"]
 
 
 def _table(group: Sequence[Record]) -> str:
     """Every patch of a group of processes."""
     rows = [["    PATCH", "STATE", "RUN", "WHY"]]
     for patch in group[0]["patches"]:
-        ran = "has run" if patch["ran"] else "-"
+        ran = "has run" if patch["id"] in _ran(group) else "-"
         rows.append([f"    {patch['id']}", patch["state"], ran, patch["reason"]])
-    shown = render.table(rows, column=1, colours=COLOURS)
-    return f"  {_name(group)}  {_pids(group)}\n{shown}"
+    shown = render.table(rows)
+    return f"{'  '.join(_who(group))}\n{shown}"
 
 
-def _pids(group: Sequence[Record]) -> str:
-    return " ".join(str(data["pid"]) for data in group)
-
-
-def _name(group: Sequence[Record]) -> str:
+def _who(group: Sequence[Record]) -> tuple[str, str]:
+    """The roles of a group of processes, and their PIDs."""
     roles = sorted({data["role"] for data in group})
-    if len(group) == 1:
-        return str(roles[0])
-    more = roles[0] if len(roles) == 1 else f"{roles[0]} ... {roles[-1]}"
-    return f"{more} ({len(group)})"
-
-
-def _kind(role: str) -> str:
-    """The role without its rank: ``scheduler`` for ``scheduler_TP3``."""
-    return role.partition("_")[0].partition(":")[0] if role.startswith("scheduler") else role
+    name = roles[0] if len(roles) == 1 else f"{roles[0]} ... {roles[-1]}"
+    count = f" ({len(group)})" if len(group) > 1 else ""
+    return f"  {name}{count}", " ".join(str(data["pid"]) for data in group)

@@ -44,16 +44,10 @@ class Switch:
     needs: tuple[str, ...] = (machine.GPU,)
 
     @property
-    def command(self) -> str:
-        """The command that measures it on an operator's own server."""
-        return measured_by(self.name)
-
-    @property
     def data(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {"name": self.name, "gains": self.gains, "costs": self.costs} | {
-            "measure": self.command
-        }
+        """As a JSON object, with the command that measures it on an operator's own server."""
+        measure = measured_by(self.name)
+        return {"name": self.name, "gains": self.gains, "costs": self.costs, "measure": measure}
 
 
 def _off(variable: str, gains: str, costs: str, needs: tuple[str, ...] = (machine.GPU,)) -> Switch:
@@ -153,6 +147,7 @@ def text(switches: Sequence[Switch], where: str = "there") -> str:
         return ""
     lines = [f"sglang options {where} that are off, each with its benchmark command and trade-off:"]
     for switch in switches:
-        about = (f"gains: {switch.gains}", f"costs: {switch.costs}")
-        lines += [f"  {switch.command}", *(render.filled(each, " " * 6) for each in about)]
+        lines.append(f"  {measured_by(switch.name)}")
+        lines.append(render.filled(f"gains: {switch.gains}", " " * 6))
+        lines.append(render.filled(f"costs: {switch.costs}", " " * 6))
     return "\n".join(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain, islice
@@ -21,8 +22,11 @@ from . import add_json, judged, names_of_patches, tree_at
 
 PARSER: dict[str, Any] = {
     "epilog": "Exit code 1: something differs or fails, nothing applies, or a patch that you named "
-    "could not be compared."
+    "could not be compared. --json has the traceback of a case that fails."
 }
+
+_NOT_HERE = "built-in or absent"
+_WORST_FIRST = ("failed", "different", "equal", "proven", _NOT_HERE, "refused", "skipped")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +41,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=900.0,
         metavar="S",
         help="seconds that each process may take (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--traceback", action="store_true", help="show the traceback of a case that fails"
     )
     add_json(parser)
 
@@ -61,8 +62,6 @@ def run(args: argparse.Namespace) -> int:
             room = 6 if outcome.word == "proven" else 10  # that one is read as a sentence
             start = f"{outcome.patch:<{width}}  {outcome.word:<{room}} "
             print(render.filled(_text(outcome), start, "    "), flush=True)
-            if args.traceback and outcome.traceback:
-                print(outcome.traceback, flush=True)
     if args.json:
         data = {
             "sglang": {"version": tree.version, "path": str(tree.root)},
@@ -110,13 +109,17 @@ def _text(outcome: verify.Outcome) -> str:
 
 def _closing(outcomes: Sequence[verify.Outcome]) -> str:
     """The summary line: ``5 equal, 8 proven, 9 built-in or absent, 0 of 13 could not run``."""
-    words = verify.by_patch(outcomes)
-    here = [of for of in words.values() if not of <= {"absent", "built-in"}]
-    equal = sum(each <= {"equal", "skipped"} and "equal" in each for each in here)
-    parts = [f"{equal} equal"]
-    for word in ("proven", "different", "failed"):
-        if count := sum(word in each for each in here):
-            parts.append(f"{count} {word}")
-    parts.append(f"{len(words) - len(here)} built-in or absent")
-    could_not = sum(each <= {"skipped", "refused"} for each in here)
-    return ", ".join([*parts, f"{could_not} of {len(here)} could not run"])
+    words: dict[str, str] = {}
+    for outcome in outcomes:
+        word = _NOT_HERE if outcome.word in _NOT_HERE else outcome.word
+        before = words.get(outcome.patch, "skipped")
+        words[outcome.patch] = min(word, before, key=_WORST_FIRST.index)
+    number = Counter(words.values())
+    parts = [
+        f"{number[word]} {word}"
+        for word in ("equal", "proven", "different", "failed", _NOT_HERE)
+        if number[word] or word in {"equal", _NOT_HERE}
+    ]
+    here = len(words) - number[_NOT_HERE]
+    could_not = number["skipped"] + number["refused"]
+    return ", ".join([*parts, f"{could_not} of {here} could not run"])

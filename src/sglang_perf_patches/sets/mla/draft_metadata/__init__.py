@@ -1,7 +1,5 @@
 """``mla.draft-metadata``."""
 
-from typing import Any
-
 from ....model.patch import Patch, Worth, of, variant
 from ..proven import TABLES
 from ..references import ATTENTION, FORWARD_BATCH, TRTLLM, TRTLLM_DRAFT
@@ -28,7 +26,7 @@ _CUTEDSL = (
 """Backends that inherit the draft."""
 
 
-_OUT_GRAPH: dict[str, Any] = {
+_OUT_GRAPH = {
     "targets": of(TRTLLM_DRAFT, "init_forward_metadata_out_graph", "init_forward_metadata"),
     "awaits": (FORWARD_BATCH,),
 }

@@ -45,49 +45,31 @@ class _NoSlot(Exception):
 
 def install_where_slots_stay(patching: Patching) -> None:
     """0.5.9: a request that is refused keeps the slot that its match took; later it does not."""
-    waiting = _requests_without_state(patching)
+    waiting = _in_admission(patching, "_req_inc_lock_ref", slots_stay=True)
     _in_radix_tree(patching, waiting)
-    _in_admission(patching, waiting, "_req_inc_lock_ref", slots_stay=True)
 
 
 def install_in_radix_tree(patching: Patching) -> None:
     """Up to 0.5.15.post1: stock's default is the radix tree for states."""
-    waiting = _requests_without_state(patching)
-    _in_radix_tree(patching, waiting)
-    _in_admission(patching, waiting, "_req_inc_lock_ref")
+    _in_radix_tree(patching, _in_admission(patching, "_req_inc_lock_ref"))
 
 
 def install_in_old_components(patching: Patching) -> None:
     """0.5.16: stock's default is the unified radix cache."""
-    waiting = _requests_without_state(patching)
-    _in_component(patching, waiting, COMPONENTS["old"], "finalize_match_result")
-    _in_admission(patching, waiting, "_req_inc_lock_ref")
+    waiting = _in_admission(patching, "_req_inc_lock_ref")
+    _in_component(patching, waiting, f"{COMPONENTS['old']}.finalize_match_result", params_at=1)
 
 
 def install_in_moved_components(patching: Patching) -> None:
     """0.5.17 to 0.5.19: its components are in another package."""
-    waiting = _requests_without_state(patching)
-    _in_component(patching, waiting, COMPONENTS["moved"], "finalize_match_result_in_cache")
-    _in_admission(patching, waiting, "_req_inc_lock_ref", loads=True)
+    waiting = _in_admission(patching, "_req_inc_lock_ref", loads=True)
+    _in_component(patching, waiting, f"{COMPONENTS['moved']}.finalize_match_result_in_cache")
 
 
 def install_in_components(patching: Patching) -> None:
     """From 0.5.20 on: admission is committed in one place."""
-    waiting = _requests_without_state(patching)
-    _in_component(patching, waiting, COMPONENTS["new"], "finalize_match_result_in_cache")
-    _in_admission(patching, waiting, "_commit_prefill_admission", loads=True)
-
-
-def _requests_without_state(patching: Patching) -> WeakSet[Any]:
-    """Requests that matched a prefix whose state could not be copied for them.
-
-    Stock would prefill such a request after its prefix with an empty state. So it must not be
-    admitted. A match is followed by the request's admission or refusal, in the same round of the
-    scheduler; until then the patch must not be taken off.
-    """
-    waiting: WeakSet[Any] = WeakSet()
-    patching.drain(lambda: not waiting, "a request without a slot has been refused")
-    return waiting
+    waiting = _in_admission(patching, "_commit_prefill_admission", loads=True)
+    _in_component(patching, waiting, f"{COMPONENTS['new']}.finalize_match_result_in_cache")
 
 
 # -- prefix caches -------------------------------------------------------------------------------
@@ -125,7 +107,11 @@ def _in_radix_tree(patching: Patching, waiting: WeakSet[Any]) -> None:
     patching.override(f"{RADIX_TREE}.match_prefix", matches)
 
 
-def _in_component(patching: Patching, waiting: WeakSet[Any], component: str, match: str) -> None:
+def _in_component(
+    patching: Patching, waiting: WeakSet[Any], finalize: str, params_at: int = 0
+) -> None:
+    """In a component whose method `finalize` gets the match's parameters as its `params_at`-th."""
+
     def prepares(inner: Any) -> Any:
         def prepare_for_caching_req(
             self: Any, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
@@ -141,30 +127,19 @@ def _in_component(patching: Patching, waiting: WeakSet[Any], component: str, mat
         return prepare_for_caching_req
 
     def finalizes(inner: Any) -> Any:
-        def finalize_match_result(
-            self: Any, result: Any, params: Any, value_chunks: Any, best_value_len: int
-        ) -> Any:
+        def finalize_match_result(self: Any, *args: Any) -> Any:
             def finalized(given: Any) -> Any:
-                return inner(self, result, given, value_chunks, best_value_len)
+                return inner(self, *args[:params_at], given, *args[params_at + 1 :])
 
-            return _matched(patching, waiting, params, finalized)
+            if _has_storage(self.cache):
+                return inner(self, *args)
+            return _matched(patching, waiting, args[params_at], finalized)
 
         return finalize_match_result
 
-    def finalizes_in_cache(inner: Any) -> Any:
-        def finalize_match_result_in_cache(self: Any, params: Any, result: Any) -> Any:
-            if _has_storage(self.cache):
-                return inner(self, params, result)
-            return _matched(patching, waiting, params, lambda given: inner(self, given, result))
-
-        return finalize_match_result_in_cache
-
+    component = finalize.rpartition(".")[0]
     patching.override(f"{component}.prepare_for_caching_req", prepares)
-    makers = {
-        "finalize_match_result": finalizes,
-        "finalize_match_result_in_cache": finalizes_in_cache,
-    }
-    patching.override(f"{component}.{match}", makers[match])
+    patching.override(finalize, finalizes)
 
 
 def _matched(
@@ -211,12 +186,8 @@ class _Admission:
 
 
 def _in_admission(
-    patching: Patching,
-    waiting: WeakSet[Any],
-    commit: str,
-    slots_stay: bool = False,
-    loads: bool = False,
-) -> None:
+    patching: Patching, commit: str, *, slots_stay: bool = False, loads: bool = False
+) -> WeakSet[Any]:
     """Refuse a request at the last point before stock admits it.
 
     All other reasons to refuse come before that point, so stock's own answers stay as they are.
@@ -224,7 +195,15 @@ def _in_admission(
     `slots_stay`: whether stock's scheduler leaves a refused request the slot of its match. Then it
     is given back, because requests that were admitted before may need it.
     `loads`: whether a state may come back from the host while a request is admitted.
+
+    Returns:
+        requests that matched a prefix whose state could not be copied for them. Stock would prefill
+        such a request after its prefix with an empty state. So it is not admitted. A match is
+        followed by the request's admission or refusal, in the same round of the scheduler; until
+        then the patch must not be taken off.
     """
+    waiting: WeakSet[Any] = WeakSet()
+    patching.drain(lambda: not waiting, "a request without a slot has been refused")
     answers = patching.module(POLICY).AddReqResult
     with_slots = patching.module(POOLS).HybridReqToTokenPool
     eviction = patching.module(TREES).EvictParams
@@ -314,6 +293,7 @@ def _in_admission(
     patching.override(f"{ADDER}.add_one_req", admits)
     makers = {"_req_inc_lock_ref": locks, "_commit_prefill_admission": commits}
     patching.override(f"{ADDER}.{commit}", makers[commit])
+    return waiting
 
 
 def _lacks_slots(adder: Any, req: Any, waiting: WeakSet[Any]) -> bool:

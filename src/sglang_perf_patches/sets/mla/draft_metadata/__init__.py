@@ -13,6 +13,7 @@ _DEPENDS = (
     *of(TRTLLM, "init_forward_metadata", "init_forward_metadata_capture_cuda_graph"),
     *of(TRTLLM, "init_forward_metadata_replay_cuda_graph", "init_forward_metadata_out_graph"),
     *of(TRTLLM, "_init_cuda_graph_metadata", "_apply_cuda_graph_metadata", "forward_decode"),
+    f"{FORWARD_BATCH}:build_inner_fb_view",
 )
 _TOKENSPEED = (
     f"{ATTENTION}.tokenspeed_mla_backend:TokenspeedMLABackend",
@@ -25,7 +26,10 @@ _CUTEDSL = (
 """Backends that inherit the draft."""
 
 
-_OUT_GRAPH = of(TRTLLM_DRAFT, "init_forward_metadata_out_graph", "init_forward_metadata")
+_OUT_GRAPH = {
+    "targets": of(TRTLLM_DRAFT, "init_forward_metadata_out_graph", "init_forward_metadata"),
+    "awaits": (FORWARD_BATCH,),
+}
 
 PATCH = Patch(
     id="mla.draft-metadata",
@@ -50,14 +54,14 @@ PATCH = Patch(
         ),
         variant(
             *(__name__, "0.5.13 … 0.5.16", "install_out_graph"),
-            targets=_OUT_GRAPH,
             depends=(*_DEPENDS, *_TOKENSPEED),
+            **_OUT_GRAPH,
         ),
         # Without TokenSpeed's names, which 0.5.23 lacks, the code of 0.5.22 and 0.5.23 is equal.
         variant(
             *(__name__, "0.5.17 … 0.5.23", "install_out_graph"),
-            targets=_OUT_GRAPH,
             depends=(*_DEPENDS, *_CUTEDSL),
+            **_OUT_GRAPH,
         ),
     ),
 )

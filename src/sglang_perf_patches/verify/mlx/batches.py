@@ -7,7 +7,6 @@ is made here, with the fields that the worker reads on each release.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,9 @@ from unittest import mock
 
 import mlx.core as mx
 
+from ..stock import NoneByDefault
+from .cases import Step
+from .equivalence import with_logits
 from .models import RUNNER, Model
 from .rig import Player
 
@@ -45,17 +47,11 @@ def play(
     Returns:
         what `rig.Played` holds, and all logits, in order.
     """
-    player = _BatchPlayer(model, radix=radix, sampling=sampling)
-    arrays: list[mx.array] = []
-    player.note = arrays.append
+    steps: list[Step] = []
     for batch in batches:
-        player.launch(batch)
-        player.decode([name for name, *_ in batch], 2)
-        player.note_logits()
-        for name, *_ in batch:
-            player.leave(name)
-    player.note_pool()
-    return asdict(player.played), arrays
+        names = [name for name, *_ in batch]
+        steps += [("launch", batch), ("decode", names, 2), *(("leave", name) for name in names)]
+    return with_logits(_BatchPlayer(model, radix=radix, sampling=sampling), steps)
 
 
 class _BatchPlayer(Player):
@@ -96,13 +92,11 @@ class _BatchPlayer(Player):
             requests.append(self._request(name, prompt, slots[:prefix], row))
             new_tokens += new
             new_slots += own or [0] * further
-        stock = SimpleNamespace(
+        stock = NoneByDefault(
             reqs=requests,
             input_ids=self._torch.tensor(new_tokens, dtype=self._torch.int64),
             out_cache_loc=self._torch.tensor(new_slots, dtype=self._torch.int64),
             extend_lens=[further for _, further, _, _ in batch],
-            decoding_reqs=None,
-            sampling_info=None,
             return_logprob=False,
             has_grammar=False,
         )
@@ -127,20 +121,15 @@ class _BatchPlayer(Player):
             repetition_penalty=1.0,
             min_new_tokens=0,
         )
-        request = SimpleNamespace(
+        request = NoneByDefault(
             rid=name,
             retraction_count=0,
             prefix_indices=self._torch.tensor(prefix, dtype=self._torch.int64),
             prefix_len=len(prefix),
             req_pool_idx=row,
-            extend_range=None,
-            extend_end=None,
             full_untruncated_fill_ids=prompt,
             get_fill_ids=lambda: prompt,
             sampling_params=sampled,
-            mamba_last_track_seqlen=None,
-            mamba_branching_seqlen=None,
-            mamba_ping_pong_track_buffer=None,
         )
         request.kv = request  # Newer releases hold a request's slots in a record of its own.
         return request

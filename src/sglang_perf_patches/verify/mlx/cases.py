@@ -145,6 +145,11 @@ def random_hits(chance: Random) -> tuple[Step, ...]:
     return _drawn(chance, ("join", "leave", "decode", "decode", "chain", "hit"))
 
 
+def random_lengths(chance: Random) -> tuple[Step, ...]:
+    """Requests of very unequal lengths join, leave, grow and are reordered."""
+    return _drawn(chance, ("join", "join", "leave", "decode", "chain"), longest=500)
+
+
 def random_episodes(chance: Random) -> tuple[Step, ...]:
     """With the radix cache: prompts in chunks, prefix hits, aborts, and cleared caches.
 

@@ -181,12 +181,9 @@ def further_models() -> list[str]:
     return [*names, "gpt_oss"] if hasattr(caches, "WindowedAttentionKVCache") else names
 
 
-def with_logits(
-    model: Model, schedule: Sequence[Step], **options: bool
-) -> tuple[dict[str, Any], list[mx.array]]:
+def with_logits(player: Player, schedule: Sequence[Step]) -> tuple[dict[str, Any], list[mx.array]]:
     """What a schedule gives with what is live, and the logits of each forward pass."""
     logits: list[mx.array] = []
-    player = Player(model, **options)
     player.note = logits.append
     return asdict(player.play(schedule)), logits
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from random import Random
 from typing import Any
 from unittest import mock
 
@@ -20,6 +19,7 @@ from ..comparing import require, some
 from . import cases, models
 from .cases import Step, schedule
 from .equivalence import FEW, further_models, near, with_logits
+from .rig import Player
 
 PATCH = "mlx.length-groups"
 
@@ -51,13 +51,13 @@ HITTING = schedule(
 
 def lengths(inputs: Inputs) -> int:
     """Scripted and drawn batches of unequal lengths."""
-    drawn = inputs(random_lengths)
+    drawn = inputs(cases.random_lengths)
     return same_groups("float32", [APART, CROSSING, cases.SCRIPTED, cases.FAR, *drawn])
 
 
 def bfloat16(inputs: Inputs) -> int:
     """The same in the dtype of most models."""
-    return same_groups("bfloat16", [CROSSING, *inputs(random_lengths)[:FEW]])
+    return same_groups("bfloat16", [CROSSING, *inputs(cases.random_lengths)[:FEW]])
 
 
 def prefix_hits(inputs: Inputs) -> int:
@@ -67,7 +67,7 @@ def prefix_hits(inputs: Inputs) -> int:
 
 def other_layers(inputs: Inputs) -> int:
     """Models with recurrent states and with sliding windows."""
-    drawn = inputs(random_lengths)[:1]
+    drawn = inputs(cases.random_lengths)[:1]
     return sum(
         same_groups("float32", [CROSSING, *drawn], name=each)
         for each in some(inputs, further_models())
@@ -78,27 +78,9 @@ def unproven_device(inputs: Inputs) -> int:
     """On a device treated as unproven, steps are tried before groups serve them."""
     arenas = f"{grouping.__package__}.kv_arena.body"
     with mock.patch(f"{arenas}.is_proven", return_value=False):
-        return same_groups("float32", [cases.GROWING, *inputs(random_lengths)[:1]], served=False)
-
-
-def random_lengths(chance: Random) -> tuple[Step, ...]:
-    """Requests of very unequal lengths join, leave, grow and are reordered."""
-    names = iter("abcdefghijklmnopqrstuvwxyz")
-    batch: list[str] = []
-    steps: list[Step] = []
-    for _ in range(9):
-        if len(batch) < 3 or (len(batch) < 6 and chance.random() < 0.6):
-            batch.append(next(names))
-            longest = chance.choice((40, 40, 40, 150, 250, 500))
-            steps.append(("join", batch[-1], chance.randint(1, longest)))
-        elif chance.random() < 0.5:
-            steps.append(("leave", batch.pop(chance.randrange(len(batch)))))
-        else:
-            chance.shuffle(batch)
-        if len(batch) > 1:
-            steps.append(("chain", list(batch), chance.randint(1, 6)))
-            steps.append(("decode", chance.sample(batch, len(batch) - (chance.random() < 0.3))))
-    return tuple(steps)
+        return same_groups(
+            "float32", [cases.GROWING, *inputs(cases.random_lengths)[:1]], served=False
+        )
 
 
 @contextmanager
@@ -113,16 +95,15 @@ def same_groups(
     schedules: Sequence[Sequence[Step]],
     *,
     name: str = "qwen3",
-    radix: bool = False,
-    sampling: bool = False,
     served: bool = True,
+    **options: bool,
 ) -> int:
     """Run schedules on stock and patched; compare, and check that groups were used."""
     COUNTS.clear()
     with models.model(name, dtype) as model, groups_at(32):
 
         def played() -> list[tuple[dict[str, Any], list[mx.array]]]:
-            return [with_logits(model, each, radix=radix, sampling=sampling) for each in schedules]
+            return [with_logits(Player(model, **options), each) for each in schedules]
 
         near(PATCH, model, played, 1 / 100, ran=None)
     require(COUNTS["steps"] or not served, f"{PATCH}: no step was served in groups")

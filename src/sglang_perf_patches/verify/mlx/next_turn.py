@@ -16,6 +16,7 @@ from ..comparing import live, require
 from . import cases, models
 from .cases import Step
 from .equivalence import with_logits
+from .rig import Player
 
 PATCH = "mlx.next-turn"
 
@@ -35,9 +36,9 @@ def close(schedule: Sequence[Step], count: str = "", *, beside: Sequence[str] = 
     """
     with models.model("gpt_oss", "float32") as model:
         COUNTS.clear()
-        _, expected = with_logits(model, schedule, radix=True)
+        _, expected = with_logits(Player(model, radix=True), schedule)
         with live(PATCH, beside=beside, ran=True if count else None):
-            _, actual = with_logits(model, schedule, radix=True)
+            _, actual = with_logits(Player(model, radix=True), schedule)
     require(len(expected) == len(actual), f"{PATCH}: another number of forward passes")
     for number, (one, other) in enumerate(zip(expected, actual, strict=True)):
         close = bool(mx.allclose(one, other, rtol=1e-4, atol=1e-4).item())

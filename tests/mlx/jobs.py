@@ -192,10 +192,11 @@ def broken_groups() -> dict[str, Any]:
     from sglang_perf_patches.sets.mlx import grouping
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
+    from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
     from sglang_perf_patches.sets.mlx.kv_arena.step import GroupedStep, Step
     from sglang_perf_patches.verify.mlx import length_groups as proof
 
-    build, masks_of, init = arena_choice.Choice.build, GroupedStep._masks_of, GroupedStep.__init__
+    build, masks_of, init = arena_moves.Moves.build, GroupedStep._masks_of, GroupedStep.__init__
     arenas_for = arena_choice.Choice.arenas_for
 
     def unordered(self: Any, *words: Any) -> None:
@@ -225,7 +226,7 @@ def broken_groups() -> dict[str, Any]:
         ),
         "the first group alone grows": (Step, "has_served", first_only),
         "a failed step counts": (Step, "has_served", _counts_each_layer),
-        "a group is built with a token too many": (arena_choice.Choice, "build", stale),
+        "a group is built with a token too many": (arena_moves.Moves, "build", stale),
         "rows are in another group's arena": (
             arena_choice.Choice,
             "arenas_for",
@@ -538,7 +539,7 @@ def far_apart() -> dict[str, Any]:
     The least size of stock's buffers, as the patch knows it, is set lower.
     """
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
-    from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
+    from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
     from sglang_perf_patches.verify.mlx import models, rig
 
     schedule = [
@@ -554,7 +555,7 @@ def far_apart() -> dict[str, Any]:
         for selection in ("none", "mlx.kv-arena"):
             sglang_perf_patches.activate(selection, strict=True)
             kv_arena.COUNTS.clear()
-            with mock.patch.object(arena_choice, "STOCK_ROOM", 16):
+            with mock.patch.object(arena_moves, "STOCK_ROOM", 16):
                 results[selection] = {
                     "played": asdict(rig.Player(model).play(schedule)),
                     "counts": dict(kv_arena.COUNTS),

@@ -25,8 +25,8 @@ from typing import Any
 from ..device import equal_bits
 from ..self_check import SelfCheck
 from .arena import Arena, Rows, capacity_for
-from .choice import COUNTS, Caches, Choice, Groups, parts_of
-from .moves import Moves
+from .choice import COUNTS, Choice, Groups, parts_of
+from .moves import Caches, Moves
 
 PHASES = ("built", "enlarged", "moved")
 """What happens to the copies before the steps of a phase."""
@@ -142,9 +142,9 @@ class ArenaSelfCheck:
         batch = [id(cache) for cache in caches[0]]
         if self._copies is None or (self._copies.batch, self._copies.lengths) != (batch, lengths):
             self._drop()
-            self._choice.leave(caches)
+            self._moves.leave(caches)
         is_expected = self._choice.is_expected(caches, lengths)
-        fits = len(groups) > 1 or max(lengths) + 1 <= self._choice.most(caches, lengths)
+        fits = len(groups) > 1 or max(lengths) + 1 <= self._moves.most(caches, lengths)
         # A kind may have passed whose last comparisons have not been read.
         if not is_expected or not fits or not self._check.may_try(kind):
             self._drop()
@@ -191,27 +191,28 @@ class ArenaSelfCheck:
         if not ready.taken:
             self._change(ready, lengths, phase)
         for arena in ready.arenas:
-            if (needed := max(arena.lengths) + 1) > arena.capacity:
-                self._enlarge(arena, needed)
+            if max(arena.lengths) + 1 > arena.capacity:
+                self._enlarge(arena)
         for _, layer in self._rows.among(ready.caches):
             self._rows.forget(layer)
         return ready
 
     def _build(self, copies: Copies, lengths: list[int]) -> None:
         parts = parts_of(copies.caches, lengths, copies.groups)
-        copies.arenas = [self._choice.build(*part) for part in parts]
+        copies.arenas = [self._moves.build(*part) for part in parts]
 
     def _change(self, copies: Copies, lengths: list[int], phase: str) -> None:
         """What the phase is about, at its start."""
         if phase == "enlarged":
             for arena in copies.arenas:
-                self._enlarge(arena, max(arena.capacity, *arena.lengths) + 1)
+                self._enlarge(arena)
         elif phase == "moved":  # rows in another order; then all but one, and a request's buffer
-            self._choice.build([each[::-1] for each in copies.caches], lengths[::-1])
-            self._choice.leave([of_layer[:1] for of_layer in copies.caches])
+            self._moves.build([each[::-1] for each in copies.caches], lengths[::-1])
+            self._moves.leave([of_layer[:1] for of_layer in copies.caches])
             self._build(copies, lengths)
 
-    def _enlarge(self, arena: Arena, needed: int) -> None:
+    def _enlarge(self, arena: Arena) -> None:
+        needed = max(arena.capacity, *arena.lengths) + 1
         self._moves.grow(arena, capacity_for(needed, needed))
 
     def _read(self) -> None:

@@ -89,7 +89,7 @@ def _install(patching: Patching, cache_class: str, field: str) -> None:
             try:
                 step = known[_STEP]
             except KeyError:
-                step = known[_STEP] = _begin(choice, trial, core, ctx, field)
+                step = known[_STEP] = _begin(moves, choice, trial, core, ctx, field)
             if step is None or not step.has(self):
                 return inner(self, x, ctx)
             if step.trial is None:
@@ -127,14 +127,14 @@ def _install(patching: Patching, cache_class: str, field: str) -> None:
 
 
 def _begin(
-    choice: Choice, trial: ArenaSelfCheck | None, core: Any, ctx: Any, field: str
+    moves: Moves, choice: Choice, trial: ArenaSelfCheck | None, core: Any, ctx: Any, field: str
 ) -> Step | None:
     """At a step's first layer, choose an arena with room for a token; None for stock."""
     caches, lengths = getattr(ctx, field), list(ctx.seq_lens)
     has_rope_kernel = getattr(getattr(ctx, "aot", None), "rope", None) is not None
     if ctx.batch_size < 2 or has_rope_kernel:
         # Stock attends to a single request's buffer directly; its length selects the kernel.
-        choice.leave(caches)
+        moves.leave(caches)
         return None
     mark = vars(ctx).get(grouping.MARK)
     groups = [[*range(len(lengths))]] if mark is None else grouping.groups_of(lengths)

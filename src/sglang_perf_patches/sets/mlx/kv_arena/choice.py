@@ -20,19 +20,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
-from .arena import AT_MOST, STOCK_ROOM, Arena, Rows, capacity_for, doubled
-from .moves import Moves
+from .arena import Arena, Rows, capacity_for
+from .moves import Caches, Moves
 
 COUNTS: Counter[str] = Counter()
 """Counts for this process: ``steps`` that arenas handled, and the attention ``layers`` in them;
 ``stock steps`` of two or more requests, and of those the ``tried steps``, which an arena computed
 too, for comparison; ``builds`` and ``growths`` of arenas; and ``partings``, when their rows are
 copied back because a batch has changed again."""
-
-Caches = Sequence[Sequence[Any]]
-"""The requests' caches, indexed by attention layer, then by request."""
 
 Groups = Sequence[Sequence[int]]
 """The rows of each group of a batch, which have an arena each."""
@@ -48,11 +44,6 @@ class Choice:
         self._rows, self._moves = rows, moves
         self._expected: tuple[list[int], list[int]] = [], []
 
-    def leave(self, caches: Caches) -> None:
-        """Copy all rows back, for stock, which attends to each request's own buffer."""
-        for of_layer in caches:
-            self._moves.take_back(row for row, _ in self._rows.among([of_layer]))
-
     def arenas_for(self, caches: Caches, lengths: list[int], groups: Groups) -> list[Arena]:
         """The arenas that serve a step, with room for the new tokens; none for stock.
 
@@ -61,7 +52,7 @@ class Choice:
         parts = parts_of(caches, lengths, groups)
         arenas = [self._arena_of(*part) for part in parts]
         can_hold = [
-            [self._can_hold(each, part[1]) for each in part[0]]
+            [self._moves.can_hold(each, part[1]) for each in part[0]]
             if arena is None
             else [layer is not None for layer in arena.layers]
             for part, arena in zip(parts, arenas, strict=True)
@@ -80,42 +71,32 @@ class Choice:
         serving = []
         for part, arena in zip(parts, arenas, strict=True):
             if arena is None:
-                arena = self.build(*part)
+                arena = self._moves.build(*part)
+                COUNTS["builds"] += 1
                 arena.lasts = is_expected
             else:
                 arena.lasts = True
                 if (needed := max(part[1]) + 1) > arena.capacity:
-                    self._moves.grow(arena, capacity_for(needed, self.most(*part)))
+                    self._moves.grow(arena, capacity_for(needed, self._moves.most(*part)))
                     COUNTS["growths"] += 1
             serving.append(arena)
         return serving
 
     def _no_arenas(self, caches: Caches) -> list[Arena]:
-        self.leave(caches)
+        self._moves.leave(caches)
         COUNTS["stock steps"] += 1
         return []
 
     def can_group(self, caches: Caches, lengths: list[int], groups: Groups) -> bool:
         """Whether `arenas_for` would give each group an arena of its own."""
-        parts = parts_of(caches, lengths, groups)
-        return self._fits(parts, [[self._can_hold(each, own) for each in of] for of, own in parts])
+        parts, can_hold = parts_of(caches, lengths, groups), self._moves.can_hold
+        return self._fits(parts, [[can_hold(each, own) for each in of] for of, own in parts])
 
     def _fits(self, parts: Sequence[Part], can_hold: Sequence[Sequence[bool]]) -> bool:
         """Whether arenas can hold the parts, with the same layers of each."""
-        fits = all(max(lengths) + 1 <= self.most(caches, lengths) for caches, lengths in parts)
+        most = self._moves.most
+        fits = all(max(lengths) + 1 <= most(caches, lengths) for caches, lengths in parts)
         return fits and any(can_hold[0]) and all(each == can_hold[0] for each in can_hold)
-
-    def build(self, caches: Caches, lengths: list[int]) -> Arena:
-        """An arena of these caches; stock handles layers whose caches can't share a buffer."""
-        capacity = capacity_for(max(lengths) + 1, self.most(caches, lengths))
-        can_hold = [self._can_hold(of_layer, lengths) for of_layer in caches]
-        room = self._room_in_stock(caches, lengths)
-        COUNTS["builds"] += 1
-        return self._moves.build(caches, lengths, can_hold, capacity, room)
-
-    def most(self, caches: Caches, lengths: Sequence[int]) -> int:
-        """Maximum capacity of a row in tokens, so that padding stays near stock's memory use."""
-        return AT_MOST * self._room_in_stock(caches, lengths) // len(lengths)
 
     def is_expected(self, caches: Caches, lengths: list[int]) -> bool:
         """Whether the step checked before this one was of the same batch."""
@@ -135,30 +116,6 @@ class Choice:
             for layer, of_layer in zip(layers, caches, strict=True)
         )
         return first.arena if is_same else None
-
-    def _can_hold(self, caches: Sequence[Any], lengths: Sequence[int]) -> bool:
-        """Whether one layer's caches can share a buffer: stock's class, filled, same shape."""
-        kinds = set()
-        for cache, length in zip(caches, lengths, strict=True):
-            holder = self._rows.layer_if_row(cache)
-            if holder is None:
-                if type(cache) is not self._rows.cache_class:
-                    return False
-                holder = cache
-            keys, values = holder.keys, holder.values
-            if keys is None or cache.offset != length:
-                return False
-            kinds.add((keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, values.dtype))
-        return len(kinds) == 1
-
-    def _room_in_stock(self, caches: Caches, lengths: Sequence[int]) -> int:
-        """Total capacity of stock's buffers of a layer after the next token, in tokens.
-
-        Counts stock's capacity even where mlx.first-buffer makes smaller buffers.
-        """
-        if any(isinstance(of_layer[0], self._rows.cache_class) for of_layer in caches):
-            return sum(doubled(STOCK_ROOM, length + 1) for length in lengths)
-        return 0
 
 
 def parts_of(caches: Caches, lengths: list[int], groups: Groups) -> list[Part]:

@@ -1,4 +1,4 @@
-"""Moves the KV of many requests at once: into an arena, into a larger one, and out again."""
+"""Moves KV of many requests at once: into an arena that can hold it, a larger one, and out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .arena import Arena, Layer, Rows
+from .arena import AT_MOST, STOCK_ROOM, Arena, Layer, Rows, capacity_for, doubled
+
+Caches = Sequence[Sequence[Any]]
+"""The requests' caches, indexed by attention layer, then by request."""
 
 
 class Moves:
@@ -16,33 +19,45 @@ class Moves:
     def __init__(self, rows: Rows) -> None:
         self._rows, self._core = rows, rows.core
 
-    def build(
-        self,
-        caches: Sequence[Sequence[Any]],
-        lengths: list[int],
-        can_hold: Sequence[bool],
-        capacity: int,
-        in_stock: int,
-    ) -> Arena:
+    def leave(self, caches: Caches) -> None:
+        """Copy all rows back, for stock, which attends to each request's own buffer."""
+        for of_layer in caches:
+            self._take_back(row for row, _ in self._rows.among([of_layer]))
+
+    def most(self, caches: Caches, lengths: Sequence[int]) -> int:
+        """Maximum capacity of a row in tokens, so that padding stays near stock's memory use."""
+        return AT_MOST * self._room_in_stock(caches, lengths) // len(lengths)
+
+    def can_hold(self, caches: Sequence[Any], lengths: Sequence[int]) -> bool:
+        """Whether one layer's caches can share a buffer: stock's class, filled, same shape."""
+        kinds = set()
+        for cache, length in zip(caches, lengths, strict=True):
+            holder = self._rows.layer_if_row(cache)
+            if holder is None:
+                if type(cache) is not self._rows.cache_class:
+                    return False
+                holder = cache
+            keys, values = holder.keys, holder.values
+            if keys is None or cache.offset != length:
+                return False
+            kinds.add((keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, values.dtype))
+        return len(kinds) == 1
+
+    def build(self, caches: Caches, lengths: list[int]) -> Arena:
         """Move KV from stock's buffers and from other arenas into a new arena.
 
-        The other rows of those arenas return to buffers like stock's.
-
-        Args:
-            caches: indexed by layer, then by request.
-            lengths: tokens of each request.
-            can_hold: whether a layer's caches can share a buffer; stock handles other layers.
-            capacity: of a row, in tokens.
-            in_stock: total capacity of stock's buffers of a layer, in tokens.
+        The other rows of those arenas return to buffers like stock's. Stock handles layers whose
+        caches can't share a buffer.
         """
-        arena = Arena(capacity, list(lengths))
+        arena = Arena(capacity_for(max(lengths) + 1, self.most(caches, lengths)), list(lengths))
         # Stock's evaluation of a prefill leaves its buffers in reference cycles: see `Row.state`.
         gc.collect(1)
         # Old and new buffers take memory together until the new ones are evaluated: those of all
         # layers, if that stays within stock's memory use.
+        can_hold = [self.can_hold(of_layer, lengths) for of_layer in caches]
         held = [*itertools.compress(caches, can_hold)]
-        spare = sum(in_stock - self._room(of_layer) for of_layer in held)
-        is_at_once = len(held) * len(lengths) * capacity <= spare
+        spare = self._room_in_stock(caches, lengths) * len(held) - sum(map(self._room, held))
+        is_at_once = len(held) * len(lengths) * arena.capacity <= spare
         for of_layer, holds in zip(caches, can_hold, strict=True):
             layer = self._layer(arena, of_layer) if holds else None
             arena.layers.append(layer)
@@ -61,13 +76,22 @@ class Moves:
                 self._core.eval(layer.keys, layer.values)
         arena.capacity = capacity
 
-    def take_back(self, rows: Iterable[Any]) -> None:
+    def _take_back(self, rows: Iterable[Any]) -> None:
         """Copy rows back into their own buffers."""
         taken: list[Any] = []
         for row in rows:
             self._rows.take_back(row)
             taken += [row.keys, row.values]
         self._core.eval(taken)
+
+    def _room_in_stock(self, caches: Caches, lengths: Sequence[int]) -> int:
+        """Total capacity of stock's buffers of a layer after the next token, in tokens.
+
+        Counts stock's capacity even where mlx.first-buffer makes smaller buffers.
+        """
+        if any(isinstance(of_layer[0], self._rows.cache_class) for of_layer in caches):
+            return sum(doubled(STOCK_ROOM, length + 1) for length in lengths)
+        return 0
 
     def _room(self, caches: Sequence[Any]) -> int:
         """Total capacity of the buffers of one layer's caches, in tokens."""
@@ -96,7 +120,7 @@ class Moves:
         stay = {id(cache) for cache in caches}
         for old in {layer for _, layer in self._rows.among([caches])}:
             old.arena.intact = False
-            self.take_back(
+            self._take_back(
                 cache
                 for cache, holder in self._rows.among([old.caches])
                 if holder is old and id(cache) not in stay

@@ -117,7 +117,7 @@ def test_a_long_prompt_beside_short_ones_is_computed_alone() -> None:
 
 
 def test_a_part_fits_a_call_at_its_place() -> None:
-    behind = rows.Part(5, 3, (), 0)
+    behind = rows.Part(5, 3, ())
     assert behind.fits(SimpleNamespace(shape=(1, 3)), [SimpleNamespace(offset=5)])
     assert not behind.fits(SimpleNamespace(shape=(1, 3)), [SimpleNamespace(offset=2)])
     assert not behind.fits(SimpleNamespace(shape=(1, 2)), [SimpleNamespace(offset=5)])

@@ -391,7 +391,7 @@ def _worker() -> Any:
             self._free = deque(slot for slot in self._order if slot not in used)
 
         def _note_memory(self) -> None:
-            self.evaluate_pool()  # queued writes hold requests' buffers, in stock too
+            self.bytes_of_pool()  # queued writes hold requests' buffers, in stock too
             gc.collect()
             active = mx.get_active_memory() - self._before
             self._outcome.held.append((active, _counted(self)))

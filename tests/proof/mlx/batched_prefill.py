@@ -16,7 +16,6 @@ from sglang_perf_patches.verify.mlx.batched_prefill import (
     PART,
     PATCH,
     SCRIPTED,
-    drawn_batches,
     random_batches,
     same_prompts,
 )
@@ -92,7 +91,7 @@ def other_values(_: Inputs) -> int:
 
 def random_prompts(chance: Random) -> Batches:
     """The same without prefixes."""
-    return drawn_batches(chance, lambda: False)
+    return random_batches(chance, hits=False)
 
 
 CHECKS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -57,13 +57,8 @@ def recurrent(inputs: Inputs) -> int:
     return same_prompts("float32", [SCRIPTED, *inputs(random_batches)[:1]], name="qwen3_next")
 
 
-def random_batches(chance: Random) -> Batches:
-    """Batches of unequal prompts, some with prefixes that earlier ones left."""
-    return drawn_batches(chance, lambda: chance.random() < 0.5)
-
-
-def drawn_batches(chance: Random, hits: Callable[[], bool]) -> Batches:
-    """Batches of unequal prompts; `hits`: whether a prompt has a prefix from the pool."""
+def random_batches(chance: Random, *, hits: bool = True) -> Batches:
+    """Batches of unequal prompts; with `hits` some have prefixes that earlier ones left."""
     batches: list[Batch] = []
     held: list[tuple[str, int]] = []
     for number in range(4):
@@ -74,7 +69,7 @@ def drawn_batches(chance: Random, hits: Callable[[], bool]) -> Batches:
             name, new = f"r{number}.{at}", max(1, round(like * chance.uniform(0.6, 1.2)))
             hit = prefix + chance.choice((0, 0, 1, 3))
             donors = [donor for donor, length in held if length >= hit]
-            if donors and hits():
+            if donors and hits and chance.random() < 0.5:
                 batch.append((name, new, chance.choice(donors), hit))
             else:
                 batch.append((name, new, "", 0))

@@ -35,7 +35,7 @@ def memory(_: Inputs) -> int:
 def _kept_after(model: Model, requests: int) -> tuple[int, int]:
     """Bytes still in use after a sequence of requests, each with its own prompt; and the pool's."""
     player = Player(model, radix=True)
-    player.evaluate_pool()
+    player.bytes_of_pool()
     gc.collect()
     before: int = mx.get_active_memory()
     for number in range(requests):

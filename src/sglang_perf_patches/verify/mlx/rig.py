@@ -162,16 +162,12 @@ class Player:
             last = following
         self.runner.decode_batch_finalize(last)
 
-    def evaluate_pool(self) -> None:
-        """Evaluate the pool, so that it is in memory as after any prefix hit."""
-        pool = self._stock_pool()
-        if pool is not None:
-            mx.eval(pool.all_buffers())
-
     def bytes_of_pool(self) -> int:
-        """Size of the pool's buffers, whether they are in memory or not."""
+        """Size of the pool's buffers, evaluated, so in memory as after any prefix hit."""
         pool = self._stock_pool()
-        return 0 if pool is None else sum(array.nbytes for array in pool.all_buffers())
+        buffers = [] if pool is None else pool.all_buffers()
+        mx.eval(buffers)
+        return sum(array.nbytes for array in buffers)
 
     def tokens(self, who: str) -> list[int]:
         """A running request's tokens, prompt included."""

@@ -95,7 +95,7 @@ def compute(core: Any, masks: Any, runner: Any, group: Group) -> list[Row]:
             (runner._trunk or runner.model)(ids, cache=cache)
         parts.append(
             [
-                _part(core, layout, cache, group, row, begin, lengths[row], logits)
+                _part(core, cache, group, row, begin, lengths[row], logits)
                 for row in range(group.wanted)
             ]
         )
@@ -143,7 +143,6 @@ def _joined(core: Any, states: Sequence[Any]) -> Any:
 
 def _part(
     core: Any,
-    layout: Any,
     cache: Sequence[Any],
     group: Group,
     row: int,
@@ -166,7 +165,6 @@ def _part(
             else tuple(core.take(state, at, axis=0) for state in each.cache)
             for each in cache
         ],
-        attention=layout.first_attention_layer_index,
         logits=None if logits is None else logits[row : row + 1],
     )
 

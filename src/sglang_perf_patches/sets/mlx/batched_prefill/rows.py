@@ -16,20 +16,18 @@ class Part:
         tokens: its own.
         layers: what each layer holds after it: keys and values, (1, n_kv_heads, tokens, head_dim),
             or a recurrent layer's arrays, (1, …).
-        attention: the number of the first attention layer.
         logits: of its last token, (1, 1, vocabulary); None where nothing reads them.
     """
 
     start: int
     tokens: int
     layers: Sequence[Sequence[Any]]
-    attention: int
     logits: Any = None
 
     def fits(self, input_ids: Any, cache: Sequence[Any]) -> bool:
         """Whether a call of the model, for this request, asks for what was computed."""
-        is_of_it = input_ids.shape == (1, self.tokens)
-        return bool(is_of_it and cache[self.attention].offset == self.start)
+        offset = next(each.offset for each in cache if not is_recurrent(each))
+        return bool(input_ids.shape == (1, self.tokens) and offset == self.start)
 
     def __call__(self, _: Any, *, cache: Sequence[Any]) -> Any:
         """Fill a request's caches, and return the logits."""

@@ -47,11 +47,6 @@ class _Writes:
         self.copies: list[Any] = []
         self.is_read = self.is_queued = False
 
-    def postpone(self, write: Callable[[], None]) -> None:
-        """Queue a write later."""
-        self.waiting.add(self)
-        self.postponed.append(write)
-
     def queue(self) -> None:
         """Queue the postponed writes, in their order."""
         while self.postponed:
@@ -102,7 +97,9 @@ def _install(patching: Patching, pool: str, prefix: str, attribute: str) -> None
         if pool is None or not slot_ids:
             inner(self, cache, cache_start, slot_ids)
             return
-        writes_of(pool).postpone(partial(inner, self, cache, cache_start, slot_ids))
+        writes = writes_of(pool)
+        waiting.add(writes)
+        writes.postponed.append(partial(inner, self, cache, cache_start, slot_ids))
 
     @replaces(patching, f"{pool}.set_kv_all_layers")
     def set_kv_all_layers(self: Any, slots: Any, k_all: Any, v_all: Any, *, inner: Any) -> None:

@@ -1189,24 +1189,23 @@ def whose_turn() -> dict[str, Any]:
             next_one = ("hit", "b", "a", 13, 20)
             results[f"of another with {shared} tokens"] = continued([*short, other])
             results[f"next to one with {shared} tokens"] = continued([*short, other, next_one])
-        # What 0.5.22 and later say of a request that has ended, before they remove it.
-        if hasattr(rig.Player(model, radix=True).runner, "release_request_row"):
+        # What stock says of a request that has ended, before they remove it.
 
-            def ended(player: Any) -> None:
-                held = player._held.pop("a")
-                slots = player._pool.slots("a", 0, held)
-                player._donated["a"] = player.tokens("a")[:held], slots
-                player.runner.release_request_row("a", held)
+        def ended(player: Any) -> None:
+            held = player._held.pop("a")
+            slots = player._pool.slots("a", 0, held)
+            player._donated["a"] = player.tokens("a")[:held], slots
+            player.runner.release_request_row("a", held)
 
-            beside: list[cases.Step] = [("join", "x", 9), *turn[:-1], again[-1]]
-            results["ended, and not removed yet"] = continued(beside, ended)
-            player = rig.Player(model, radix=True)
-            player.play(beside[:-1], ends=False)
-            ended(player)
-            player.play(beside[-1:], ends=False)
-            results["running after that"] = sorted(player.runner._req_caches)
-            player.runner.remove_request("a")  # as stock does at the next step
-            player.decode(["x", "b"], 2)
+        beside: list[cases.Step] = [("join", "x", 9), *turn[:-1], again[-1]]
+        results["ended, and not removed yet"] = continued(beside, ended)
+        player = rig.Player(model, radix=True)
+        player.play(beside[:-1], ends=False)
+        ended(player)
+        player.play(beside[-1:], ends=False)
+        results["running after that"] = sorted(player.runner._req_caches)
+        player.runner.remove_request("a")  # as stock does at the next step
+        player.decode(["x", "b"], 2)
         player = rig.Player(model, radix=True)
         player.play(turn, ends=False)
         before = _active_memory()

@@ -30,6 +30,8 @@ NEEDS = {
 NOTHING_TO_DO = {"qwen3": {"mlx.next-turn"}, "gpt_oss": {"mlx.pool-write"}}
 """Stock has a pool where no layer has a window, and next-turn serves those that have one."""
 
+NOT_YET: dict[str, set[str]] = {"0.5.18": {"mlx.next-turn"}, "0.5.23": set()}
+
 MODELS = pytest.mark.parametrize("model", NOTHING_TO_DO)
 
 
@@ -44,10 +46,10 @@ def _found(job: str, release: str = "0.5.23", **arguments: Any) -> dict[str, Any
     return of
 
 
-def _require_stocks(of: dict[str, Any], model: str) -> None:
+def _require_stocks(of: dict[str, Any], model: str, release: str = "0.5.23") -> None:
     assert {name: each["differs"] for name, each in of.items()} == dict.fromkeys(of, "")
     ran = {patch for each in of.values() for patch in each["ran"]}
-    assert ran == set(PATCHES) - NOTHING_TO_DO[model]
+    assert ran == set(PATCHES) - NOTHING_TO_DO[model] - NOT_YET[release]
 
 
 @MODELS
@@ -56,11 +58,12 @@ def test_all_patches_together(model: str) -> None:
 
 
 @pytest.mark.whole_matrix
-@pytest.mark.parametrize("release", ["0.5.18", "0.5.23"])
+@pytest.mark.parametrize("release", NOT_YET)
 @MODELS
 def test_all_patches_together_for_longer(model: str, release: str) -> None:
-    seeds = [*range(3, 9)]
-    _require_stocks(_found("traffic", release, model=model, selections=[ALL], seeds=seeds), model)
+    chosen = _with_needs(*(set(PATCHES) - NOT_YET[release]))
+    of = _found("traffic", release, model=model, selections=[chosen], seeds=[*range(3, 9)])
+    _require_stocks(of, model, release)
 
 
 @pytest.mark.whole_matrix

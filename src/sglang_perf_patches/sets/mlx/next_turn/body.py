@@ -28,31 +28,7 @@ were ``rewound`` to its prompt's end."""
 
 
 def install(patching: Patching) -> None:
-    """Install on 0.5.18 to 0.5.21, which remove a finished request once another one decodes."""
-    _install(patching)
-
-
-def install_rows(patching: Patching) -> None:
-    """Install on releases from 0.5.22 on, which say when a request has ended."""
-    _install(patching, _remove_ended)
-
-
-def _remove_ended(runner: Any) -> None:
-    """Remove requests that have ended, as stock does at the next step of another request.
-
-    Without it a conversation that has the server for itself would continue the turn before its
-    last one. Stock has finished every step before it starts a prompt, and removing twice is no
-    error.
-    """
-    for req_id in [each for each in runner._req_caches if each not in runner._req_pool_idx]:
-        runner.remove_request(req_id)
-
-
-def _install(patching: Patching, remove_ended: Callable[[Any], None] = lambda runner: None) -> None:
-    """Keep caches, hand them to prefills, and drop them when stock flushes its cache.
-
-    `remove_ended` is called with a runner before a prefill.
-    """
+    """Keep caches, hand them to prefills, and drop them when stock flushes its cache."""
     core: Any = patching.module("mlx.core")
     ran = patching.ran
     # Here and on no object of stock's: kept turns are no requests, and go with the patch.
@@ -105,7 +81,7 @@ def _install(patching: Patching, remove_ended: Callable[[Any], None] = lambda ru
     ) -> Any:
         """Run only the tokens that are new since the previous turn."""
         turns, prefix, tokens = turns_of(self), len(prefix_slots), list(full)
-        remove_ended(self)
+        _remove_ended(self)
         _watch(self, turns)
         turns.slots[req_id] = [*prefix_slots, *new_slots]
         is_whole = len(new) + prefix == len(tokens)
@@ -131,6 +107,17 @@ def _install(patching: Patching, remove_ended: Callable[[Any], None] = lambda ru
         if end is not None:
             turns_of(self).ends[pending.req_id] = end
         return inner(self, pending)
+
+
+def _remove_ended(runner: Any) -> None:
+    """Remove requests that have ended, as stock does at the next step of another request.
+
+    Without it a conversation that has the server for itself would continue the turn before its
+    last one. Stock has finished every step before it starts a prompt, and removing twice is no
+    error.
+    """
+    for req_id in [each for each in runner._req_caches if each not in runner._req_pool_idx]:
+        runner.remove_request(req_id)
 
 
 @dataclass(frozen=True)

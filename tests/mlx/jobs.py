@@ -1189,8 +1189,8 @@ def whose_turn() -> dict[str, Any]:
             next_one = ("hit", "b", "a", 13, 20)
             results[f"of another with {shared} tokens"] = continued([*short, other])
             results[f"next to one with {shared} tokens"] = continued([*short, other, next_one])
-        # What stock says of a request that has ended, before they remove it.
 
+        # What stock says of a request that has ended, before it removes the request.
         def ended(player: Any) -> None:
             held = player._held.pop("a")
             slots = player._pool.slots("a", 0, held)

@@ -34,9 +34,16 @@ class Part:
         for arrays, of in zip(self.layers, cache, strict=True):
             if is_recurrent(of):
                 of.cache = list(arrays)
+                continue
+            keys, values = arrays
+            new = [each[:, :, self.start :] for each in arrays]
+            if hasattr(of, "_full_keys"):
+                # What its own `update_and_fetch` leaves; prefix and prompt are joined already.
+                of.offset = keys.shape[2]
+                of._full_keys, of._full_values = keys, values
+                of._new_keys, of._new_values = new
             else:
-                keys, values = arrays
-                put(of, keys, values, self.start)
+                of.update_and_fetch(*new)
         return self.logits
 
 
@@ -63,15 +70,3 @@ class Row(Part):
 def is_recurrent(cache: Any) -> bool:
     """Whether a layer's cache is mlx-lm's for recurrent states, which can be told lengths."""
     return hasattr(cache, "lengths") and isinstance(getattr(cache, "cache", None), list)
-
-
-def put(cache: Any, keys: Any, values: Any, start: int) -> None:
-    """Give an attention layer's cache, which holds `start` tokens, KV of these and of the next."""
-    new = slice(start, None)
-    if hasattr(cache, "_full_keys"):
-        # What its own `update_and_fetch` leaves; prefix and prompt are joined already.
-        cache.offset = keys.shape[2]
-        cache._full_keys, cache._full_values = keys, values
-        cache._new_keys, cache._new_values = keys[:, :, new], values[:, :, new]
-    else:
-        cache.update_and_fetch(keys[:, :, new], values[:, :, new])

@@ -17,7 +17,6 @@ _DEPENDS = (
     *of(RUNNER, "_materialize_pool_backed_attention", "_cache_arrays", "clear"),
 )
 
-
 _TARGETS = (CORE, BATCHED_DECODE, RELEASE, CHAINED)
 
 PATCH = Patch(

@@ -10,7 +10,6 @@ KV_POOL = f"{MLX}.kv_cache.kv_pool:MlxKVPool"
 ATTENTION_POOL = f"{MLX}.kv_cache.attention_kv_pool:MlxAttentionKVPool"
 """The same pool, from 0.5.13 on."""
 
-
 PREFIX = f"{MLX}.kv_cache.contiguous_cache:PoolBackedCache"
 """A layer's cache of a prefill whose prefix is in the pool, up to 0.5.12.post1."""
 

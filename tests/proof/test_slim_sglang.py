@@ -29,8 +29,8 @@ BREAKS = {
     ),
     "mlx.first-buffer": (
         "mlx/first_buffer/body.py",
-        "each.max_seq_len = 0, STEP",
-        "each.max_seq_len = 0, 2 * STEP",
+        "return -(-(tokens + 1) // STEP) * STEP",
+        "return STEP + tokens",
     ),
     "mlx.last-row": (
         "mlx/last_row/body.py",

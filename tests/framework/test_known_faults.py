@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sglang_perf_patches import faults, sets
+from sglang_perf_patches.cli.ask import answer
 from sglang_perf_patches.cli.verbs import known_faults
 from sglang_perf_patches.faults import known
 from sglang_perf_patches.faults.fault import Fault
@@ -122,9 +123,9 @@ def test_a_live_patch_and_another_release_take_a_fault_away(
 def test_a_message_that_a_symptom_quotes_finds_its_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     one = fault(symptom="it dies with `a rather long message` at boot, on `short`")
     monkeypatch.setattr(known, "FAULTS", (one,))
-    assert faults.of_message("0.5.9", "ValueError: a rather long message!") is one
-    assert faults.of_message("0.5.9", "ValueError: short") is None
-    assert faults.of_message("0.5.12", "ValueError: a rather long message!") is None
+    assert answer.fault_of("0.5.9", "ValueError: a rather long message!") is one
+    assert answer.fault_of("0.5.9", "ValueError: short") is None
+    assert answer.fault_of("0.5.12", "ValueError: a rather long message!") is None
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ import pytest
 
 import released
 from configurations import MODELS, write
-from sglang_perf_patches import faults
-from sglang_perf_patches.cli.ask import QUICKLY, gpus
+from sglang_perf_patches.cli.ask import QUICKLY, answer, gpus
 from sglang_perf_patches.faults.known import FAULTS
 from sglang_perf_patches.model import releases
 from tests.releases.recipes.commands import RECIPES
@@ -200,7 +199,7 @@ def test_a_server_with_a_fault_is_warned_and_one_without_is_not(
     for at, (name, each) in enumerate(examples):
         bad, good = answers[2 * at : 2 * at + 2]
         if each.refused:
-            known = faults.of_message(release, bad.get("failed") or bad["refused"])
+            known = answer.fault_of(release, bad.get("failed") or bad["refused"])
             assert known is not None, bad
             assert known.name == name
         else:

@@ -13,9 +13,6 @@ from ..model.feature import Server
 from . import known
 from .fault import Fault
 
-_TELLING = 20
-"""Characters of a message that tell one fault from another."""
-
 
 def of_release(release: str) -> tuple[Fault, ...]:
     """The known faults of a release, in the order of the data."""
@@ -42,12 +39,3 @@ def found(
     """
     there = [one for one in of_release(release) if one.name in held and one.patch not in live]
     return [(one, held[one.name]) for one in there]
-
-
-def of_message(release: str, message: str) -> Fault | None:
-    """The fault of a release whose symptom quotes a part of an error message."""
-    for fault in of_release(release):
-        quoted = fault.symptom.split("`")[1::2]
-        if any(len(part) >= _TELLING and part in message for part in quoted):
-            return fault
-    return None

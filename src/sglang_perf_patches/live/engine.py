@@ -1,4 +1,4 @@
-"""Patches on and off in this process: `activate`, `deactivate`, `report`."""
+"""Patches on and off in this process: `activate_now`, `deactivate`, `report`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from functools import partial
 
 from .. import sets
 from ..compat import source
@@ -32,19 +31,13 @@ _FORK_S = 1.0
 _FORK_WHILE_PREPARING_S = 5.0
 
 
-def activate(
-    text: str | None = None, *, strict: bool | None = None, tree: source.Tree | None = None
-) -> Report:
-    """See `sglang_perf_patches.activate`; `tree` is the installed sglang, if it was read before."""
-    start = partial(activate_now, text, strict=strict, tree=tree)
-    happened: Report | None = executor.do(start, wait_s=_WAIT_S).result()
-    return happened or report() or Report(text or "", "unknown", ())
-
-
 def activate_now(
     text: str | None, *, strict: bool | None = None, tree: source.Tree | None = None
 ) -> Report:
-    """`activate` for a caller that is already inside a request of the executor."""
+    """See `sglang_perf_patches.activate`; to be called inside a request of the executor.
+
+    `tree` is the installed sglang, if it was read before.
+    """
     activation = _started(text, strict=strict, tree=tree)
     activation.look_now()
     if activation.selection.ids and not activation.is_observed and not activation.registry.over:

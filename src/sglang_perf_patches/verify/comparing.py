@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import sglang_perf_patches
 
 from ..compat import source
 from ..live import engine
+from ..live.executor import executor
 from ..model.state import Report
 from . import Different, Inputs, Missing
 
@@ -42,7 +43,8 @@ def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> 
     _require_stock()
     selection = ",".join((*patches, *beside))
     try:
-        report = engine.activate(selection, tree=installed())
+        start = partial(engine.activate_now, selection, tree=installed())
+        report = executor.do(start).result()
         for patch in (*patches, *beside):
             state = report.of(patch)
             if state.state == "gated" and patch not in beside:

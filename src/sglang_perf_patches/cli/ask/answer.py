@@ -13,6 +13,7 @@ from typing import Any
 from ... import faults, worker
 from ...compat.source import Tree
 from ...compat.verdict import Verdict
+from ...faults.fault import Fault
 from ...model.errors import OperatorError
 from ...model.feature import Setup
 from ...model.ruling import ruling
@@ -25,6 +26,8 @@ from .gpus import Gpu
 _LIMIT_S = 180.0
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '(?!sglang)([\w.]+)'")
 _RESOLVER = f"{__package__}.resolver"
+_TELLING = 20
+"""Characters of a message that tell one fault from another."""
 
 OFF = "off"
 
@@ -85,7 +88,7 @@ def ask(asked: Asked, gpu: Gpu | None, tree: Tree) -> tuple[Setup, Mapping[str, 
             break
     if line.get("imported", "refused" in line):
         why = line.get("refused") or why
-        known = faults.of_message(tree.version, why)
+        known = fault_of(tree.version, why)
         hint = f" (known: {known.text()})" if known else ""
         raise OperatorError(f"sglang {tree.version} refuses this command: {why}{hint}")
     if missing := _MISSING.search(why):
@@ -115,3 +118,12 @@ def fates(selection: Selection, verdicts: Iterable[Verdict], setup: Setup) -> li
             word = OFF if verdict.patch.is_default else OPT_IN
             found.append(Fate(name, word, reason or "not chosen", state))
     return found
+
+
+def fault_of(release: str, message: str) -> Fault | None:
+    """The fault of a release whose symptom quotes a part of an error message."""
+    for fault in faults.of_release(release):
+        quoted = fault.symptom.split("`")[1::2]
+        if any(len(part) >= _TELLING and part in message for part in quoted):
+            return fault
+    return None

@@ -89,10 +89,10 @@ def hint(server: Server, states: StateHint | None) -> HostHint | None:
     cells, context, device = states.cells, states.load.context, states.lines[0].split
     on_device = Pools(device.slots, device.tokens)
     stock = host_split.stock(cells, on_device, ratio=ratio, gigabytes=gigabytes)
-    few, more = (
-        host_split.states_of(context, server.chunked_prefill_size, reply_is_cached=cached)
-        for cached in (False, True)
-    )
+    # Stock caches the states of each prefill chunk, and of a reply that has at least as many tokens
+    # as there are between two tracked states.
+    few = -(-context // server.chunked_prefill_size)
+    more = few + 1
 
     def line(give: str, pools: Pools) -> HostLine:
         return HostLine(give, pools, pools.prefixes(context, few), pools.prefixes(context, more))

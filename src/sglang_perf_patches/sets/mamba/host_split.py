@@ -64,11 +64,3 @@ def divided(cells: Cells, total: int, device: Pools, tokens_per_state: int) -> P
     most = (total - device.tokens * cells.token) // cells.state
     states = min(max(states, device.states), most)
     return Pools(states, (total - states * cells.state) // cells.token)
-
-
-def states_of(context: int, chunk: int, *, reply_is_cached: bool) -> int:
-    """States that stock caches of a request: one a prefill chunk, and one of a long reply.
-
-    A reply is long if it has as many tokens as there are between two tracked states.
-    """
-    return -(-context // chunk) + reply_is_cached

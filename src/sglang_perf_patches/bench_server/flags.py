@@ -1,14 +1,15 @@
 """The flags of a release's server and its ``bench_serving``, and which values may be shown.
 
-They are read from the release's source: strings such as ``"--port"`` and, since 0.5.14, fields
-``NAME: A[TYPE, ...]``. A value may be shown if it is a short number or a name that is a string in
-these files, unless the flag's own name speaks of a secret.
+They are read from the release's source: from ``add_argument`` calls and, since 0.5.14, from fields
+``NAME: A[TYPE, ...]``. A value may be shown if it is a short number or a name in one of the
+release's lists of choices, unless the flag's own name speaks of a secret.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,6 @@ _FILES = (
     *("bench_serving.py", "benchmark/serving.py"),
 )
 _NUMBERS = re.compile(r"-?\d{1,9}(?:\.\d{1,6})?|\d{1,6}(?:,\d{1,6}){1,15}|inf", re.ASCII)
-_FLAG = re.compile(r"--[a-z][\w-]*", re.ASCII)
 _NAME = re.compile(r"[A-Za-z][\w.+-]{0,30}", re.ASCII)
 _SECRET = re.compile(r"KEY|TOKEN(?!S|IZ)|SECRET|PASS|PWD|AUTH|PIN|CRED|COOKIE")
 _WORDS = {"", "true", "false", "True", "False", "yes", "no", "on", "off", "auto"}
@@ -34,7 +34,7 @@ class Flags:
     """The flags of a release.
 
     Attributes:
-        names: all strings that are names, such as those in lists of choices.
+        names: all names in lists of choices.
     """
 
     flags: frozenset[str] = frozenset()
@@ -79,9 +79,8 @@ def of(tree: Tree) -> Flags:
     """The flags of a tree."""
     paths = (path for pattern in _FILES for path in sorted(tree.root.glob(pattern)))
     nodes = [node for path in paths for node in ast.walk(_parsed(path))]
-    texts = {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
-    flags = {*filter(_FLAG.fullmatch, texts), *filter(None, map(_declared, nodes))}
-    return Flags(frozenset(flags), frozenset(filter(_NAME.fullmatch, texts)))
+    flags = (name for node in nodes for name in _declared(node))
+    return Flags(frozenset(flags), frozenset(name for node in nodes for name in _listed(node)))
 
 
 def _parsed(path: Path) -> ast.AST:
@@ -91,9 +90,30 @@ def _parsed(path: Path) -> ast.AST:
         return ast.Module([], [])
 
 
-def _declared(node: ast.AST) -> str:
-    """The flag that a field declares; "" if the node is none."""
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        is_flag = getattr(getattr(node.annotation, "value", None), "id", "") == "A"
-        return flag(node.target.id) if is_flag else ""
-    return ""
+def _declared(node: ast.AST) -> Iterator[str]:
+    """The flags that a call or a field declares."""
+    if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+        yield from (name for name in _texts(node.args) if name.startswith("--"))
+    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        declared = node.annotation
+        if isinstance(declared, ast.Subscript) and getattr(declared.value, "id", "") == "A":
+            yield flag(node.target.id)
+            for each in ast.walk(declared.slice):
+                if isinstance(each, ast.keyword) and each.arg == "aliases":
+                    yield from _texts(getattr(each.value, "elts", ()))
+
+
+def _listed(node: ast.AST) -> Iterator[str]:
+    """The names in a list of choices: string literals, or the arguments of ``Literal``."""
+    if isinstance(node, (ast.List, ast.Set)) or (
+        isinstance(node, ast.Tuple) and all(isinstance(each, ast.Constant) for each in node.elts)
+    ):
+        yield from filter(_NAME.fullmatch, _texts(node.elts))
+    elif isinstance(node, ast.Dict):
+        yield from filter(_NAME.fullmatch, _texts([key for key in node.keys if key]))
+
+
+def _texts(nodes: object) -> Iterator[str]:
+    for node in nodes if isinstance(nodes, (list, tuple)) else ():
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value

@@ -1,7 +1,7 @@
 """Commands, model names and server output, reduced to what a page or a report may show.
 
 Private words can't be recognized, so only known ones are shown: sglang's own flags and values,
-short numbers, the last name of a model's path, and names of exceptions.
+numbers if a flag takes one, the last name of a model's path, and names of exceptions.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ OF_SHELLS = frozenset({"-c", "-lc", "-ic", "-ec"})
 VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 """An assignment of an environment variable, as ``env`` and shells take it."""
 
-_OF_MODELS = {
-    *("--model", "--model-path", "--tokenizer-path", "--tokenizer"),
-    *("--speculative-draft-model-path", "--speculative-draft-model"),
+_KINDS: dict[str, str] = {
+    **dict.fromkeys(("--model", "--model-path", "--tokenizer-path", "--tokenizer"), "model"),
+    **dict.fromkeys(("--speculative-draft-model-path", "--speculative-draft-model"), "model"),
+    **dict.fromkeys((*OF_SHELLS, "--a", "--b", "--c", "--d"), "words"),
+    **dict.fromkeys(("--port", "--turns", "--boot-timeout", "--load-timeout"), "number"),
+    **dict.fromkeys(("--keep", "--html", "--url"), "text"),
+    **dict.fromkeys(("-m", "--", "--json"), "switch"),
 }
-_OF_SCRIPTS = {*OF_SHELLS, "--a", "--b", "--c", "--d"}
-_OURS = {
-    *("--port", "--turns", "--boot-timeout", "--load-timeout"),
-    *("--keep", "--html", "--url", "--json"),
-}
-"""Options that are not of the server, which take words or a value."""
+"""What an option takes that is not the server's: as `flags.Kind`, a model's path, or words."""
 
 _PROGRAMS = re.compile(
     r"python(?:3(?:\.\d{1,2})?)?|sglang(?:-perf-patches|(?:\.[a-z_]{1,20}){0,3})|sglang|serve|env"
@@ -40,6 +39,8 @@ _NAME = re.compile(
     r"|TOKENIZERS|NUMEXPR|HF|HUGGING_FACE_HUB|LD)_[A-Z][A-Z0-9_]{0,60}|PYTHON[A-Z]{1,20}",
     re.ASCII,
 )
+_NOT_A_NUMBER = re.compile(r"KEY|TOKEN(?!S|IZ)|SECRET|PASS|PWD|AUTH|PIN|CRED|COOKIE")
+_WORDS = {"true", "false", "True", "False", "yes", "no", "on", "off", "auto"}
 _MODEL = re.compile(r"[A-Za-z][A-Za-z0-9]{0,19}(?:[-_.][A-Za-z0-9]{1,20}){0,12}", re.ASCII)
 _KINDS_OF_TOKENS = re.compile(r"hf_|sk-|gh[pos]_|github_pat_|glpat-|xox|A[KS]IA|eyJ")
 
@@ -79,34 +80,35 @@ def _each(words: Sequence[str], with_model: bool) -> Iterator[str]:
     """Each word, or ``...`` in its place."""
     option = ""
     for word in words:
-        if word in {"-m", "--"}:
-            option = ""
-            yield word
-        elif re.match(r"-(?!\d)\S*$", word):
+        if re.match(r"-(?!\d)\S*$", word):
             option, has_value, value = word.partition("=")
-            if not _is_known(option):
+            kind = _kind(option)
+            if kind is None:
+                option = ""
                 yield HIDDEN
             else:
                 yield f"{option}={_value(option, value, with_model)}" if has_value else option
-            option = "" if has_value or not _is_known(option) else option
+                option = "" if has_value or kind == "switch" else option
         else:
             yield _value(option, word, with_model) if option else _word(word)
-            option = "" if option in _OF_SCRIPTS else option
+            option = "" if _kind(option) == "words" else option
 
 
-def _is_known(option: str) -> bool:
-    known = _OF_MODELS | _OF_SCRIPTS | _OURS
-    return option in known or bool(flags.installed().meant(option))
+def _kind(option: str) -> str | None:
+    return _KINDS.get(option) or flags.installed().kind(option)
 
 
 def _value(option: str, value: str, with_model: bool) -> str:
-    if option in _OF_MODELS:
+    kind = _kind(option)
+    if kind == "model":
         return model_name(value) if with_model else HIDDEN
-    if option in _OF_SCRIPTS:
+    if kind == "words":
         try:
             return shown(shlex.split(value), with_model=with_model)
         except ValueError:  # no closing quotation
             return HIDDEN
+    if kind == "number":
+        return value if flags.is_number(value) else HIDDEN
     return value if flags.installed().may_show(option, value) else HIDDEN
 
 
@@ -114,7 +116,7 @@ def _word(word: str) -> str:
     """A word, or ``...``, that is neither an option nor the value of one."""
     variable = VARIABLE.fullmatch(word)
     if variable and _NAME.fullmatch(variable[1]):
-        return f"{variable[1]}={_setting(*variable.groups())}"
+        return f"{variable[1]}={_setting(variable[1], variable[2])}"
     name = word.rpartition("/")[2]
     return name if _PROGRAMS.fullmatch(name) else HIDDEN
 
@@ -122,4 +124,6 @@ def _word(word: str) -> str:
 def _setting(name: str, value: str) -> str:
     if name == "SGLANG_PERF_PATCHES":
         return public.selection(value)
-    return value if flags.installed().may_show(name, value) else HIDDEN
+    is_number = flags.is_number(value) and not _NOT_A_NUMBER.search(name)
+    is_word = value in _WORDS | {""} or value in flags.installed().names
+    return value if is_number or is_word else HIDDEN

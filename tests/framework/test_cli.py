@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from throwaway import Throwaway
 
-from sglang_perf_patches import __version__
+from sglang_perf_patches import __version__, sets
 
 # Every process of these tests knows throwaway sets, made from a tree as it was first written.
 SETS = """
@@ -391,8 +391,13 @@ def test_no_sglang(throwaway: Throwaway) -> None:
         == "sglang-perf-patches: sglang is not installed for this Python; use one that has it"
     )
     assert "--sglang-version" in hint
-    assert "sglang-perf-patches help patches" in hint
-    assert (done.returncode, done.stdout) == (2, "")
+    assert done.returncode == 2
+    patches = [patch.id for patch_set in sets.load() for patch in patch_set.patches]
+    lines = done.stdout.splitlines()
+    shown = [line.split()[0] for line in lines[2:] if not line.startswith(" ")]
+    assert max(map(len, lines)) <= 80
+    assert done.stdout.startswith(f"{len(patches)} patches")
+    assert shown == patches
     alone = throwaway.command("explain", "mlx.kv-arena", PYTHONPATH=src)
     assert (alone.returncode, alone.stderr) == (2, f"{sentence}\n")
     assert alone.stdout.startswith("mlx.kv-arena (exact): ")

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ... import sets
 from ...compat import source
 from ...compat.source import TreeError
 from ...compat.verdict import Verdict
@@ -39,8 +40,8 @@ REFUSED, BUILT_IN, ABSENT, NEEDS = "refused", "built-in", "absent", "needs"
 _COUNTED = (READY, REFUSED, "off", NEEDS, BUILT_IN, ABSENT)
 _CONCERN = {READY, REFUSED, OFF, OPT_IN}
 _OTHERS = (
-    "All patches: sglang-perf-patches help patches. Those for a release that is not installed: "
-    "sglang-perf-patches list --sglang-version 0.5.23 (or --sglang-path DIR)"
+    "To ask about a release that is not installed: sglang-perf-patches list --sglang-version "
+    "0.5.23 (or --sglang-path DIR)"
 )
 
 
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     except TreeError as error:
         if args.json or not is_here:
             raise
+        print(_catalogue(), flush=True)  # the reader may not have installed sglang yet
         raise TreeError(f"{error}\n{_OTHERS}") from error
     verdicts = judged(tree)
     by_patch = prospects(selection, verdicts, is_here=is_here)
@@ -199,3 +201,14 @@ def counts(words: Iterable[str]) -> str:
         for word in _COUNTED
         if number[word] or word in {READY, REFUSED}
     )
+
+
+def _catalogue() -> str:
+    """Every patch and what it does, without a sglang."""
+    patches = [patch for patch_set in sets.load() for patch in patch_set.patches]
+    widest = max(len(patch.id) for patch in patches) + 2
+    lines = [f"{len(patches)} patches, for sglang 0.5.9 and later:\n"]
+    for patch in patches:
+        does = patch.summary + ("" if patch.is_default else " (opt-in)")
+        lines.append(render.filled(does, patch.id.ljust(widest), " " * widest))
+    return "\n".join(lines)

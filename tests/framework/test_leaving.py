@@ -137,9 +137,12 @@ def test_each_patch_says_when_it_may_be_taken_off(install: str) -> None:
         syntax = syntax_of(module)
         seen.add((module, name))
         imported = {
-            alias.asname or alias.name: (f"{module.rpartition('.')[0]}.{node.module}", alias.name)
+            alias.asname or alias.name: (
+                ".".join([*module.split(".")[: -node.level], node.module]),
+                alias.name,
+            )
             for node in ast.walk(syntax)
-            if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module
+            if isinstance(node, ast.ImportFrom) and node.level in {1, 2} and node.module
             for alias in node.names
         }
         for node in syntax.body:

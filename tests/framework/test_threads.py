@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 
@@ -167,8 +168,40 @@ def test_the_stacks_of_all_threads_are_seen_as_they_are() -> None:
     thread.join(200)
     code = deep.__code__
     assert [each for each in stacks[thread.ident or 0] if each is code] == [code] * 4
-    assert [each.co_name for each in stacks[threading.get_ident()][:2]] == [
+    assert [each.co_name for each in stacks[threading.get_ident()][:3]] == [
+        "_walked",
         "_stacks",
         "test_the_stacks_of_all_threads_are_seen_as_they_are",
     ]
     assert not any(ident == thread.ident for ident, _ in dispatch_table._stacks())
+
+
+def test_nothing_is_collected_while_the_stacks_are_read() -> None:
+    """A finaliser gives the GIL up, and a frame that has ended by then is freed memory."""
+    inside, ends = [], threading.Event()
+
+    def note(phase: str, _: object) -> None:
+        if dispatch_table.runs_here([dispatch_table._walked.__code__]):
+            inside.append(phase)
+
+    def deep(depth: int) -> None:
+        if depth:
+            deep(depth - 1)
+        else:
+            ends.wait(200)
+
+    thread = threading.Thread(target=deep, args=(200,))
+    thread.start()
+    before = gc.get_threshold()
+    gc.callbacks.append(note)
+    gc.set_threshold(1)
+    try:
+        for _ in range(20):
+            dispatch_table._stacks()
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(note)
+        ends.set()
+        thread.join(200)
+    assert gc.isenabled()
+    assert not inside

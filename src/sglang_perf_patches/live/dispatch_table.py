@@ -17,7 +17,8 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate, chain, islice, repeat, takewhile, tee
 from operator import attrgetter, itemgetter
@@ -122,10 +123,8 @@ def _in_one_slice(is_safe: Callable[[], bool], act: Callable[[], None]) -> bool 
     Returns:
         whether it acted; None if the check took so long that another thread may have run since.
     """
-    collects = gc.isenabled()
-    try:
-        time.sleep(_GIVE_UP_S)
-        gc.disable()  # a collection might run a finaliser that gives the GIL up
+    time.sleep(_GIVE_UP_S)
+    with _without_collections():
         began = time.perf_counter()
         if not is_safe():
             return False
@@ -133,9 +132,6 @@ def _in_one_slice(is_safe: Callable[[], bool], act: Callable[[], None]) -> bool 
             return None
         act()
         return True
-    finally:
-        if collects:
-            gc.enable()
 
 
 def has_gil() -> bool:
@@ -184,11 +180,17 @@ def compiles_elsewhere() -> bool:
 
 
 def _stacks() -> tuple[tuple[int, tuple[CodeType, ...]], ...]:
-    """Of each thread its number, and the code objects that it executes, innermost first.
+    """Of each thread its number, and the code objects that it executes, innermost first."""
+    with _without_collections():
+        return _walked()
 
-    It is one call into C, which nothing interrupts. A loop in Python over ``f_back`` gives the GIL
-    up in between if it takes long, and a frame that has ended by then can point at freed memory:
-    on 3.11, with torch, that was seen to end a process.
+
+def _walked() -> tuple[tuple[int, tuple[CodeType, ...]], ...]:
+    """See `_stacks`; while it runs, nothing may give the GIL up.
+
+    A frame that has ended by then can point at freed memory: on 3.11, with torch, that was seen to
+    end processes. So it is one call into C. A loop in Python over ``f_back`` gives the GIL up in
+    between if it takes long. So does a finaliser, and up to 3.11 garbage is collected inside of C.
     """
     items = map(dict.items, islice(iter(sys._current_frames, None), 1))
     threads, innermost = tee(chain.from_iterable(items))
@@ -196,6 +198,18 @@ def _stacks() -> tuple[tuple[int, tuple[CodeType, ...]], ...]:
     frames = map(partial(takewhile, bool), map(accumulate, backwards, repeat(getattr)))
     codes = map(tuple, map(partial(map, attrgetter("f_code")), frames))
     return tuple(zip(map(itemgetter(0), threads), codes, strict=True))
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keep garbage from being collected, as a finaliser may give the GIL up."""
+    collects = gc.isenabled()
+    try:
+        gc.disable()
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _identities(codes: Collection[CodeType]) -> set[int]:

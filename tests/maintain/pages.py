@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sglang_perf_patches import verify
+from sglang_perf_patches.cli.patch_page import upstream_links
 from sglang_perf_patches.model import releases, setups
 from sglang_perf_patches.model.patch import Patch, room_of
 
@@ -151,7 +152,7 @@ def _worth(patch: Patch) -> str:
     named = {release for variant in patch.variants for release in variant.releases}
     where = "releases" if named & {*releases.KNOWN} else "source builds"
     return (
-        f": it brings upstream's change [#{number}]({patch.upstream_links()[0]}) to {where} "
+        f": it brings upstream's change [#{number}]({upstream_links(patch)[0]}) to {where} "
         "that lack it."
     )
 
@@ -214,7 +215,7 @@ def _releases(patch: Patch, words: Mapping[str, str]) -> str:
         until = releases.TO.join(releases.supported_until(name) for (name,) in ends)
         lines.append(f"| {span} | {word} | {note} | {until if word == 'applies' else ''} |")
     text = "\n".join(lines)
-    links = patch.upstream_links()
+    links = upstream_links(patch)
     where = ", ".join(f"[#{link.rpartition('/')[2]}]({link})" for link in links)
     has = ", ".join(filter(None, [where, patch.upstream_note]))
     text += f"\n\nUpstream: {has}." if has else "\n\nUpstream has no such change."

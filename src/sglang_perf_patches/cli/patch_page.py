@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from ..model.patch import room_of
+from ..model.patch import Patch, room_of
 from ..model.releases import KNOWN
 from .markdown import plain, rows
 
@@ -87,6 +87,12 @@ class Page(NamedTuple):
 def _mean(figures: str) -> float:
     each = [float(one.replace(",", "")) for one in figures.split(", ")]
     return sum(each) / len(each)
+
+
+def upstream_links(patch: Patch) -> list[str]:
+    """The addresses of a patch's pull requests."""
+    parts = (name.partition("#") for name in patch.upstream)
+    return [f"https://github.com/{project}/pull/{number}" for project, _, number in parts]
 
 
 def path(patch_id: str) -> Path:

@@ -163,11 +163,6 @@ class Patch:
             )
         )
 
-    def upstream_links(self) -> list[str]:
-        """The addresses of the pull requests in `upstream`."""
-        parts = (name.partition("#") for name in self.upstream)
-        return [f"https://github.com/{project}/pull/{number}" for project, _, number in parts]
-
     def all_anchors(self) -> tuple[str, ...]:
         """The declared anchors, or every target."""
         if self.anchors:

@@ -6,20 +6,18 @@ that is missing makes a patch ``not needed``. `ruling` has the rule for both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from .feature import NOTHING, Use
 
 _TRTLLM_MLA = ("trtllm_mla", "cutedsl_mla", "tokenspeed_mla")
-
-_NO_MLX = (None, False, "0", "false", "no", "n")
+NO_MLX = (None, False, "0", "false", "no", "n")
+"""Values of ``SGLANG_USE_MLX`` with which MLX does not compute, as stock reads them."""
 
 USES = (
-    Use(name="mlx", lacking="MLX is off (SGLANG_USE_MLX)", off={"SGLANG_USE_MLX": _NO_MLX}),
+    Use(name="mlx", lacking="MLX is off (SGLANG_USE_MLX)", off={"SGLANG_USE_MLX": NO_MLX}),
     Use(
         name="torch",
         lacking="MLX computes the model (SGLANG_USE_MLX)",
-        on={"SGLANG_USE_MLX": _NO_MLX},
+        on={"SGLANG_USE_MLX": NO_MLX},
     ),
     Use(
         name="speculation",
@@ -94,8 +92,3 @@ USES = (
     ),
 )
 """All uses. ``model.…`` is read from the release's ``ModelConfig`` (`live.published.of_model`)."""
-
-
-def computes_by_mlx(environment: Mapping[str, str]) -> bool:
-    """Whether these variables have a server compute by MLX, as stock reads them."""
-    return environment.get("SGLANG_USE_MLX", "0").lower() not in _NO_MLX

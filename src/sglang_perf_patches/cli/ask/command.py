@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...model.errors import OperatorError
+from ...model.uses import NO_MLX
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 _PYTHON = re.compile(r"python[\d.]*", re.ASCII)
@@ -31,6 +32,11 @@ class Asked:
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     under_run: bool
+
+
+def computes_by_mlx(environment: Mapping[str, str]) -> bool:
+    """Whether these variables have a server compute by MLX."""
+    return environment.get("SGLANG_USE_MLX", "0").lower() not in NO_MLX
 
 
 def read(command: Sequence[str], environment: Mapping[str, str]) -> Asked:

@@ -25,8 +25,8 @@ from typing import Any
 from ... import faults, worker
 from ...live import published
 from ...model.setups import FEATURES
-from ...model.uses import computes_by_mlx
 from . import QUICKLY, hub, stand_ins
+from .command import computes_by_mlx
 
 _ARGUMENTS = "sglang.srt.server_args"
 

@@ -17,7 +17,6 @@ from ...compat.source import Tree
 from ...model import switch
 from ...model.feature import Setup
 from ...model.selection import Selection
-from ...model.uses import computes_by_mlx
 from .. import entry_point, patch_page, render
 from ..ask import answer, command, gpus
 from ..ask.answer import Fate
@@ -62,7 +61,7 @@ def run(args: argparse.Namespace, *, in_short: bool) -> int:
     else:
         shown = [one for one in found if args.all or _is_shown(one)]
         machine = gpu.text if gpu else "no GPU"
-        if computes_by_mlx(asked.environment) and sys.platform != "darwin":
+        if command.computes_by_mlx(asked.environment) and sys.platform != "darwin":
             machine = "a Mac, which SGLANG_USE_MLX=1 needs"
         parts = [_head(machine, tree, selection, found)]
         if shown:
@@ -85,7 +84,7 @@ def reject_gpu(args: argparse.Namespace) -> None:
 def _gpu(name: str | None, asked: command.Asked) -> gpus.Gpu | None:
     if name is not None:
         return gpus.named(name)
-    has_none = sys.platform == "darwin" or computes_by_mlx(asked.environment)
+    has_none = sys.platform == "darwin" or command.computes_by_mlx(asked.environment)
     words = [*asked.arguments, ""]
     is_cpu = "--device=cpu" in words or ("--device", "cpu") in itertools.pairwise(words)
     return None if has_none or is_cpu else gpus.here() or gpus.assumed()

@@ -146,7 +146,7 @@ def _said(patch: Patch, here: str = "") -> Iterator[str]:
     ):
         if text:
             yield f"{title}:\n{markdown.shown(text)}"
-    if links := patch.upstream_links():
+    if links := patch_page.upstream_links(patch):
         yield "Upstream:\n" + "\n".join(f"  {link}" for link in links)
     if patch.proven_with is not None:
         yield "\n".join(_tested_with(patch.proven_with))

@@ -1190,19 +1190,19 @@ def whose_turn() -> dict[str, Any]:
             results[f"of another with {shared} tokens"] = continued([*short, other])
             results[f"next to one with {shared} tokens"] = continued([*short, other, next_one])
 
-        # What stock says of a request that has ended, before it removes the request.
+        # How stock marks a request that has ended, before it removes the request.
         def ended(player: Any) -> None:
             held = player._held.pop("a")
             slots = player._pool.slots("a", 0, held)
             player._donated["a"] = player.tokens("a")[:held], slots
             player.runner.release_request_row("a", held)
 
-        beside: list[cases.Step] = [("join", "x", 9), *turn[:-1], again[-1]]
-        results["ended, and not removed yet"] = continued(beside, ended)
+        steps: list[cases.Step] = [("join", "x", 9), *turn[:-1], again[-1]]
+        results["ended, and not removed yet"] = continued(steps, ended)
         player = rig.Player(model, radix=True)
-        player.play(beside[:-1], ends=False)
+        player.play(steps[:-1], ends=False)
         ended(player)
-        player.play(beside[-1:], ends=False)
+        player.play(steps[-1:], ends=False)
         results["running after that"] = sorted(player.runner._req_caches)
         player.runner.remove_request("a")  # as stock does at the next step
         player.decode(["x", "b"], 2)

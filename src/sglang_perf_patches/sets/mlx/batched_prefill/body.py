@@ -229,8 +229,8 @@ class _Batches:
         part = _NEAR_HYBRID if runner._cache_layout.has_auxiliary_state else _NEAR
         for row, prompt in zip(rows, prompts, strict=True):
             single = Group([prompt], rounds=False)
-            (alone,) = compute(self._core, self._masks, runner, single)
-            if not row.is_near(alone, self._core, part):
+            (expected,) = compute(self._core, self._masks, runner, single)
+            if not row.is_near(expected, self._core, part):
                 return False
         return True
 

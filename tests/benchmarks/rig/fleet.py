@@ -13,7 +13,8 @@ A plan is a list of boots, each an object:
 
 All boot at once. Then the Engines of a group take turns while
 the processes of all others are stopped, so that a drift of the machine hits them all: idle
-schedulers poll. Each round has new prompts, the same for all.
+schedulers poll. If a plan has one Engine, it is never stopped. Each round has new prompts, the same
+in all Engines and runs; "replies" is a digest of the tokens of all replies.
 
 Variables: ROUNDS (13), CELLS ("1x130 1x519 8x512 1x4000"; for the time to the first token), BATCHES
 ("", such as "1 16 64"; for the time per token), PROMPT, TOKENS, SETTLE (0; requests of a turn
@@ -21,13 +22,14 @@ before the one that is measured), STATES (0; so many prompts whose states are co
 so many prompts whose log-probabilities are compared), DECODES ("1 16 64"; batches whose steps are
 profiled), PROFILES (1), BOOT_S (240), LIMIT_S (480, of all of it: what is not done then is left
 out). OUT.json is rewritten after each part: ``{"boots": {NAME: what it is, how it booted,
-"prefills", "decodes", "host"}, "groups": {GROUP: {CELL: {NAME: {"ms", "ratio", "turns"}, "tokens
-equal"}}}}``.
+"prefills", "decodes", "host"}, "groups": {GROUP: {CELL: {NAME: {"ms", "ratio", "turns",
+"replies"}, "tokens equal"}}}}``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -85,9 +87,11 @@ class Boot:
         plan: as in the docstring of this module.
         name: of the boot.
         found: what came of it.
+        shares: whether it stops while it has nothing to do, because others measure then.
     """
 
     script = __file__
+    shares = True
 
     def __init__(self, plan: Mapping[str, Any], folder: Path) -> None:
         """Start to boot."""
@@ -172,7 +176,7 @@ class Boot:
 
     def rest(self, on: bool) -> None:
         """Stop all its processes, or let them continue."""
-        if self._process.poll() is None:
+        if self.shares and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGSTOP if on else signal.SIGCONT)
 
     def kill(self) -> None:
@@ -193,6 +197,8 @@ def booting(
     boots: list[AnyBoot] = []
     try:
         boots.extend(boot(each, folder) for each in plan)
+        for each in boots:
+            each.shares = len(boots) > 1
         yield boots
     finally:
         for each in boots:
@@ -281,6 +287,9 @@ def in_turn(members: Sequence[Boot], cell: tuple[int, int, int]) -> dict[str, An
             "ms": quartiles(ms),
             "ratio": quartiles([a / b["ms"] for a, b in zip(ms, first, strict=True)]),
             "turns": [round(value, 3) for value in ms],
+            "replies": hashlib.sha256(
+                json.dumps([one["tokens"] for one in each]).encode()
+            ).hexdigest()[:16],
             **{key: each[-1][key] for key in ("tokens per step", "patches", "cached")},
         }
     replies = [

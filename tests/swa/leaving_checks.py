@@ -57,7 +57,9 @@ def _worker(page_size: int, backup: str) -> DecodeWorker:
         transfer_steps=1,
         backup=backup,
     )
+    gc.collect()  # queues of earlier jobs
     sglang_perf_patches.deactivate()
+    assert engine.report() is None, engine.report()
     sglang_perf_patches.activate("swa")
     worker = DecodeWorker(shape)
     assert worker.queue._uses_swa_tail_prealloc()

@@ -10,7 +10,7 @@ Everything that the kernel reads is here at fixed addresses; FlashInfer keeps it
 (`_cache_buf_retired`). A batch that keeps no state at a chunk, or one after its last token, takes
 another variant of the kernel, so it replays the graph with breaks.
 
-Needs torch: imported by the install function only.
+Needs torch and triton: imported by the install function only.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 from .. import host
 
@@ -71,7 +73,6 @@ class OneRequest:
         self._tokens = tokens
         self._every = every
         self._length = length
-        self._rows = torch.arange(tokens, device=device).view(-1, 1, 1)
         held = torch.zeros(8, dtype=torch.int64, device=device)
         self.starts, self.checkpoints = held[:2], held[2:4]
         self.source, self.slot, self.target = held[4:5], held[5:6], held[6:7]
@@ -118,10 +119,10 @@ class OneRequest:
         self, prefill: Callable[..., Any], states: torch.Tensor, kwargs: dict[str, Any]
     ) -> None:
         """Call the kernel, then keep the state at a chunk: what a capture takes note of."""
-        unused = self._rows >= self.starts[1]
+        for rows in (kwargs["q"], kwargs["k"], kwargs["v"]):  # stock has just made these three
+            _clear[(self._tokens,)](rows, self.starts, rows.stride(0), HEAD=rows.shape[2])
         kept = states.new_empty((self._tokens // self._every, *states.shape[1:]))
-        kwargs = kwargs | {name: kwargs[name].masked_fill(unused, 0) for name in ("q", "k", "v")}
-        kwargs |= {
+        kwargs = kwargs | {
             "cu_seqlens": self.starts,
             "state_checkpoints": kept,
             "checkpoint_cu_starts": self.checkpoints,
@@ -129,6 +130,15 @@ class OneRequest:
         }
         update(prefill, states, self.slot, kwargs)
         states.index_copy_(0, self.target, kept.index_select(0, self.source))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _clear(rows, starts, width, HEAD: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """Write zeros into a row past the batch; the batch's own, most of them, are not touched."""
+    row = tl.program_id(0)
+    if row >= tl.load(starts + 1):
+        for at in range(0, width, HEAD):
+            tl.store(rows + row * width + at + tl.arange(0, HEAD), 0.0)
 
 
 def update(

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from urllib.parse import urlsplit
 
-from ..telemetry.procfs import option
 from . import UsageError, secrets
 
 _EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - where a server may listen
@@ -54,22 +53,22 @@ def read(command: Sequence[str], url: str | None = None) -> ServerCommand:
         raise UsageError("the command begins with a variable: put env before it")
     if shutil.which(words[0]) is None:
         raise UsageError(f"{words[0]}: no such command")
-    if option(words, "--ssl-certfile") or option(words, "--ssl-keyfile"):
+    if _option(words, "--ssl-certfile") or _option(words, "--ssl-keyfile"):
         raise UsageError(
             "bench server supports only plain HTTP: remove --ssl-certfile and --ssl-keyfile"
         )
-    mode = option(words, "--disaggregation-mode")
+    mode = _option(words, "--disaggregation-mode")
     if mode not in (None, "null") and url is None:
         raise UsageError(
             f"a {mode} server can't be measured by itself: put a script that starts prefill, "
             "decode and router after --, and give the router's address by --url"
         )
-    api_key = option(words, "--api-key")
+    api_key = _option(words, "--api-key")
     if url is not None:
         return ServerCommand(tuple(words), *_address(url), api_key)
-    host = option(words, "--host") or ""
+    host = _option(words, "--host") or ""
     host = "127.0.0.1" if host in _EVERYWHERE else host
-    named = option(words, "--port")
+    named = _option(words, "--port")
     if named is not None:
         if not named.isdigit():
             raise UsageError("--port takes a number")
@@ -137,3 +136,14 @@ def is_of_sglang(words: Sequence[str]) -> bool:
         or "launch_server.py" in names
         or any(pair == ("sglang", "serve") for pair in pairwise(names))
     )
+
+
+def _option(words: Sequence[str], name: str) -> str | None:
+    """The value of an option in a command, ``NAME VALUE`` or ``NAME=VALUE``; the last one wins."""
+    value = None
+    for at, word in enumerate(words):
+        if word == name and at + 1 < len(words):
+            value = words[at + 1]
+        elif word.startswith(f"{name}="):
+            value = word.partition("=")[2]
+    return value

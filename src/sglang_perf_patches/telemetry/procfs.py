@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from binascii import crc32
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -95,17 +94,6 @@ def command(pid: int) -> list[str]:
     except OSError:
         return []
     return text.rstrip("\0").split("\0") if text.strip("\0") else []
-
-
-def option(words: Sequence[str], name: str) -> str | None:
-    """The value of an option in a command, ``NAME VALUE`` or ``NAME=VALUE``; the last one wins."""
-    value = None
-    for at, word in enumerate(words):
-        if word == name and at + 1 < len(words):
-            value = words[at + 1]
-        elif word.startswith(f"{name}="):
-            value = word.partition("=")[2]
-    return value
 
 
 def from_ps(*which: str) -> list[Process]:

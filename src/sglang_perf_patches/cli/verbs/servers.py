@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,7 +92,9 @@ def _lacks(data: dict[str, Any]) -> bool:
 
 def _running(pid: int, members: Sequence[dict[str, Any]]) -> Running:
     is_server = any(data["role"].lower().startswith(_ROLES) for data in members)
-    words = procfs.command(pid)
-    model = procfs.option(words, "--model-path") or procfs.option(words, "--model") or ""
-    port = procfs.option(words, "--port") or (_PORT if model else "")
-    return Running(pid, members, is_server, *((model, port) if is_server else ("", "")))
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model-path", "--model", nargs="?", default="")
+    parser.add_argument("--port", nargs="?")
+    given = parser.parse_known_args(procfs.command(pid) if is_server else [])[0]
+    port = given.port or (_PORT if given.model_path else "")
+    return Running(pid, members, is_server, given.model_path or "", port)

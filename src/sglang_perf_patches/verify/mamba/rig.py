@@ -270,6 +270,12 @@ def request_pool(
     return called(module.HybridReqToTokenPool, **own | options)
 
 
+_WIDTHS = (
+    *("tp_size", "attn_tp_size", "attn_dp_size", "attn_cp_size"),
+    *("moe_ep_size", "moe_dp_size", "moe_tp_size"),
+)
+
+
 @functools.cache
 def alone() -> None:
     """A process group of this process only, which layers and batches ask for its size."""
@@ -284,8 +290,9 @@ def alone() -> None:
         distributed_init_method=f"file://{folder}/met",
         backend="gloo",
     )
+    # Whatever server is published: 0.5.23 makes the groups of these.
+    stock.state_ranks(tp_rank=0, attn_tp_rank=0, **dict.fromkeys(_WIDTHS, 1))
     state.initialize_model_parallel()
-    stock.state_ranks(tp_rank=0, attn_tp_rank=0)
 
 
 @functools.cache  # a second publication would drop the process groups

@@ -154,7 +154,7 @@ def plan_in_depth(release: str, episodes: int, whole: bool) -> Plan:
                 load = {"page_size": page, "requests": requests}
                 add(f"hint {load}", "the_hint_is_what_the_patch_does", **load)
         add("left to stock", "left_to_stock")
-    add("exact once more: select", "select", text=EXACT)  # what earlier servers gated is not
+    add("exact once more: select", "select", text=EXACT)  # forgets what earlier jobs gated
     if not before(release, "0.5.18"):
         add("host full, small pools", "none_fails_for_the_host", **SMALL_HOST)
     if not before(release, "0.5.19"):

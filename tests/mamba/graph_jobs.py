@@ -345,6 +345,7 @@ def broken_one() -> dict[str, str]:
         "another slot": (one, "fill", changed("slot"), wanted),
         "kept in another slot": (one, "fill", changed("target"), wanted),
         "another end": (one, "fill", changed("starts"), wanted),
+        "rows past the end": (one_request, "_clear", mock.MagicMock(), wanted),
     }
     return _found(breaks, compared)
 

@@ -124,4 +124,4 @@ def test_a_broken_break_is_found(found: Found, release: str) -> None:
 def test_a_broken_graph_of_one_request_is_found(found: Found, release: str) -> None:
     errors = found(release, "graph_jobs", "broken_one")
     assert all(each.startswith("different: ") for each in errors.values()), errors
-    assert len(errors) == 5
+    assert len(errors) == 6

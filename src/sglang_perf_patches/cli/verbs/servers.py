@@ -93,7 +93,7 @@ def _lacks(data: dict[str, Any]) -> bool:
 def _running(pid: int, members: Sequence[dict[str, Any]]) -> Running:
     is_server = any(data["role"].lower().startswith(_ROLES) for data in members)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--model-path", "--model", nargs="?", default="")
+    parser.add_argument("--model-path", "--model", nargs="?")
     parser.add_argument("--port", nargs="?")
     given = parser.parse_known_args(procfs.command(pid) if is_server else [])[0]
     port = given.port or (_PORT if given.model_path else "")

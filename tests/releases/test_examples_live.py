@@ -52,7 +52,9 @@ def live_in_readme(example: str) -> set[str]:
         for line in text_of("README.md").splitlines()
         if f"[`{example.partition(' ')[0]}`]" in line
     )
-    return set(re.findall(r"`([a-z]+\.[a-z0-9-]+)`", line.rpartition(" | ")[2]))
+    plain, _, with_more = line.rpartition(" | ")[2].partition("; with ")
+    words = with_more if " and " in example else plain
+    return set(re.findall(r"`([a-z]+\.[a-z0-9-]+)`", words))
 
 
 @pytest.mark.whole_matrix
@@ -72,10 +74,9 @@ def test_what_examples_say_is_live_is_live(tmp_path: Path) -> None:
         setup = Setup(on, lacking, frozenset(having))
         states = {one.patch: one.state for one in answer.fates(chosen, verdicts, setup)}
         live = {name for name, state in states.items() if state == answer.LIVE}
+        lost = {name for name, state in states.items() if chosen.is_lost(name, state)}
         if " with " in example:
-            assert not live
-            assert "gated" in {states[name] for name in chosen.by_name}
+            assert lost == {"mla.page-table-bound"}  # with STRICT the server exits
             continue
         assert live == live_in_readme(example), example
-        lost = [name for name, state in states.items() if chosen.is_lost(name, state)]
-        assert not lost, example  # with STRICT the server would exit
+        assert not lost, example

@@ -88,8 +88,8 @@ def broken() -> Any:
         "other bytes of a token": (body, "kv_bytes", lambda pool: 4),
         "none is served": (body, "unserved", lambda *_: "no server"),
         # What the checks themselves look at.
-        "no state comes back": (hosted_server, "_load_states", lambda *_, **__: None),
-        "no KV comes back": (hosted_server, "_load_kv", lambda *_, **__: None),
+        "no state comes back": (hosted_server, "_state_pairs", lambda *_: []),
+        "no KV comes back": (hosted_server, "_kv_pairs", lambda *_: []),
     }
     errors = {}
     for name, (owner, function, wrong) in breaks.items():

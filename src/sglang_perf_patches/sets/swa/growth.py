@@ -7,7 +7,7 @@ from typing import Any
 
 from ...model.patching import Patching
 from .references import DECODE, QUEUE
-from .window import ceil_align
+from .window import ceil_align, wanted
 
 NEVER = 1 << 40
 """Of `eviction_interval`: more steps than any request decodes."""
@@ -57,15 +57,6 @@ def limit_growth(patching: Patching, applies: Callable[[Any], bool]) -> None:
 
     patching.override(f"{QUEUE}._prealloc_kv_lens", make_lengths)
     patching.override(f"{QUEUE}._prealloc_required_tokens", make_required)
-
-
-def wanted(decode: Any, req: Any, held: int) -> int:
-    """Sliding-window tokens that stock's rule wants for a request until it ends.
-
-    `held` is what it holds when it is admitted, in tokens.
-    """
-    new: int = min(req.sampling_params.max_new_tokens, decode.CLIP_MAX_NEW_TOKEN)
-    return held + new
 
 
 def bound(queue: Any) -> int:

@@ -131,6 +131,15 @@ def shares_prefixes(tree_cache: Any) -> bool:
     return not tree_cache.is_chunk_cache()
 
 
+def wanted(decode: Any, req: Any, held: int) -> int:
+    """Sliding-window tokens that stock's rule wants for a request until it ends.
+
+    `held` is what it holds when it is admitted, in tokens.
+    """
+    new: int = min(req.sampling_params.max_new_tokens, decode.CLIP_MAX_NEW_TOKEN)
+    return held + new
+
+
 def ceil_align(length: int, page_size: int) -> int:
     """`length` in tokens, rounded up to whole pages.
 

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 from ....model.patching import Patching, replaces
-from .. import growth, tail_allocation
+from .. import tail_allocation
 from ..references import ALLOCATOR, DECODE, OLD_ALLOCATOR, OLD_POOL, QUEUE
 from ..window import (
     ceil_align,
@@ -24,6 +24,7 @@ from ..window import (
     stay_with_queues,
     tail_length,
     unserved,
+    wanted,
 )
 from . import cpu_copy
 
@@ -82,7 +83,7 @@ def _install_condition(patching: Patching) -> None:
 
         Whether the server is idle makes no difference here: swa.idle-admission checks that.
         """
-        return growth.wanted(decode, req, held)
+        return wanted(decode, req, held)
 
     patching.add(f"{QUEUE}._uses_swa_tail_prealloc", uses_swa_tail_prealloc)
     patching.add(f"{QUEUE}._swa_peak_tokens", peak)
@@ -318,14 +319,14 @@ def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> s
             continue
         held = _swa_tokens(queue, entry.req)
         tail = _tail(queue, fill_length(entry.req))
-        wanted = max(held, queue._swa_peak_tokens(entry.req, tail, alone) - retractable)
+        needed = max(held, queue._swa_peak_tokens(entry.req, tail, alone) - retractable)
         full = _pages(queue, fill_length(entry.req))
-        if wanted > swa_left or full > full_left:
+        if needed > swa_left or full > full_left:
             if not alone:
                 break
             message = (
                 f"Request {entry.req.rid} can't be admitted: its prompt and its max_new_tokens "
-                f"need sliding-window KV for {wanted} tokens, and that pool holds {swa_left}"
+                f"need sliding-window KV for {needed} tokens, and that pool holds {swa_left}"
             )
             logger.error(message)
             decode.prepare_abort(entry.req, message, status_code=HTTPStatus.BAD_REQUEST)

@@ -1,13 +1,14 @@
 """Requests that ranks get through shared memory are those that stock broadcasts.
 
-Two forked processes are the ranks. Their process group, its store and the queue are real, and so is
-the receiver's method. What it asks of the server's parallelism has a stand-in.
+Two forked processes are the ranks. Their process group, its store and the queue are real, and so
+are the receiver's methods, and how images reach it. What they ask of the server has stand-ins.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -18,7 +19,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import msgspec
+import torch
 from sglang.srt.distributed.device_communicators import shm_broadcast
+from sglang.srt.managers import io_struct, mm_utils, schedule_batch
 from sglang.srt.managers.scheduler_components import request_receiver
 from torch import distributed
 
@@ -31,9 +35,15 @@ LARGE = 5_000_000
 Round = tuple[list[Any], list[Any]]
 """Requests that came to the first rank, and those that it decided on itself."""
 
+_INLINE, _SHARED, _GONE = "in the request", "in a segment of their own", "in one that is gone"
+"""Where the pixels of an image are when a request with it comes."""
+
 EDGES: tuple[list[Round], ...] = (
     [([], [])] * 40,
     [*[([], [])] * 9, (["a"], ["of its own"]), ([], ["of its own"]), (["x" * LARGE, "b"], [])] * 2,
+    [([], [])] * 9
+    + [([{"pixels": 9, "are": where}], []) for where in (_INLINE, _SHARED, _GONE)] * 2
+    + [([{"pixels": LARGE // 4, "are": _INLINE}], [])],
 )
 
 
@@ -42,7 +52,9 @@ def drawn(random: Random) -> list[Round]:
 
     def some(share: float) -> list[Any]:
         count = random.randint(1, 3) if random.random() < share else 0
-        return [{"rid": f"{random.random()}", "ids": [1] * random.randint(1, 99)}] * count
+        images = {"pixels": random.randint(1, 99), "are": random.choice((_INLINE, _SHARED, _GONE))}
+        text = {"rid": f"{random.random()}", "ids": [1] * random.randint(1, 99)}
+        return [random.choice((text, images)) for _ in range(count)]
 
     return [(some(0.3), some(0.1)) for _ in range(random.randint(5, 40))]
 
@@ -99,16 +111,51 @@ def _play(
         }
     )
     parallel = SimpleNamespace(attn_dp_enabled=False, tp_size=group.world_size, tp_group=group)
-    setattr(request_receiver, "get_parallel", lambda: parallel)  # noqa: B010
     receiver: Any = object.__new__(request_receiver.SchedulerRequestReceiver)
+    object.__setattr__(receiver, "model_config", SimpleNamespace(is_multimodal=True))
+    for module, name, value in (
+        (request_receiver, "get_parallel", lambda: parallel),
+        (mm_utils, "get_serving", lambda: SimpleNamespace(skip_tokenizer_init=False)),
+        (mm_utils, "_is_default_tensor_transport", False),  # shared memory, as on one host
+    ):
+        setattr(module, name, value)
     got = []
     with mock.patch.object(distributed, "broadcast", side_effect=distributed.broadcast) as gloo:
         for number, (came, own) in enumerate(rounds):
             before(rank, number)
-            given = (list(came), list(own)) if rank == 0 else (None, [])
-            got.append(receiver._broadcast_reqs_across_ranks(*given))
+            given = ([*map(_came, came)], [*map(_came, own)]) if rank == 0 else (None, [])
+            requests = receiver._broadcast_reqs_across_ranks(*given)
+            receiver._finalize_shm_features(requests)
+            got.append([_told(each) for each in requests])
     distributed.barrier()
     return {"got": got, "gloo": gloo.call_count}
+
+
+def _came(request: Any) -> Any:
+    """A request as the first rank takes it from its socket."""
+    if "pixels" not in request:
+        return request
+    item = schedule_batch.MultimodalDataItem(modality=schedule_batch.Modality.IMAGE)
+    item.feature = torch.arange(request["pixels"], dtype=torch.float32)
+    if request["are"] != _INLINE:
+        item.feature = mm_utils.ShmPointerMMData(item.feature)
+    kind = io_struct.TokenizedGenerateReqInput
+    made = kind(**{each.name: None for each in msgspec.structs.fields(kind) if each.required})
+    made.mm_inputs = schedule_batch.MultimodalProcessorOutput(mm_items=[item])
+    came = pickle.loads(pickle.dumps(made))
+    if request["are"] == _GONE:
+        came.mm_inputs.mm_items[0].feature.close_and_unlink()
+    return came
+
+
+def _told(request: Any) -> Any:
+    """What JSON can hold of a request that has reached a rank."""
+    if not isinstance(request, io_struct.TokenizedGenerateReqInput):
+        return request
+    if isinstance(request.mm_inputs, io_struct.MMInputsProcessError):
+        return request.mm_inputs.message
+    (item,) = request.mm_inputs.mm_items
+    return [*item.feature.shape, float(item.feature.sum())]
 
 
 def _got(through_memory: bool, rounds: list[Round]) -> list[Any]:

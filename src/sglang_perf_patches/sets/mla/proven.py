@@ -14,13 +14,11 @@ METADATA = (
     *("hierarchical-cache", "returned-insides", "draft-vocabulary"),
 )
 """Of what is made of lengths and tables alone: no layer runs in it."""
-TABLES = dict.fromkeys(
-    (*METADATA, "forward-metrics", "dp-attention", "multimodal", "prefill-server"), "verify"
-)
+_HOST = (*METADATA, "forward-metrics", "multimodal", "prefill-server")
+TABLES = dict.fromkeys((*_HOST, "dp-attention"), "verify")
 """Of the patches of page tables. Ranks of data-parallel attention have unequal batches: their cases
 have idle ones, and graphs that hold only padding."""
-REQUESTS = dict.fromkeys(
-    (*METADATA, "draft-trees", "forward-metrics", "mixed-chunks", "tracked-states"),
-    "tests/mla/request_rank.py: main",
-)
+_RANKS = (*_HOST, "draft-trees", "mixed-chunks", "tracked-states")
+_ALSO = dict.fromkeys(("multimodal", "prefill-server"), "verify")
+REQUESTS = dict.fromkeys(_RANKS, "tests/mla/request_rank.py: main") | _ALSO
 """Of how requests reach the ranks: they are pickled objects, whatever is done with them then."""

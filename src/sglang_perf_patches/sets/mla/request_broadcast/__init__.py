@@ -32,6 +32,8 @@ PATCH = Patch(
             *(__name__, "0.5.22 … 0.5.23"),
             targets=(BROADCAST,),
             depends=(
+                f"{RECEIVER}._finalize_shm_features",
+                "sglang.srt.managers.mm_utils:ShmPointerMMData",
                 "sglang.srt.utils.common:broadcast_pyobj",
                 *of(_RANKS, "__init__", "broadcast_object"),
                 f"{_QUEUE}:MessageQueue",

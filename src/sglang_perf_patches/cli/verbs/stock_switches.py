@@ -98,8 +98,8 @@ SWITCHES = (
         "experimental: sglang itself advises the breakable backend for production. Values differ: "
         "with DeepSeek-V2-Lite's shape 14 of 39 replies were the default's. There a 130-token "
         "prompt's first token took 0.90 of the default's time on one H200, and 0.78 on two H100. "
-        "With Gemma 3 12B's shape it took 1.00 and 0.75, and with gpt-oss-20b's 0.77 on four H100. "
-        "A model with gated delta nets did not start",
+        "With Gemma 3 12B's shape it took 1.00 and 0.75, and with gpt-oss-20b's 0.77 on four H100 "
+        "and 0.72 on four H200. A model with gated delta nets did not start",
         _PREFILL,
         "Backend.FULL",
     ),
@@ -107,8 +107,8 @@ SWITCHES = (
         "--cuda-graph-bs-prefill 160 576 1536 4096",
         "the boot captures 4 prefill graphs instead of 58. With a gated-delta-net model, "
         "mamba.gdn-prefill-graph then captures FlashInfer's kernel too: with Qwen3.5-35B's "
-        "dimensions on four H100, a 130-token prompt's first token took 0.34 of stock's time, and "
-        "0.56 with 58 graphs",
+        "dimensions, a 130-token prompt's first token took 0.26 of stock's time on four H200, and "
+        "with 58 graphs 0.56 on four H100",
         "a prompt is padded to the next of these sizes, or runs without a graph if that is more "
         "than twice as long",
         _HYBRID,

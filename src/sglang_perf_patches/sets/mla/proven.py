@@ -14,11 +14,10 @@ METADATA = (
     *("hierarchical-cache", "returned-insides", "draft-vocabulary"),
 )
 """Of what is made of lengths and tables alone: no layer runs in it."""
-_HOST = (*METADATA, "forward-metrics", "multimodal", "prefill-server")
-TABLES = dict.fromkeys((*_HOST, "dp-attention"), "verify")
+_ALSO = dict.fromkeys(("forward-metrics", "multimodal", "prefill-server"), "verify")
+TABLES = dict.fromkeys((*METADATA, "dp-attention"), "verify") | _ALSO
 """Of the patches of page tables. Ranks of data-parallel attention have unequal batches: their cases
 have idle ones, and graphs that hold only padding."""
-_RANKS = (*_HOST, "draft-trees", "mixed-chunks", "tracked-states")
-_ALSO = dict.fromkeys(("multimodal", "prefill-server"), "verify")
+_RANKS = (*METADATA, "draft-trees", "mixed-chunks", "tracked-states")
 REQUESTS = dict.fromkeys(_RANKS, "tests/mla/request_rank.py: main") | _ALSO
 """Of how requests reach the ranks: they are pickled objects, whatever is done with them then."""

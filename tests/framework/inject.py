@@ -8,8 +8,8 @@ the named folders of the framework makes. The others strike at lines of theirs t
 ``interrupts`` raises a KeyboardInterrupt, ``interrupts-twice`` another one some lines later,
 ``fails`` a MemoryError; ``deactivates`` and ``activates`` call that, as a signal handler would.
 
-At APART 0 each place is struck, by ``interrupts`` several times; else each in what switches, and
-one of one in APART functions of each file (see `places`).
+At APART 0 each place is struck, by ``interrupts`` several times; else one of one in APART functions
+of each file, and more of what switches (see `places`).
 Prints a list of what came of each attempt, the first of which is left alone.
 """
 

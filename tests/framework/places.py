@@ -14,7 +14,7 @@ import sglang_perf_patches as ours
 
 _FOLDER = os.path.dirname(ours.__file__) + os.sep
 _LATER = (2, 5, 17)
-_ALWAYS = (
+_SWITCHING = (
     *("plugin.py:load", "model/switch.py"),  # before anything guards them
     *(
         "live/patch_runtime.py:Registry.show",
@@ -108,12 +108,15 @@ def sampled(names: Iterable[str], apart: int, salt: str = "") -> list[str]:
 
 
 def of_functions(times: Mapping[str, int], apart: int, salt: str) -> list[Run]:
-    """A line of one in so many functions of each file, and all of `_ALWAYS`; their first runs."""
+    """A line of one in so many functions of each file, and one in four of `_SWITCHING`.
+
+    Their first runs. Each `salt` chooses others.
+    """
     files: dict[str, dict[str, list[str]]] = {}
     for place in times:
         file, function, _ = place.split(":")
         files.setdefault(file, {}).setdefault(function, []).append(place)
-    chosen = [place for place in times if place.startswith(_ALWAYS)]
+    chosen = sampled([place for place in times if place.startswith(_SWITCHING)], 4, salt)
     for functions in files.values():
         for function in sampled(functions, apart, salt):
             chosen += sampled(functions[function], len(functions[function]), salt)

@@ -114,7 +114,7 @@ def ranks(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    place = tree(release, beginning="")
+    place = tree(release)
 
     def play(rank: int) -> dict[str, Any]:
         about = (str(rank), str(len(selections)), port, selections[rank])

@@ -26,7 +26,7 @@ PATCH = "mlx.length-groups"
 APART = schedule(
     """
     join a 600, join b 9, join c 12, decode abc, chain abc 4, join d 5, chain bdca 3, decode cdba,
-    join e 2100, chain bdeca 3, leave b, chain adec 2, leave a, chain dce 4, join f 700, join g 6,
+    join e 1100, chain bdeca 3, leave b, chain adec 2, leave a, chain dce 4, join f 700, join g 6,
     chain fgdce 2, decode gfdce, leave e, chain fgdc 3, leave f, chain gdc 2
     """
 )

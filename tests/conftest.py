@@ -43,7 +43,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "whole_matrix: left out of the default tier")
     config.addinivalue_line("markers", "sampled: three releases in the default tier")
     config.addinivalue_line("markers", "newest: only the newest release in the default tier")
-    config.addinivalue_line("markers", "bodies_of(patch): in the default tier once for each body")
     config.addinivalue_line("markers", "shares_nothing: each case may run in a process of its own")
     if not tiers.is_whole(config):
         os.environ.setdefault(tiers.DEPTH, "1")

@@ -9,7 +9,6 @@ which releases it is for by a parameter; what the default tier leaves out of tha
 - on those further releases it proves only the patches whose bodies the newest doesn't show
   (`shown_there`), and leaves out a test marked ``newest``;
 - a case draws fewer inputs beside its edges (`DEPTH`), and swa plays fewer episodes;
-- a test marked ``bodies_of(patch)`` it plays on as few releases as show that patch's bodies;
 - a test marked ``sampled`` it plays on the oldest, the newest and the one in the middle;
 - a test marked ``whole_matrix`` it leaves out.
 
@@ -19,7 +18,6 @@ Who names a release, by ``-k`` or in a test's id, gets it in any tier.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,8 +44,6 @@ def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest
     played = _played(matrices)
 
     def of(item: pytest.Item, release: str) -> set[str]:
-        if marker := item.get_closest_marker("bodies_of"):
-            return _showing(marker.args[0], matrices[item.path])
         if item.get_closest_marker("sampled"):
             by_age = sorted(matrices[item.path], key=releases.KNOWN.index)
             return {by_age[0], by_age[len(by_age) // 2], by_age[-1]}
@@ -164,18 +160,6 @@ def _played(matrices: dict[Path, set[str]]) -> dict[Path, set[str]]:
             needed = bodies(sets.declared(path.parent.name).patches)
             played[path] = newest_of(matrix) | (set(shows(needed, of_set)) & matrix)
     return played
-
-
-@cache
-def _declared(patch: str) -> Mapping[tuple[str, str], set[str]]:
-    """The releases of each body of a patch."""
-    of_set = sets.declared(patch.partition(".")[0]).patches
-    return bodies(each for each in of_set if each.id == patch)
-
-
-def _showing(patch: str, matrix: set[str]) -> set[str]:
-    """The newest release of a file, and those that each body of one patch needs."""
-    return set(shows(_declared(patch), matrix))
 
 
 def _matrices(items: Iterable[pytest.Item]) -> dict[Path, set[str]]:

@@ -82,6 +82,7 @@ def test_each_runner_captures_into_a_pool_of_its_own(found: Found, release: str)
     }
 
 
+@pytest.mark.whole_matrix  # the proof has it too, with tables of two rows
 @EACH
 def test_more_requests_than_tables_hold_replay_stocks_graph(found: Found, release: str) -> None:
     assert found(release, "graph_jobs", "many") == 1

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.bodies_of("mamba.gdn-prefill-graph")
-
 EACH = pytest.mark.parametrize(
     "release", [pytest.param("0.5.22", marks=pytest.mark.whole_matrix), "0.5.23"]
 )

@@ -11,7 +11,7 @@ import pytest
 import tiers
 from matrix import applying, before, newest_of_each_group
 
-pytestmark = pytest.mark.bodies_of("mamba.slot-exhaustion")
+pytestmark = pytest.mark.newest  # the proof shows each older body
 
 Found = Callable[..., Any]
 
@@ -111,7 +111,6 @@ def test_an_idle_server_says_what_a_request_waits_for(found: Found, release: str
         assert each["served"], each
 
 
-@pytest.mark.newest
 @EACH
 def test_random_episodes(found: Found, slot_episodes: int, release: str) -> None:
     """Stock's outcome where stock lives, no death where it dies, and whole pools at the end."""
@@ -123,7 +122,6 @@ def test_random_episodes(found: Found, slot_episodes: int, release: str) -> None
     assert set(counts) <= ASSERTED
 
 
-@pytest.mark.newest
 @pytest.mark.parametrize("draw", OTHERS)
 @pytest.mark.parametrize("release", ["0.5.17", "0.5.20", "0.5.23"])
 def test_random_episodes_of_other_servers(
@@ -136,7 +134,6 @@ def test_random_episodes_of_other_servers(
     assert set(counts) <= ASSERTED
 
 
-@pytest.mark.newest
 @pytest.mark.parametrize("release", HOSTED)
 def test_with_a_host_stock_dies_and_the_patched_server_goes_on(found: Found, release: str) -> None:
     """Of the loads in reports, and where a state has no slot to come back to."""
@@ -150,7 +147,6 @@ def test_with_a_host_stock_dies_and_the_patched_server_goes_on(found: Found, rel
         assert each["served"], each
 
 
-@pytest.mark.newest
 @pytest.mark.parametrize("release", HOSTED)
 def test_a_load_that_is_called_off_leaves_no_empty_state(found: Found, release: str) -> None:
     """Stock goes on behind the prefix that the device has, with the state of no token."""
@@ -164,7 +160,6 @@ def test_a_request_whose_state_is_loaded_stays_out_as_in_stock(found: Found) -> 
     assert found("0.5.17", "slots_jobs", "episodes", count=1, draw="hosted", first=244)
 
 
-@pytest.mark.newest
 @pytest.mark.parametrize(
     "release",
     [

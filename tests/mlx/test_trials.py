@@ -17,7 +17,10 @@ from sglang_perf_patches.sets.mlx.kv_arena.arena_self_check import PHASES, STEPS
 from sglang_perf_patches.sets.mlx.self_check import SelfCheck
 
 Found = Callable[..., Any]
-EACH = pytest.mark.parametrize("release", ["0.5.11", "0.5.17", "0.5.23"])
+OLD = ("0.5.11", "0.5.17")
+EACH = pytest.mark.parametrize(
+    "release", [*(pytest.param(each, marks=pytest.mark.whole_matrix) for each in OLD), "0.5.23"]
+)
 
 
 @EACH

@@ -210,12 +210,6 @@ def test_it_fails_on_a_patch_that_is_broken(tmp_path: Path) -> None:
     assert by_patch["mlx.last-row"]["word"] in {"different", "failed"}
 
 
-def test_a_proof_fails_on_a_patch_that_is_broken(tmp_path: Path) -> None:
-    patch = "mla.page-table-bound"
-    lines = proved(broken(tmp_path, patch), "stubs", [patch])
-    assert "different" in lines[patch], lines
-
-
 @pytest.mark.whole_matrix
 @pytest.mark.parametrize("what", OF_0_5_20)
 def test_the_proof_of_released_rows_fails_if_it_writes(what: str, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ RELEASES = (
     "0.5.23",
 )
 BUILD = "git-5b9fbc51dcff"
-APART = 12
+APART = 40
 """The default tier plays one change of so many."""
 
 _GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME"}

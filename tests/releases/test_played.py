@@ -23,13 +23,7 @@ from sglang_perf_patches.model.setups import FEATURES
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("play_setups.py")
-RELEASES = (
-    *(
-        pytest.param(release, marks=pytest.mark.whole_matrix)
-        for release in ("0.5.9", "0.5.11", "0.5.15", "0.5.17", "0.5.22")
-    ),
-    "0.5.23",
-)
+RELEASES = ("0.5.9", "0.5.11", "0.5.15", "0.5.17", "0.5.22", "0.5.23")
 SETS = ("mla", "mamba", "swa")
 """Whose cases take the arguments of a server from `verify.stock`."""
 TOGETHER = (
@@ -70,11 +64,8 @@ def _servers(release: str, name: str) -> Iterator[tuple[frozenset[str], list[str
     yield from by_features.items()
 
 
-@pytest.mark.parametrize(
-    "name",
-    # The others take two minutes each.
-    [SETS[0], *(pytest.param(name, marks=pytest.mark.whole_matrix) for name in SETS[1:])],
-)
+@pytest.mark.whole_matrix  # up to two minutes each
+@pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("release", RELEASES)
 def test_each_declared_feature_is_played(release: str, name: str) -> None:
     for features, patches in _servers(release, name):

@@ -548,27 +548,31 @@ played = 0
 for feature in FEATURES.all:
     given = [(name, value) for name, values in feature.on.items() for value in values]
     given += [(name, "something") for name in [*feature.off, *feature.changed]]
+    given = [(name, value) for name, value in given if name.isidentifier()]
     where = {name: values[0] for name, values in feature.only.items()}
-    for name, value in given:
-        if not name.isidentifier():
-            continue
-        others = [other.name for other in FEATURES.all if other is not feature]
-        for features, word in ((others, "gated"), ([*others, feature.name], "live")):
+    others = [other.name for other in FEATURES.all if other is not feature]
+    # A gate is for good, so the patch is activated anew for each argument that gates it.
+    for features, word, rounds in (
+        ([*others, feature.name], "live", [given]),
+        (others, "gated", [[each] for each in given]),
+    ):
+        for published in rounds:
             use(proven(STEP, *features))
             publish()
             ours.activate("all")
-            assert state() == ("live", ""), (name, state())
-            if name.startswith("is_"):
-                setattr(utils, name, lambda: True)
-            publish(**where, **{name: value})
-            found = state()
-            assert found[0] == word, (feature.name, name, value, found)
-            if word == "gated":
-                assert found[1].startswith(feature.clause), (feature.name, name, value, found)
-            assert a.Worker().step(1) == (2 if word == "gated" else 102)
-            if name.startswith("is_"):
-                setattr(utils, name, lambda: False)
+            assert state() == ("live", ""), (feature.name, state())
+            for name, value in published:
+                if name.startswith("is_"):
+                    setattr(utils, name, lambda: True)
+                publish(**where, **{name: value})
+                found = state()
+                assert found[0] == word, (feature.name, name, value, found)
+                if word == "gated":
+                    assert found[1].startswith(feature.clause), (feature.name, name, value, found)
+                assert a.Worker().step(1) == (2 if word == "gated" else 102)
+                if name.startswith("is_"):
+                    setattr(utils, name, lambda: False)
+                played += 1
             ours.deactivate()
-            played += 1
 assert played > 200, played
 """)

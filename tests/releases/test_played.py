@@ -81,9 +81,14 @@ def test_each_declared_feature_is_played(release: str, name: str) -> None:
     ("feature", "said"),
     [
         ("context-parallel", "context parallelism is on"),
-        ("pipeline", "pipeline parallelism is on"),
-        ("two-batch-overlap", "two-batch overlap is on"),
-        ("memory-saver", "memory can be released and resumed"),
+        *(
+            pytest.param(*each, marks=pytest.mark.whole_matrix)
+            for each in (
+                ("pipeline", "pipeline parallelism is on"),
+                ("two-batch-overlap", "two-batch overlap is on"),
+                ("memory-saver", "memory can be released and resumed"),
+            )
+        ),
     ],
 )
 @pytest.mark.parametrize(

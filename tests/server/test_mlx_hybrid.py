@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-import tiers
 from linux_mlx.completions import post
 from linux_mlx.environments import Environment, install_checkout, sglang_environment
 from linux_mlx.patches import live_and_run, processes
@@ -27,21 +26,21 @@ from linux_mlx.processes import Failure
 from linux_mlx.server import Server, running_server, write_model
 from linux_mlx.tiny_model import IMAGE
 
-pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
+pytestmark = [
+    pytest.mark.whole_matrix,  # two servers each; the default tier's is `test_mlx_server`'s
+    pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),
+]
 
-WHOLE = ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.22")  # on 0.5.21 no model starts
 EACH = pytest.mark.parametrize(
-    "release", [*(pytest.param(each, marks=pytest.mark.whole_matrix) for each in WHOLE), "0.5.23"]
+    "release",
+    ["0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.22", "0.5.23"],  # on 0.5.21 no model starts
 )
-MODELS = pytest.mark.parametrize(
-    "kind", [pytest.param("hybrid", marks=pytest.mark.whole_matrix), "qwen3.5"]
-)
+MODELS = pytest.mark.parametrize("kind", ["hybrid", "qwen3.5"])
 """Qwen3.5 has the layers of the other one, and takes images."""
 DIES = {"0.5.22": "extra_buffer requires platform support", "0.5.23": "extra_buffer requires"}
 DEFAULTS = "mlx.hybrid-cache,mlx.hybrid-defaults"
 POLICIES = "mlx,mlx.length-groups,mlx.next-turn,mlx.batched-prefill"
 WAVES = 50
-FEW_WAVES = 15  # in the default tier
 LONG = 4500  # more than a chunk
 STATE_LAYERS = 2
 RED, GREEN = b"\xff\0\0", b"\0\xff\0"
@@ -86,10 +85,7 @@ class Talk:
 
 @MODELS
 @EACH
-def test_a_hybrid_serves_with_its_prefixes(
-    release: str, kind: str, tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
-    waves = WAVES if tiers.is_whole(pytestconfig) else FEW_WAVES
+def test_a_hybrid_serves_with_its_prefixes(release: str, kind: str, tmp_path: Path) -> None:
     environment, model = prepared(release, tmp_path, kind)
     with serving(environment, model, "mlx", tmp_path) as server:
         # Before 0.5.22 stock tokenizes a prompt with an image again, which needs a real tokenizer.
@@ -99,8 +95,8 @@ def test_a_hybrid_serves_with_its_prefixes(
         assert server.log.read_text().count("restored\n") == found * STATE_LAYERS
         if talk.takes_images:
             images_are_tokens(talk, Random(35))
-        random_requests(talk, Random(release), waves)
-        assert len(talk.replies) >= 3 * waves
+        random_requests(talk, Random(release))
+        assert len(talk.replies) >= 3 * WAVES
         ran = live_and_run(server, patience_s=15)
         assert {"mlx.hybrid-cache", "mlx.kv-arena"} <= set(ran)
         assert live(server) <= {*ran, "mlx.hybrid-defaults"}  # that one runs in the launcher
@@ -119,7 +115,6 @@ def test_stock_dies(release: str, kind: str, tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.whole_matrix
 @MODELS
 @pytest.mark.parametrize(
     "arguments",
@@ -139,7 +134,6 @@ def test_with_every_patch_of_the_set(arguments: str, kind: str, tmp_path: Path) 
     replies_are_stocks(environment, model, talk, tmp_path)
 
 
-@pytest.mark.whole_matrix
 def test_states_take_no_more_than_they_may(tmp_path: Path) -> None:
     environment, model = prepared("0.5.23", tmp_path)
     chance = Random(7)
@@ -186,14 +180,14 @@ def images_are_tokens(talk: Talk, chance: Random) -> None:
     assert talk.replies[red] == talk.replies[green]
 
 
-def random_requests(talk: Talk, chance: Random, waves: int = WAVES) -> None:
+def random_requests(talk: Talk, chance: Random) -> None:
     """Four at once, of new prompts and of what continues earlier ones; some are aborted."""
     system = words(chance, 150)
-    for wave in range(waves):
+    for wave in range(WAVES):
         asked = [_next(talk, chance, system) for _ in range(3 if wave % 5 == 0 else 4)]
-        if wave == waves // 2:
+        if wave == WAVES // 2:
             assert "Cache flushed" in post(talk.server.url, "/flush_cache", None)
-            asked += [Asked(words(chance, LONG), 4)] * (waves == WAVES)
+            asked.append(Asked(words(chance, LONG), 4))
         if wave % 5:
             talk.ask_together(asked)
             continue

@@ -216,7 +216,9 @@ def test_a_command_is_needed_and_must_be_there(bench: Bench) -> None:
     assert "no-such-program: no such command" in unknown.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGQUIT, marks=pytest.mark.whole_matrix)]
+)
 @pytest.mark.parametrize(
     ("behaviour", "words", "when"),
     [

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-EACH = pytest.mark.parametrize(
-    "release", [pytest.param("0.5.22", marks=pytest.mark.whole_matrix), "0.5.23"]
-)
+pytestmark = pytest.mark.whole_matrix  # two servers each, in Triton's interpreter
+
+EACH = pytest.mark.parametrize("release", ["0.5.22", "0.5.23"])
 
 
 @EACH
@@ -21,17 +21,15 @@ def test_text_gets_stocks_replies(found: Callable[..., Any], release: str) -> No
     assert told["on tables"] == told["prefills"] + told["buckets"]
 
 
-@pytest.mark.whole_matrix  # the whole play again
 @EACH
 def test_a_broken_patch_changes_replies(found: Callable[..., Any], release: str) -> None:
     assert found(release, "qwen_jobs", "broken").startswith("broken: result['")
 
 
-@pytest.mark.whole_matrix  # two servers each
 @pytest.mark.parametrize(
     "names", ["no-radix-cache mixed-chunks", "tracked-states sessions priorities"]
 )
-@pytest.mark.parametrize("release", ["0.5.22", "0.5.23"])
+@EACH
 def test_servers_with_other_features_get_stocks_replies(
     found: Callable[..., Any], release: str, names: str
 ) -> None:
@@ -40,8 +38,7 @@ def test_servers_with_other_features_get_stocks_replies(
     assert told["on tables"] > 2
 
 
-@pytest.mark.whole_matrix  # two servers
-@pytest.mark.parametrize("release", ["0.5.22", "0.5.23"])
+@EACH
 def test_images_get_stocks_replies(found: Callable[..., Any], release: str) -> None:
     told = found(release, "qwen_jobs", "with_images")
     assert told["on tables"] == told["prefills"] > 2

@@ -354,9 +354,10 @@ def restless_stock() -> dict[str, str]:
     from sglang_perf_patches.verify.mlx.batches import play
 
     digest, numbers = rig.digest, count()
+    short = cases.schedule("join a 9, join b 12, chain ab 3")
 
     def same(model: Any) -> None:
-        equivalence.same("mlx.last-row", model, [cases.SCRIPTED])
+        equivalence.same("mlx.last-row", model, [short])
 
     def near(model: Any) -> None:
         equivalence.near("mlx.last-row", model, lambda: [play(model, prompts.SCRIPTED[:2])], 1 / 20)

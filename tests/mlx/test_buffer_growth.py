@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.whole_matrix  # a release whose body the cases show
+
 Found = Callable[..., Any]
 
 

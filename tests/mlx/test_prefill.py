@@ -43,6 +43,7 @@ def test_the_cases_tell_the_patches_from_broken_ones(found: Found) -> None:
     }
 
 
+@pytest.mark.whole_matrix  # `test_traffic` has them together too
 @EACH
 def test_all_patches_together_give_what_stock_gives(found: Found, release: str) -> None:
     """Prefix hits, chunks of prompts, aborts, changes of the batch and cleared caches."""

@@ -204,6 +204,7 @@ def test_the_command_compares_on_a_cpu_with_mlx_and_says_what_it_need_not() -> N
     assert by_patch["mla.page-table-bound"]["reason"] == "needs a CUDA GPU"
 
 
+@pytest.mark.whole_matrix
 def test_it_fails_on_a_patch_that_is_broken(tmp_path: Path) -> None:
     code, by_patch = verify(broken(tmp_path, "mlx.last-row"), "mlx.last-row")
     assert code == 1

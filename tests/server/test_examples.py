@@ -202,6 +202,7 @@ def test_the_manifest_starts_what_sglang_has() -> None:
     assert example("0.5.23", "python", *command[2:]).returncode == 0
 
 
+@pytest.mark.whole_matrix  # it builds a wheel and an environment
 def test_the_init_step_brings_the_plugin_and_shadows_no_library(tmp_path: Path) -> None:
     """Its own script with the folders of this test, in a stand-in for the image that has wrapt."""
     pod = parsed("kubernetes.yaml")["spec"]["template"]["spec"]

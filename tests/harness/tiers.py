@@ -1,13 +1,12 @@
-"""Which tests a run plays: the whole matrix of releases, or as much as shows every body of ours.
+"""Which tests a run plays: the whole matrix of releases, or as much as shows every patch of ours.
 
 ``python3 -m tests`` plays the default tier, ``python3 -m tests --all`` everything. A test says
 which releases it is for by a parameter; what the default tier leaves out of that is decided here:
 
-- in the folder of a set, it plays the newest release of each file, and so many more that each body
-  of ours, which is what a variant names as its ``install``, runs on a release that it is declared
-  for;
-- on those further releases it proves only the patches whose bodies the newest doesn't show
-  (`shown_there`), and leaves out a test marked ``newest``;
+- in the folder of a set, it plays the newest release of each file, and so many more that each patch
+  runs on a release that it is declared for;
+- on those further releases it proves only the patches that the newest has no more (`shown_there`),
+  and leaves out a test marked ``newest``;
 - a case draws fewer inputs beside its edges (`DEPTH`), and swa plays fewer episodes;
 - a test marked ``sampled`` it plays on the oldest, the newest and the one in the middle;
 - a test marked ``whole_matrix`` it leaves out.
@@ -17,7 +16,7 @@ Who names a release, by ``-k`` or in a test's id, gets it in any tier.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -72,7 +71,7 @@ def shown_there(
 ) -> tuple[str, ...]:
     """Of the patches that apply to a release, those that the default tier proves there.
 
-    On the newest release it proves all of them, on another one those whose body it shows there.
+    On the newest release it proves all of them, on another one those that it shows there.
 
     Args:
         patches: of the set.
@@ -82,35 +81,28 @@ def shown_there(
     """
     if release in newest_of(matrix):
         return tuple(ids)
-    shown = {id for id, _ in shows(bodies(patches), matrix).get(release, ())}
+    shown = shows(patches, matrix).get(release, ())
     return tuple(id for id in ids if id in shown)
 
 
-def bodies(patches: Iterable[Patch]) -> dict[tuple[str, str], set[str]]:
-    """Each body of ours in these patches, with the releases that it is declared for."""
-    by_body: dict[tuple[str, str], set[str]] = {}
-    for patch in patches:
-        for variant in patch.variants:
-            by_body.setdefault((patch.id, variant.install), set()).update(variant.releases)
-    return by_body
+def shows(patches: Iterable[Patch], matrix: Iterable[str]) -> dict[str, set[str]]:
+    """As few releases of a matrix as show every patch that any of them shows, and what each shows.
 
-
-def shows(
-    bodies: Mapping[tuple[str, str], set[str]], matrix: Iterable[str]
-) -> dict[str, set[tuple[str, str]]]:
-    """As few releases of a matrix as show every body that any of them shows, and what each shows.
-
-    The newest is among them. Of two that show as much, the newer one is. Each body is shown once.
+    The newest is among them. Of two that show as much, the newer one is. Each patch is shown once.
     """
     by_age = sorted(set(matrix), key=releases.KNOWN.index)
-    missing = {body for body, where in bodies.items() if where & set(by_age)}
-    shown: dict[str, set[tuple[str, str]]] = {}
+    where = {
+        patch.id: {release for variant in patch.variants for release in variant.releases}
+        for patch in patches
+    }
+    missing = {patch for patch in where if where[patch] & set(by_age)}
+    shown: dict[str, set[str]] = {}
     chosen = by_age[-1] if by_age else ""
     while chosen and (missing or not shown):
-        shown[chosen] = {body for body in missing if chosen in bodies[body]}
+        shown[chosen] = {patch for patch in missing if chosen in where[patch]}
         missing -= shown[chosen]
         chosen = max(
-            reversed(by_age), key=lambda name: sum(name in bodies[each] for each in missing)
+            reversed(by_age), key=lambda name: sum(name in where[each] for each in missing)
         )
     return shown
 
@@ -157,8 +149,8 @@ def _played(matrices: dict[Path, set[str]]) -> dict[Path, set[str]]:
             of_set = {
                 one for other in matrices if other.parent == path.parent for one in matrices[other]
             }
-            needed = bodies(sets.declared(path.parent.name).patches)
-            played[path] = newest_of(matrix) | (set(shows(needed, of_set)) & matrix)
+            patches = sets.declared(path.parent.name).patches
+            played[path] = newest_of(matrix) | (set(shows(patches, of_set)) & matrix)
     return played
 
 

@@ -106,16 +106,18 @@ def test_it_stays_while_graphs_are_left_that_were_captured_with_it(
     assert leaving["left"]
 
 
+@pytest.mark.whole_matrix
 @EACH
 def test_a_broken_patch_is_found(found: Found, release: str) -> None:
-    errors = found(release, "graph_jobs", "parts")["broken"]
+    errors = found(release, "graph_jobs", "broken")
     assert "result['outputs'][0]" in errors["no wait"]
     assert "is captured" in errors["any tile"]
 
 
+@pytest.mark.whole_matrix
 @EACH
 def test_a_broken_break_is_found(found: Found, release: str) -> None:
-    errors = found(release, "graph_jobs", "parts")["broken_breaks"]
+    errors = found(release, "graph_jobs", "broken_breaks")
     assert all(each.startswith("different: ") for each in errors.values()), errors
     assert len(errors) == 5
 

@@ -11,7 +11,7 @@ import pytest
 import tiers
 from matrix import applying, before, newest_of_each_group
 
-pytestmark = pytest.mark.newest  # the proof shows each older body
+pytestmark = pytest.mark.newest
 
 Found = Callable[..., Any]
 

@@ -131,7 +131,7 @@ def _job(model: str, ranks: int, way: Way, split: Split | None) -> dict[str, Any
     }
 
 
-@pytest.mark.sampled
+@pytest.mark.newest
 @EACH
 def test_the_hint_is_what_the_release_makes_of_the_memory(release: str) -> None:
     """States, KV, slots and requests of each line, and which line a server is on by itself."""

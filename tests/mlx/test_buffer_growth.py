@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.whole_matrix  # a release whose body the cases show
+pytestmark = pytest.mark.whole_matrix  # of one old release
 
 Found = Callable[..., Any]
 

@@ -34,9 +34,9 @@ QUICK = tuple(
 """The tests of ``quick``: what needs no network and starts few processes."""
 
 TAKES = {
-    "": "8 to 25 minutes, depending on the machine",
+    "": "5 to 15 minutes, depending on the machine",
     "quick": "about a minute",
-    "--all": "35 minutes to two hours, depending on the machine",
+    "--all": "one to three hours, depending on the machine",
     "framework": "less than 4 minutes",
     "releases": "some 2 minutes",
     **dict.fromkeys(("mla", "mamba", "mlx", "swa", "server", "proof"), "some 5 minutes"),

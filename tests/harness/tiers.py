@@ -5,8 +5,8 @@ which releases it is for by a parameter; what the default tier leaves out of tha
 
 - in the folder of a set, it plays the newest release of each file, and so many more that each patch
   runs on a release that it is declared for;
-- on those further releases it proves only the patches that the newest has no more (`shown_there`),
-  and leaves out a test marked ``newest``;
+- on those further releases it proves only the patches that it shows there (`shown_there`), and
+  leaves out a test marked ``newest``;
 - a case draws fewer inputs beside its edges (`DEPTH`), and swa plays fewer episodes;
 - a test marked ``sampled`` it plays on the oldest, the newest and the one in the middle;
 - a test marked ``whole_matrix`` it leaves out.

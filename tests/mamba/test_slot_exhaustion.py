@@ -122,6 +122,7 @@ def test_random_episodes(found: Found, slot_episodes: int, release: str) -> None
     assert set(counts) <= ASSERTED
 
 
+@pytest.mark.whole_matrix
 @pytest.mark.parametrize("draw", OTHERS)
 @pytest.mark.parametrize("release", ["0.5.17", "0.5.20", "0.5.23"])
 def test_random_episodes_of_other_servers(

@@ -134,6 +134,7 @@ def test_rows_that_stock_serves_share_no_buffer(found: Found, release: str) -> N
     assert of["patched"]["held"] <= 1.02 * of["stock"]["held"]
 
 
+@pytest.mark.whole_matrix
 @EACH
 def test_on_an_unproven_device_arenas_that_differ_are_never_served(
     found: Found, release: str
@@ -151,6 +152,7 @@ def test_on_an_unproven_device_arenas_that_differ_are_never_served(
     assert of["whole"]["state"]["state"] == "live"
 
 
+@pytest.mark.whole_matrix
 @EACH
 @pytest.mark.parametrize("fault", ["queued", "enlarged", "moved", "unequal", "longer"])
 def test_a_fault_that_only_a_queued_step_has_is_seen_before_an_arena_serves_one(

@@ -44,6 +44,7 @@ def test_deactivate_puts_the_identical_objects_back(found: Found, release: str) 
     assert off["attributes after"] == off["attributes"]
 
 
+@pytest.mark.whole_matrix
 @pytest.mark.parametrize("release", ["0.5.23"], indirect=True)
 def test_on_the_attributes_differ(found: Found, release: str) -> None:
     """Otherwise the two tests above could not fail."""

@@ -60,6 +60,7 @@ def test_a_kind_that_cannot_be_tried_to_its_end_is_left_to_stock(
     assert of["mlx.kv-arena"]["mlx.kv-arena"] == ["live", ""]
 
 
+@pytest.mark.whole_matrix
 def test_each_kind_of_a_group_of_prompts_is_tried(found: Found) -> None:
     """Of few and of many prompts; the second group of many is not tried again."""
     of = found("0.5.23", "trials")["prompts"]

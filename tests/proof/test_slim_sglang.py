@@ -196,6 +196,7 @@ def broken(folder: Path, *whats: str) -> Path:
     return source
 
 
+@pytest.mark.whole_matrix
 def test_the_command_compares_on_a_cpu_with_mlx_and_says_what_it_need_not() -> None:
     code, by_patch = verify(SOURCE, "mlx.last-row", "mamba.slot-exhaustion", "mla")
     assert code == 0, by_patch

@@ -91,6 +91,7 @@ def test_a_model_with_delta_nets_of_another_kind_needs_no_patch_of_other_states(
         )
 
 
+@pytest.mark.whole_matrix
 def test_gates_name_the_flag_and_the_gpu(models: Path) -> None:
     graph = "mamba.gdn-prefill-graph"
     command = f"sglang serve {models}/next"

@@ -178,6 +178,7 @@ def answered(release: str, given: Sequence[object], **variables: str) -> list[An
     return [json.loads(line) for line in out.splitlines()]
 
 
+@pytest.mark.whole_matrix  # two servers for each fault are resolved
 @pytest.mark.parametrize(
     "release",
     [

@@ -44,6 +44,7 @@ _Change = tuple[str, int, str, str]
 """A module, the index of a line in its file, what that line is to be, and one of `HOW`."""
 
 
+@pytest.mark.whole_matrix
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_changed_constant_or_header_refuses(
     release: str, tmp_path: Path, pytestconfig: pytest.Config

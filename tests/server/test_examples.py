@@ -52,8 +52,11 @@ def example(
 @pytest.mark.parametrize(
     ("script", "release", "chosen"),
     [
-        ("pinned_release.sh", "0.5.10.post1", "mamba.zero-sync"),
         ("pd_decode_swa.sh", "0.5.23", "swa.page-size-1"),
+        pytest.param(
+            *("pinned_release.sh", "0.5.10.post1", "mamba.zero-sync"),
+            marks=pytest.mark.whole_matrix,
+        ),
         pytest.param(
             *("eagle_mla.sh", "0.5.23", "mla.page-table-bound"), marks=pytest.mark.whole_matrix
         ),

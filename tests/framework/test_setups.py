@@ -544,7 +544,7 @@ def test_each_argument_of_each_feature_gates(server: Throwaway) -> None:
 from served import *
 import sglang.srt.a as a, sglang.srt.utils as utils
 from sglang_perf_patches.model.setups import FEATURES
-played = 0
+tested = 0
 for feature in FEATURES.all:
     given = [(name, value) for name, values in feature.on.items() for value in values]
     given += [(name, "something") for name in [*feature.off, *feature.changed]]
@@ -572,7 +572,7 @@ for feature in FEATURES.all:
                 assert a.Worker().step(1) == (2 if word == "gated" else 102)
                 if name.startswith("is_"):
                     setattr(utils, name, lambda: False)
-                played += 1
+                tested += 1
             ours.deactivate()
-assert played > 200, played
+assert tested > 200, tested
 """)

@@ -1,14 +1,14 @@
-"""Which tests a run plays: the whole matrix of releases, or as much as shows every patch of ours.
+"""Which tests run: the whole matrix of releases, or as much as shows every patch of ours.
 
-``python3 -m tests`` plays the default tier, ``python3 -m tests --all`` everything. A test says
+``python3 -m tests`` runs the default tier, ``python3 -m tests --all`` everything. A test says
 which releases it is for by a parameter; what the default tier leaves out of that is decided here:
 
-- in the folder of a set, it plays the newest release of each file, and so many more that each patch
-  runs on a release that it is declared for;
+- in the folder of a set, it tests the newest release of each file, and so many more that each patch
+  is tested on a release that it is declared for;
 - on those further releases it proves only the patches that it shows there (`shown_there`), and
   leaves out a test marked ``newest``;
-- a case draws fewer inputs beside its edges (`DEPTH`), and swa plays fewer episodes;
-- a test marked ``sampled`` it plays on the oldest, the newest and the one in the middle;
+- a case draws fewer inputs beside its edges (`DEPTH`), and swa has fewer episodes;
+- a test marked ``sampled`` it runs on the oldest, the newest and the one in the middle;
 - a test marked ``whole_matrix`` it leaves out.
 
 Who names a release, by ``-k`` or in a test's id, gets it in any tier.
@@ -36,17 +36,17 @@ FIRST = ("server", "releases", "proof", "swa", "mamba", "mla", "mlx")
 
 
 def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """The tests among `items` that this run's tier does not play."""
+    """The tests among `items` that this run's tier leaves out."""
     if is_whole(config):
         return []
     matrices = _matrices(items)
-    played = _played(matrices)
+    chosen = _chosen(matrices)
 
     def of(item: pytest.Item, release: str) -> set[str]:
         if item.get_closest_marker("sampled"):
             by_age = sorted(matrices[item.path], key=releases.KNOWN.index)
             return {by_age[0], by_age[len(by_age) // 2], by_age[-1]}
-        return played.get(item.path, {release})
+        return chosen.get(item.path, {release})
 
     return [
         item
@@ -62,7 +62,7 @@ def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest
 
 
 def is_whole(config: pytest.Config) -> bool:
-    """Whether a run plays all the tests it collects, at full depth."""
+    """Whether a run has all the tests it collects, at full depth."""
     return bool(config.getoption("--all")) or _names_a_release(config)
 
 
@@ -141,17 +141,17 @@ def _weight(item: pytest.Item) -> int:
     return FIRST.index(folder) if folder in FIRST else len(FIRST)
 
 
-def _played(matrices: dict[Path, set[str]]) -> dict[Path, set[str]]:
-    """What the default tier plays of each file of a set."""
-    played: dict[Path, set[str]] = {}
+def _chosen(matrices: dict[Path, set[str]]) -> dict[Path, set[str]]:
+    """The releases on which the default tier tests each file of a set."""
+    chosen: dict[Path, set[str]] = {}
     for path, matrix in matrices.items():
         if path.parent.name in sets.NAMES:
             of_set = {
                 one for other in matrices if other.parent == path.parent for one in matrices[other]
             }
             patches = sets.declared(path.parent.name).patches
-            played[path] = newest_of(matrix) | (set(shows(patches, of_set)) & matrix)
-    return played
+            chosen[path] = newest_of(matrix) | (set(shows(patches, of_set)) & matrix)
+    return chosen
 
 
 def _matrices(items: Iterable[pytest.Item]) -> dict[Path, set[str]]:

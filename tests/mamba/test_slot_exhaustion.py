@@ -161,14 +161,7 @@ def test_a_request_whose_state_is_loaded_stays_out_as_in_stock(found: Found) -> 
     assert found("0.5.17", "slots_jobs", "episodes", count=1, draw="hosted", first=244)
 
 
-@pytest.mark.parametrize(
-    "release",
-    [
-        RELEASES[0],
-        *(pytest.param(each, marks=pytest.mark.whole_matrix) for each in RELEASES[1:-1]),
-        RELEASES[-1],
-    ],
-)
+@EACH
 def test_with_the_other_patches(found: Found, request: pytest.FixtureRequest, release: str) -> None:
     """With each default patch, and with all: the same, and requests that lack KV among others."""
     others = [name for name in applying("mamba", release) if name not in ALONE]

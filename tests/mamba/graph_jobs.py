@@ -37,11 +37,13 @@ from sglang_perf_patches.sets.mamba.gdn_prefill_graph import (
     kernel_break,
     one_request,
     prefill_tables,
+    ranks,
 )
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
 from sglang_perf_patches.verify.mamba.cases import Batch, Request
 from sglang_perf_patches.verify.mamba.gdn_prefill_graph import Replays, Runner
 from sglang_perf_patches.verify.mamba.rig import Rig, called
+from sglang_perf_patches.verify.stock import NoneByDefault
 from tests.proof.mamba import fake_cuda_graph, flashinfer
 from tests.proof.mamba.gdn_prefill_graph import ONE, Captured, Loading, WithBreaks, WithOne
 from tests.proof.mamba.harness import Counted, alike, counted_gdn
@@ -62,8 +64,8 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 
 def parts() -> dict[str, Any]:
     """What each part finds."""
-    at_boot = (tables, tiles, gates, chunks, kernels, buckets, pools)
-    chosen = (*at_boot, waits, leaving)
+    at_boot = (tables, tiles, gates, chunks, kernels, buckets, ones, pools)
+    chosen = (*at_boot, warm_ups, waits, leaving)
     return {part.__name__: part() for part in chosen}
 
 
@@ -195,6 +197,46 @@ def buckets() -> dict[str, Any]:
             results[str(size)] = held is not None
         results["most"] = _runner(1).stocks._captured_attn_metadata_max_bs
     return results
+
+
+def ones() -> dict[str, list[int]]:
+    """How many buckets, and up to which, have a graph of one request on several servers."""
+    hook = importlib.import_module("sglang.srt.arg_groups.cuda_graph_hook")
+    default = hook.generate_prefill_cuda_graph_batch_sizes(gdn_prefill_graph.SHORT)
+    results = {}
+    for name, sizes, count, is_gathered in (
+        ("a GPU", default, 1, False),
+        ("two GPUs", default, 2, False),
+        ("two GPUs, few sizes", default[-3:], 2, False),
+        ("DP attention", default, 2, True),
+    ):
+        runner = NoneByDefault(
+            capture_num_tokens=sizes,
+            require_mlp_tp_gather=is_gathered,
+            backend=NoneByDefault(_tp_group=NoneByDefault(ranks=[*range(count)])),
+        )
+        having = [size for size in sizes if ranks.may_have_one(runner, size)]
+        results[name] = [len(having), max(having, default=0)]
+    return results
+
+
+def warm_ups() -> list[int]:
+    """Forwards of three captures: a server's first with a graph of one request, and two more."""
+    vars(counted_gdn().rig.backend).pop(gdn_prefill_graph._WARM, None)
+    ran, run, counts = 0, Runner._run, []
+
+    def counted(*given: Any) -> torch.Tensor:
+        nonlocal ran
+        ran += 1
+        return run(*given)
+
+    length = mock.patch.object(one_request, "chunk_length", return_value=flashinfer.chunk_length)
+    with _live(), length, mock.patch.object(Runner, "_run", counted):
+        for size in (96, 80, 64):  # none of up to 64 tokens has such a graph
+            before = ran
+            WithOne(counted_gdn()).replayed(Replays((), size))
+            counts.append(ran - before)
+    return counts
 
 
 def pools() -> dict[str, bool]:
@@ -345,9 +387,23 @@ def broken_one() -> dict[str, str]:
         "another slot": (one, "fill", changed("slot"), wanted),
         "kept in another slot": (one, "fill", changed("target"), wanted),
         "another end": (one, "fill", changed("starts"), wanted),
-        "rows past the end": (one_request, "_clear", mock.MagicMock(), wanted),
+        "rows past the end": (one_request, "prepare", _Everything(one_request.prepare), wanted),
     }
     return _found(breaks, compared)
+
+
+class _Everything:
+    """`one_request.prepare` as if the batch had all rows."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*given: Any, **sizes: Any) -> None:
+            ends = torch.full_like(given[4], given[11])
+            self._kernel[grid](*given[:4], ends, *given[5:], **sizes)
+
+        return launch
 
 
 def _found(

@@ -72,6 +72,23 @@ def test_only_short_buckets_are_captured_and_no_batch_loses_its_graph(
     }
 
 
+@EACH
+def test_the_default_sizes_have_a_graph_of_one_request(found: Found, release: str) -> None:
+    """On several GPUs each costs too much of the boot to have them all."""
+    assert found(release, "graph_jobs", "parts")["ones"] == {
+        "a GPU": [42, 2048],
+        "two GPUs": [30, 512],
+        "two GPUs, few sizes": [3, 2048],
+        "DP attention": [0, 0],
+    }
+
+
+@EACH
+def test_only_the_first_graph_of_one_request_is_warmed_up(found: Found, release: str) -> None:
+    """Two warm-ups and a capture, once more with the second graph, or only its capture."""
+    assert found(release, "graph_jobs", "parts")["warm_ups"] == [6, 4, 3]
+
+
 @pytest.mark.whole_matrix  # the proof has as many requests as tables of two rows need
 @EACH
 def test_each_runner_captures_into_a_pool_of_its_own(found: Found, release: str) -> None:

@@ -65,6 +65,8 @@ FOLLOWED = (
 """Many requests, then one: leftovers of the first in the tables must not matter."""
 
 ONE = Replays.of(Batch((Request(519),)), Batch((Request(519, 64),)), spare=57)
+NEXT = Replays.of(Batch((Request(130, 64),)), spare=14)
+"""A bucket that is captured after that of `ONE`, so without a warm-up."""
 SEVERAL = Replays.of(Batch((Request(500), Request(500, 64, tracked=False)) * 2), spare=48)
 """Prompts as a GPU gets them, in buckets of a server's."""
 
@@ -310,14 +312,14 @@ def is_ours(backend: Any) -> bool:
     return is_patched(backend) and bool(backend.prefill_graph_extend_active())
 
 
-def with_flashinfer(wanted: Replays) -> int:
+def with_flashinfer(*wanted: Replays) -> int:
     """The graph breaks at FlashInfer's kernel, which a Hopper GPU runs by default."""
     module: Any = importlib.import_module(f"{ATTENTION}.linear.kernels.gdn_flashinfer")
     is_hopper = torch.cuda.get_device_capability()[0] == 9
     if not is_hopper or not module.is_flashinfer_gdn_prefill_available():
         raise Missing("FlashInfer's kernel is not for this GPU, or not installed")
     captured = Captured(Play(Rig(ON_GPU)), module.FlashInferGDNKernel())
-    return same(PATCH, captured.replayed, [wanted])
+    return same(PATCH, captured.replayed, wanted)
 
 
 CHECKS = {"replays": lambda _: same(PATCH, Captured(Play(Rig(ON_GPU))).replayed, REPLAYS)}

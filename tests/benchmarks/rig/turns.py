@@ -15,8 +15,8 @@ sglang_perf_patches run`` with SGLANG_PERF_PATCHES, the release and its packages
 
 Variables: ROUNDS (13); CELLS, the prompts of ``ttft`` ("1x130 1x519 8x512 1x4000"); BATCHES
 ("1 16 64"), PROMPT (256) and TOKENS (160) of ``tpot``; SAID (200), the prompts of ``tokens``;
-MIXED (1000), those of ``mixed``; TOGETHER ("8x60 … 8x810"), those of ``together``. LENT_NAMES=1 lets an
-older release start next to newer kernel wheels.
+MIXED (1000), those of ``mixed``; TOGETHER ("8x60 … 8x810"), those of ``together``. LENT_NAMES=1
+lets an older release start next to newer kernel wheels.
 
 OUT.json is rewritten after each part: ``{"options", "boot s", "said", "patches", PART: …}``. A
 part that takes turns has for each cell ``{FIGURE: {SIDE: {"ms", "ratio"}}}``: quartiles of the

@@ -58,7 +58,7 @@ def of_a_hybrid_model() -> None:
     server = Published(rig.server_args(**tracked))
     with (
         mock.patch.dict(EXTRA_ARGUMENTS, tracked),
-        mock.patch.object(published, "published", lambda: server),
+        mock.patch.object(published, "published", return_value=server),
         live(PATCH),
     ):
         assert not fails("extend", graph=True)

@@ -1,4 +1,4 @@
-"""A plugin that prints a line for each patch that a server lets through: ``noted: PATCH FEATURES``."""
+"""A plugin that prints ``noted: PATCH FEATURES`` for each patch that a server lets through."""
 
 import sys
 from collections.abc import Iterable

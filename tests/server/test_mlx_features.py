@@ -14,6 +14,7 @@ from linux_mlx.patches import live_and_run
 from linux_mlx.server import running_server
 from matrix import applying
 from sglang_perf_patches import sets
+from sglang_perf_patches.model.setups import FEATURES
 from tests.server.test_mlx_hybrid import POLICIES, prepared
 
 pytestmark = [
@@ -62,7 +63,43 @@ def test_what_is_declared_is_on_and_replies_are_stocks(release: str, tmp_path: P
             switches = known_to(release) | {"is_cpu", "model.is_multimodal"}
             declared = {
                 each.name
-                for each in sets_features()
+                for each in FEATURES.all
                 if each.name in (patch.proven_with or {}) and switches & {*each.arguments()}
             }
             assert declared <= on[patch.id], (patch.id, declared - on[patch.id])
+
+
+def _known(release: str, flags: str) -> list[str]:
+    """The flags that a release has, with their values."""
+    given: list[str] = []
+    for word in flags.split():
+        if word.startswith("--"):
+            is_known = word.removeprefix("--").replace("-", "_") in known_to(release)
+        if is_known:
+            given.append(word)
+    return given
+
+
+def _served(
+    release: str, folder: Path, kind: str, selection: str, flags: list[str]
+) -> tuple[list[str], str]:
+    """A server's replies, and its log."""
+    environment, model = prepared(release, folder, kind)
+    plugin = folder / "noting_probe-1.dist-info"
+    plugin.mkdir(exist_ok=True)
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: noting-probe\nVersion: 1\n")
+    (plugin / "entry_points.txt").write_text("[sglang.srt.plugins]\nprobe = noting_probe:load\n")
+    core = sorted(os.sched_getaffinity(0))[0]
+    with running_server(
+        environment,
+        model,
+        selection=selection,
+        log=folder / f"{selection}.log",
+        arguments=flags,
+        # Stock asks for the cores of each rank where there are more ranks than memory nodes.
+        settings={"SGLANG_CPU_OMP_THREADS_BIND": f"{core}|{core}"} if "--dp-size" in flags else {},
+        python_path=(folder, Path(__file__).parent),
+    ) as server:
+        replies = complete(server.url, REQUESTS)
+        assert bool(live_and_run(server, patience_s=15)) == (selection != "none")
+        return replies, server.log.read_text(errors="replace")

@@ -20,7 +20,8 @@ PATCH = Patch(
     proven_with={
         **dict.fromkeys((*ALL, "hierarchical-cache", "no-radix-cache", "mixed-chunks"), "verify"),
         **dict.fromkeys(
-            ("sessions", "other-tracking", "prefill-server", "eagle", "lora", "multimodal"), "verify"
+            ("sessions", "other-tracking", "prefill-server", "eagle", "lora", "multimodal"),
+            "verify",
         ),
         "tensor-parallel": "tests/mamba/mamba2_rank.py: main",
     },

@@ -344,3 +344,14 @@ def test_a_body_is_gated_with_what_it_was_not_played_with(feature: str) -> None:
     assert feature in (by_id(sets.load())[patch].proven_with or {})
     (line,) = released.answers(released.tree("0.5.16"), SCRIPT, feature, patch)
     assert line.get("missing", "").startswith("gated here"), line
+
+
+def test_every_check_that_is_named_exists() -> None:
+    for patch in by_id(sets.load()).values():
+        for check in (patch.proven_with or {}).values():
+            word, _, played = check.partition(" ")
+            if word == "verify":
+                assert (played or patch.id) in by_id(sets.load()), (patch.id, check)
+                continue
+            text = (ROOT / word.rstrip(":")).read_text(encoding="utf-8")
+            assert not played or f"def {played}(" in text, (patch.id, check)

@@ -13,6 +13,7 @@ import gc
 import importlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -50,6 +51,7 @@ from tests.proof.mamba.harness import Counted, alike, counted_gdn
 
 PREFILL_GRAPH = PATCH.id
 FLA = "sglang.kernels.ops.attention.fla"
+_EXECUTOR = "sglang.srt.model_executor"
 BLOCK = 8
 SPELLINGS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -65,7 +67,7 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 def parts() -> dict[str, Any]:
     """What each part finds."""
     at_boot = (tables, tiles, gates, chunks, kernels, buckets, ones, pools)
-    chosen = (*at_boot, warm_ups, waits, leaving)
+    chosen = (*at_boot, of_a_rank, warm_ups, waits, leaving)
     return {part.__name__: part() for part in chosen}
 
 
@@ -196,6 +198,10 @@ def buckets() -> dict[str, Any]:
             (held,) = _runner(size).stocks.attn_metadata_buffers.values()
             results[str(size)] = held is not None
         results["most"] = _runner(1).stocks._captured_attn_metadata_max_bs
+    backend, rows = counted_gdn().rig.backend, chunk_tables.ChunkTables.MOST
+    for name, gathers in (("own batches", False), ("those of other ranks", True)):
+        runner = SimpleNamespace(require_mlp_tp_gather=gathers, capture_num_tokens=[32, 33])
+        results[name] = gdn_prefill_graph._leaves_some(runner, 33, rows, backend)
     return results
 
 
@@ -299,6 +305,56 @@ def leaving() -> dict[str, Any]:
     sglang_perf_patches.deactivate()
     has_left = engine.report() is None
     return {"state": held.state, "reason": held.reason, "replays": still, "left": has_left}
+
+
+@dataclasses.dataclass(frozen=True)
+class OfRank(Batch):
+    """A batch of one of two ranks of data-parallel attention.
+
+    Attributes:
+        other: tokens of the other rank, and its requests.
+        idle: whether this rank has no request, and made one up.
+    """
+
+    other: tuple[int, int] = (0, 0)
+    idle: bool = False
+
+
+class Gathered(WithOne):
+    """Replays of such batches, with what the scheduler has gathered from both ranks."""
+
+    def captured(self, wanted: Replays) -> Runner:
+        """By a runner that knows of the other rank."""
+        module = importlib.import_module(f"{_EXECUTOR}.runner.prefill_cuda_graph_runner")
+        gathers = property(lambda _: True, lambda *_: None)
+        kind = module.PrefillCudaGraphRunner
+        with mock.patch.object(kind, "require_mlp_tp_gather", gathers, create=True):
+            return super().captured(wanted)
+
+    def _replay(
+        self, runner: Runner, wanted: Replays, batch: Batch, forward_batch: Any
+    ) -> torch.Tensor:
+        assert isinstance(batch, OfRank)
+        tokens, requests = batch.other
+        own = 0 if batch.idle else batch.tokens
+        forward_batch.original_global_num_tokens_cpu = [own, tokens]
+        forward_batch.global_num_tokens_for_logprob_cpu = [int(not batch.idle), requests]
+        forward_batch.global_num_token_non_padded_cpu = own
+        return super()._replay(runner, wanted, batch, forward_batch)
+
+
+def of_a_rank() -> dict[str, Any]:
+    """Compared replays of a rank, and which of them were of the graph of one request."""
+    requests = ONE[0].batches[0].requests
+    batches = (
+        OfRank(requests, other=(5, 2)),  # it fits by itself, and the other rank's does not
+        OfRank(requests, other=(5, 1)),
+        OfRank((Request(1, 5, tracked=False),), other=(5, 1), idle=True),
+    )
+    ranks = Gathered(counted_gdn())
+    wanted = Replays.of(*batches, left=frozenset({0}), rows=1)
+    compared = alike(PREFILL_GRAPH, ranks.replayed, [wanted], most=None)
+    return {"compared": compared, "one request": ranks.taken}
 
 
 def many() -> int:

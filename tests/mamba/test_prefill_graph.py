@@ -69,6 +69,20 @@ def test_only_short_buckets_are_captured_and_no_batch_loses_its_graph(
         "2048": True,
         "2112": False,
         "most": None,
+        # A larger bucket may get a batch of few tokens only if another rank has more of them.
+        "own batches": False,
+        "those of other ranks": True,
+    }
+
+
+@EACH
+def test_a_rank_replays_what_fits_all_ranks_and_computes_nothing_if_idle(
+    found: Found, release: str
+) -> None:
+    """DP attention: all ranks replay the same graph; `test_ranks` has two real ones."""
+    assert found(release, "graph_jobs", "parts")["of_a_rank"] == {
+        "compared": 1,
+        "one request": [False, False],
     }
 
 

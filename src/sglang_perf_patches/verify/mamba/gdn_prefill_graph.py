@@ -267,8 +267,9 @@ class Runner:
 
 
 def _whole(batch: Any) -> Any:
-    """A batch that nothing padded."""
-    batch.global_num_token_non_padded_cpu = int(batch.extend_num_tokens)
+    """A batch that nothing padded, unless it says that something did."""
+    if batch.global_num_token_non_padded_cpu is None:
+        batch.global_num_token_non_padded_cpu = int(batch.extend_num_tokens)
     return batch
 
 

@@ -1,7 +1,7 @@
 """``mamba.mamba2-chunk-indices``."""
 
 from ....model.patch import Patch, Worth, of, variant
-from ..proven import ALL, TEXT
+from ..proven import ALL
 from ..references import LISTS, METADATA
 
 MAMBA2 = f"{METADATA}:Mamba2Metadata"
@@ -20,9 +20,9 @@ PATCH = Patch(
     proven_with={
         **dict.fromkeys((*ALL, "hierarchical-cache", "no-radix-cache", "mixed-chunks"), "verify"),
         **dict.fromkeys(
-            ("sessions", "other-tracking", "prefill-server", "eagle", "lora"), "verify"
+            ("sessions", "other-tracking", "prefill-server", "eagle", "lora", "multimodal"),
+            "verify",
         ),
-        **TEXT,
         "tensor-parallel": "tests/mamba/mamba2_rank.py: main",
     },
     summary="computes Mamba2's logical chunks on the host, without a sync",

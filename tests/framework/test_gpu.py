@@ -17,6 +17,8 @@ class Driver:
 
     calls = []
     gpus = [(9, 0)]
+    version = b"580.1"
+    names = {(8, 9): b"NVIDIA L40", (9, 0): b"NVIDIA H200"}
 
     def __getattr__(self, name):
         def call(*args):
@@ -27,6 +29,10 @@ class Driver:
                 args[1]._obj.value = args[0].value + 1
             elif name == "nvmlDeviceGetCudaComputeCapability":
                 args[1]._obj.value, args[2]._obj.value = self.gpus[args[0].value - 1]
+            elif name == "nvmlDeviceGetName":
+                args[1].value = self.names[self.gpus[args[0].value - 1]]
+            elif name == "nvmlSystemGetDriverVersion":
+                args[0].value = self.version
             return 0
         return call
 

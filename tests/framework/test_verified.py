@@ -13,10 +13,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-from test_gpu import DRIVER
 from test_setups import serve
 from test_verify import CASES, SETS
 from throwaway import REPOSITORY, Throwaway
+
+from fake_driver import DRIVER
+from sglang_perf_patches import sets
+from sglang_perf_patches.live import verified
+from sglang_perf_patches.model.feature import UNPROVEN, cause
+from sglang_perf_patches.model.patch import by_id
+from sglang_perf_patches.verify import cases
 
 VERSIONS = ("torch", "triton", "flashinfer-python", "sglang-kernel", "sgl-kernel")
 
@@ -268,3 +274,12 @@ def test_a_record_that_cant_be_kept_is_told(operator: Operator) -> None:
     said = " ".join(operator.verify().split())
     assert "one.step: no record for servers" in said
     assert "is not a private folder of this user" in said
+
+
+def test_a_reason_names_the_command_if_it_makes_a_record() -> None:
+    for patch in by_id(sets.load()).values():
+        devices = {case.device for case in cases(patch.id)}
+        command = f"; to test it on your GPU: sglang-perf-patches verify {patch.id}"
+        assert verified.hint(patch.id) == (command if devices == {"cuda"} else ""), patch.id
+    why = f"the GPU is new{UNPROVEN}{verified.hint('mamba.gdn-prefill-graph')}"
+    assert cause(why).endswith("sglang-perf-patches verify mamba.gdn-prefill-graph")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,13 +133,13 @@ records.write(verified.path(record), record)
 def test_a_record_counts_for_the_gpus_that_are_here(models: Path, tmp_path: Path) -> None:
     """The driver, ``nvidia-smi`` and the comparison have stand-ins; all else is the release's."""
     place = released.tree("0.5.23")
+    place = replace(place, search=(tmp_path, *place.search))
     (tmp_path / "driver.py").write_text(DRIVER.partition("ctypes.CDLL =")[0] + L40)
     (tmp_path / "sitecustomize.py").write_text("import driver")
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho NVIDIA L40, 46068, 8.9\n")
     smi.chmod(0o755)
     there = {
-        "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, *place.search))),
         "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "HF_HUB_OFFLINE": "1",

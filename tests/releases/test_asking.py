@@ -7,8 +7,9 @@ it with servers.
 from __future__ import annotations
 
 import json
+import os
 import socket
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,16 @@ import pytest
 
 import released
 from configurations import write
+from fake_driver import DRIVER
 from sglang_perf_patches.cli.ask import QUICKLY, WHOLLY, gpus
 from tests.releases.recipes.models import MODELS
 
+L40 = """
+Driver.gpus = [(8, 9)]
+ctypes.CDLL = lambda name, *rest, real=ctypes.CDLL, **more: (
+    Driver() if name == "libnvidia-ml.so.1" else real(name, *rest, **more)
+)
+"""
 RESOLVE = Path(__file__).with_name("resolve.py")
 
 COMMANDS = (
@@ -99,7 +107,8 @@ def test_gates_name_the_flag_and_the_gpu(models: Path) -> None:
     state, why = asked("0.5.23", "L40", command)["states"][graph]
     assert (state, why) == (
         "gated",
-        "the GPU is not a Hopper (H100, H200): this patch was not tested with that",
+        "the GPU is not a Hopper (H100, H200): this patch was not tested with that; to test it on "
+        f"your GPU: sglang-perf-patches verify {graph}",
     )
     data = asked("0.5.23", "H200", command, "--num-continuous-decode-steps", "2")
     assert data["states"][graph][1].startswith(
@@ -108,6 +117,49 @@ def test_gates_name_the_flag_and_the_gpu(models: Path) -> None:
     short = next(each["short"] for each in data["patches"] if each["id"] == graph)
     assert short["gain"]
     assert short["cost"]
+
+
+RECORD = """
+from driver import Driver
+from sglang_perf_patches.cli.verbs import judged, tree_at
+from sglang_perf_patches.live import verified
+from sglang_perf_patches.telemetry import records
+(verdict,) = [each for each in judged(tree_at()) if each.patch.id == "mamba.gdn-prefill-graph"]
+(record,) = verified.records(verdict)
+records.write(verified.path(record), record)
+"""
+
+
+def test_a_record_counts_for_the_gpus_that_are_here(models: Path, tmp_path: Path) -> None:
+    """The driver, ``nvidia-smi`` and the comparison have stand-ins; all else is the release's."""
+    place = released.tree("0.5.23")
+    place = replace(place, search=(tmp_path, *place.search))
+    (tmp_path / "driver.py").write_text(DRIVER.partition("ctypes.CDLL =")[0] + L40)
+    (tmp_path / "sitecustomize.py").write_text("import driver")
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho NVIDIA L40, 46068, 8.9\n")
+    smi.chmod(0o755)
+    there = {
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+    def state(*gpu: str) -> tuple[str, str]:
+        ask = ("-m", "sglang_perf_patches", "doctor", "--json", *gpu, "--", "sglang", "serve")
+        data = json.loads(released.run(place, *ask, str(models / "next"), **there))
+        assert data["gpu"]["name"] == "NVIDIA L40"
+        graph = next(each for each in data["patches"] if each["id"] == "mamba.gdn-prefill-graph")
+        return graph["state"], graph["reason"]
+
+    gated = state()
+    assert gated[0] == "gated"
+    assert gated[1].endswith(
+        "; to test it on your GPU: sglang-perf-patches verify mamba.gdn-prefill-graph"
+    )
+    released.run(place, "-c", RECORD, **there)
+    assert state() == ("live", "")
+    assert state("--gpu", "L40") == gated, "that one is elsewhere"
 
 
 @pytest.mark.parametrize(

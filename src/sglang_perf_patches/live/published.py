@@ -19,7 +19,9 @@ from typing import Any
 
 from ..model import setups
 from ..model.feature import MISSING, Server, Setup
+from ..model.patch import Patch
 from ..model.ruling import Ruling, ruling
+from . import verified
 from .imports import Watched, is_loaded, is_ready, wait_for
 from .patch_runtime import PatchRuntime, Registry
 
@@ -202,7 +204,13 @@ class Gatekeeper:
         needed = [self._registry[name] for name in member.patch.requires]
         # Those that apply here, so not those that are built in upstream.
         acting = [each.patch for each in needed if each.verdict and each.verdict.word == "applies"]
-        return ruling(member.patch.proven_in(member.variant), acting, setup)
+        patch = member.patch.proven_in(member.variant)
+        return ruling(patch, acting, setup, self._lacking_record)
+
+    def _lacking_record(self, patch: Patch) -> str | None:
+        verdict = self._registry[patch.id].verdict
+        assert verdict is not None  # it applies, or it would not be ruled
+        return verified.lacking(verdict)
 
 
 def _publishing() -> tuple[Any, str]:

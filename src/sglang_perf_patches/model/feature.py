@@ -21,7 +21,7 @@ NOTHING: tuple[Any, ...] = (None, False, 0, "", "none", "null", "off")
 """Values of an argument that switch nothing on."""
 
 UNPROVEN = ": this patch was not tested with that"
-"""The end of the reason of a patch that was not proven with a feature."""
+"""In the reason of a patch that was not proven with a feature, after the feature."""
 
 
 class Server(Protocol):
@@ -217,12 +217,15 @@ def cause(reason: str) -> str:
     'because requests have priorities'
     >>> cause("it needs mlx.kv-arena: LoRA is on (--enable-lora)")
     'by LoRA'
+    >>> cause("the GPU is new: this patch was not tested with that; to test it: run X")
+    'because the GPU is new; to test it: run X'
     """
     while reason.startswith("it needs ") and ": " in reason:  # one that may need another
         reason = reason.partition(": ")[2]
-    clause = reason.removesuffix(UNPROVEN).partition(" (--")[0]
+    reason, _, more = reason.partition(UNPROVEN)
+    clause = reason.partition(" (--")[0]
     short = clause.removesuffix(" is on")
-    return f"by {short}" if short != clause else f"because {clause}"
+    return (f"by {short}" if short != clause else f"because {clause}") + more
 
 
 def plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ from ... import faults, worker
 from ...compat.source import Tree
 from ...compat.verdict import Verdict
 from ...faults.fault import Fault
+from ...live import verified
 from ...model.errors import OperatorError
 from ...model.feature import Setup
 from ...model.ruling import ruling
@@ -100,8 +101,17 @@ def ask(asked: Asked, gpu: Gpu | None, tree: Tree) -> tuple[Setup, Mapping[str, 
     raise OperatorError(f"sglang {tree.version} could not be asked: {why}")
 
 
-def fates(selection: Selection, verdicts: Iterable[Verdict], setup: Setup) -> list[Fate]:
-    """The fate of each patch on that server, in declared order."""
+def fates(
+    selection: Selection, verdicts: Iterable[Verdict], setup: Setup, *, is_here: bool = False
+) -> list[Fate]:
+    """The fate of each patch on that server, in declared order.
+
+    Args:
+        selection: the patches that it chooses.
+        verdicts: of its release.
+        setup: its features and uses.
+        is_here: whether its GPUs are this machine's, so that records of ``verify`` count.
+    """
     by_id = {verdict.patch.id: verdict for verdict in verdicts}
     found = []
     for name, verdict in by_id.items():
@@ -110,7 +120,12 @@ def fates(selection: Selection, verdicts: Iterable[Verdict], setup: Setup) -> li
             continue
         needed = [by_id[each] for each in verdict.patch.requires]
         acting = [each.patch for each in needed if each.word == "applies"]
-        ruled = ruling(verdict.patch.proven_in(verdict.variant), acting, setup)
+        ruled = ruling(
+            verdict.patch.proven_in(verdict.variant),
+            acting,
+            setup,
+            lambda each: verified.lacking(by_id[each.id]) if is_here else verified.hint(each.id),
+        )
         state, reason = ruled or (LIVE, "")
         if name in selection.ids:
             found.append(Fate(name, state, reason))

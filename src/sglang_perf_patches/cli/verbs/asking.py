@@ -51,7 +51,8 @@ def run(args: argparse.Namespace, *, in_short: bool) -> int:
     selection = selected(asked.environment.get(switch.VARIABLE, "all"))
     setup, conditions = answer.ask(asked, gpu, tree)
     verdicts = judged(tree)
-    found = answer.fates(selection, verdicts, setup)
+    is_here = args.gpu is None and gpu is not None and not gpu.is_assumed
+    found = answer.fates(selection, verdicts, setup, is_here=is_here)
     live = {one.patch for one in found if one.state == LIVE}
     known = faults.found(tree.version, conditions, live)
     if args.json:

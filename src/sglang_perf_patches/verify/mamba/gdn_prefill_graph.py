@@ -22,7 +22,7 @@ import torch
 
 from ...sets.mamba.gdn_prefill_graph import kernel_break
 from ...sets.mamba.gdn_prefill_graph.chunk_tables import ChunkTables
-from .. import Missing, stock
+from .. import Missing, Needless, stock
 from ..comparing import same
 from ..stock import NoneByDefault, called
 from .cases import Batch, Request
@@ -316,9 +316,10 @@ def is_ours(backend: Any) -> bool:
 def with_flashinfer(*wanted: Replays) -> int:
     """The graph breaks at FlashInfer's kernel, which a Hopper GPU runs by default."""
     module: Any = importlib.import_module(f"{ATTENTION}.linear.kernels.gdn_flashinfer")
-    is_hopper = torch.cuda.get_device_capability()[0] == 9
-    if not is_hopper or not module.is_flashinfer_gdn_prefill_available():
-        raise Missing("FlashInfer's kernel is not for this GPU, or not installed")
+    if torch.cuda.get_device_capability()[0] != 9:  # `BreakTables.unserved`
+        raise Needless("the patch uses FlashInfer's kernel on Hopper GPUs only")
+    if not module.is_flashinfer_gdn_prefill_available():
+        raise Missing("FlashInfer's kernel is not installed")
     captured = Captured(Play(Rig(ON_GPU)), module.FlashInferGDNKernel())
     return same(PATCH, captured.replayed, wanted)
 

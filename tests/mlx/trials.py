@@ -137,17 +137,16 @@ def mistakes() -> dict[str, Any]:
     results: dict[str, Any] = {}
     held: batches.Batch = [("a", 400, "", 0), ("b", 391, "", 0)]
     behind: batches.Batch = [("c", 60, "a", 402), ("d", 61, "b", 393)]
-    with models.model("qwen3", "bfloat16") as model:
-        for what, name, changed in (
-            ("none", "offset", Layer.offset),
-            ("a position too far", "offset", property(lambda self: offset(self) + 1)),
-            ("a padded slot is seen", "make_mask", seen),
-        ):
-            with mock.patch.object(Layer, name, changed):
-                ours.activate("mlx.batched-prefill")
-                batches.play(model, (held, behind))
-                results[what] = _states()["mlx.batched-prefill"]
-                ours.deactivate()
+    for what, dtype, name, changed in (
+        ("none", "bfloat16", "offset", Layer.offset),
+        ("a position too far", "bfloat16", "offset", property(lambda self: offset(self) + 1)),
+        ("padding is seen", "float32", "make_mask", seen),
+    ):
+        with models.model("qwen3", dtype) as model, mock.patch.object(Layer, name, changed):
+            ours.activate("mlx.batched-prefill")
+            batches.play(model, (held, behind))
+            results[what] = _states()["mlx.batched-prefill"]
+            ours.deactivate()
     return results
 
 

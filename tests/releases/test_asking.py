@@ -7,6 +7,7 @@ it with servers.
 from __future__ import annotations
 
 import json
+import os
 import socket
 from dataclasses import asdict
 from pathlib import Path
@@ -42,7 +43,8 @@ def asked(release: str, gpu: str, command: str, *words: str) -> dict[str, Any]:
     """What the command answers; a state and a reason by patch below ``states``."""
     ask = ("-m", "sglang_perf_patches", "doctor", "--json", "--gpu", gpu, "--")
     place = released.tree(release)
-    out = released.run(place, *ask, *command.split(), *words, HF_HUB_OFFLINE="1")
+    path = f"{place.python.parent}{os.pathsep}{os.environ['PATH']}"
+    out = released.run(place, *ask, *command.split(), *words, HF_HUB_OFFLINE="1", PATH=path)
     data: dict[str, Any] = json.loads(out)
     assert data["sglang"]["version"] == release
     data["states"] = {each["id"]: (each["state"], each["reason"]) for each in data["patches"]}

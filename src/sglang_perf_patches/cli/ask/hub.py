@@ -37,9 +37,17 @@ def gone(words: Sequence[str]) -> list[str]:
     return [one for one in _absent(words) if one[0] in "/.~"]
 
 
+def pairs(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Each argument of a server as an option and its value, ``--option=value`` too."""
+    found = itertools.zip_longest(words, words[1:], fillvalue="")
+    return [
+        (word.partition("=")[0], word.partition("=")[2] if "=" in word else after)
+        for word, after in found
+    ]
+
+
 def _absent(words: Sequence[str]) -> list[str]:
-    pairs = itertools.zip_longest(words, words[1:], fillvalue="")
-    named = [word.split("=", 1) if "=" in word else (word, after) for word, after in pairs]
+    named = pairs(words)
     files = [value for option, value in named if option == "--config"]
     named += itertools.chain.from_iterable(map(_in_file, files))
     return [

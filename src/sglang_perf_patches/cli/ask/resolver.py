@@ -60,8 +60,9 @@ def main(task: dict[str, Any], words: list[str]) -> None:
         if task["how"] == QUICKLY:
             leave_out()
         if gpu is not None:
-            stand_ins.lend(rocm=bool(gpu["rocm"]))
-            pretend(gpu, Path(folder))
+            with contextlib.suppress(ModuleNotFoundError):  # as in `leave_out`
+                stand_ins.lend(rocm=bool(gpu["rocm"]))
+                pretend(gpu, Path(folder))
         else:
             stand_ins.lend_torchvision()
             if computes_by_mlx(os.environ) and sys.platform != "darwin":
@@ -158,12 +159,23 @@ def _is_of_sglang(error: BaseException) -> bool:
     return path.is_relative_to(_LIBRARY) and "site-packages" not in path.parts
 
 
+class _Unresolved(published.Published):
+    """A server whose arguments were being resolved: what is ``auto`` can't be read."""
+
+    def read(self, name: str) -> Any:
+        """See `model.feature.Server.read`."""
+        value = super().read(name)
+        if value == "auto":
+            raise LookupError(f"{name} is not resolved")
+        return value
+
+
 def _conditions(error: BaseException) -> list[str]:
     """The known faults that the server may have, by the arguments that were being resolved."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for value in frame.f_locals.values():
             if type(value).__name__ == "ServerArgs":
-                return [*faults.conditions(published.Published(value))]
+                return [*faults.conditions(_Unresolved(value))]
     return []
 
 
@@ -180,10 +192,7 @@ def _transformers() -> list[str]:
 
 def _value_of(option: str, words: list[str]) -> str:
     """The value of an option; "" if it is not there."""
-    for word, after in zip(words, [*words[1:], ""], strict=True):
-        if word == option or word.startswith(f"{option}="):
-            return word.partition("=")[2] or after
-    return ""
+    return next((value for name, value in hub.pairs(words) if name == option), "")
 
 
 def resolve(words: list[str]) -> Any:
@@ -205,8 +214,9 @@ def leave_out() -> None:
     gc.disable()
     sys.modules.update(dict.fromkeys(_DISPENSABLE))  # type: ignore[arg-type]
     sys.meta_path.insert(0, stand_ins.StandIns((_COMPILER,), lambda _: _unchanged))
-    torch: Any = importlib.import_module("torch")
-    torch.compile = _unchanged
+    with contextlib.suppress(ModuleNotFoundError):  # the release's import says that it is missing
+        torch: Any = importlib.import_module("torch")
+        torch.compile = _unchanged
 
 
 def _unchanged(function: Any = None, *_: Any, **__: Any) -> Any:

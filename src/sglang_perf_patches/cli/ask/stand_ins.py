@@ -23,7 +23,6 @@ from typing import Any
 KERNELS = ("sgl_kernel", "flashinfer")
 """Wheels of GPU kernels, which a CPU can't run even if they are installed."""
 
-_ROCM_KERNELS = ("sgl_kernel", "aiter")
 
 _DEVICES = "/sys/class/infiniband"
 
@@ -50,7 +49,9 @@ def lend(*, rocm: bool = False) -> None:
         raise RuntimeError("triton or sglang is imported already")
     os.environ["TRITON_INTERPRET"] = "1"  # a kernel is decorated without asking for a driver
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    sys.meta_path.insert(0, StandIns(_ROCM_KERNELS if rocm else KERNELS))
+    sys.meta_path.insert(0, StandIns(KERNELS))
+    if rocm:  # sglang calls some of aiter's functions when it is imported
+        sys.meta_path.insert(0, StandIns(("aiter",), lambda name: _made(name.capitalize())))
     lend_packages()
     lend_kernel_sources()
     lend_torchvision()

@@ -123,9 +123,11 @@ def test_a_model_that_the_hub_does_not_give_is_one_sentence(release: str) -> Non
             **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HF_HUB_OFFLINE"), ""),
         }
         ask = ("-m", "sglang_perf_patches", "doctor", "--gpu", "H200", "--")
-        words = ("python", "-m", "sglang.launch_server", "--model-path", "nobody/model")
+        place = released.tree(release)
+        server = ("-m", "sglang.launch_server", "--model-path", "nobody/model")
+        words = (str(place.python), *server)
         with pytest.raises(AssertionError, match=r"can't fetch config\.json of nobody/model from"):
-            released.run(released.tree(release), *ask, *words, **hub)
+            released.run(place, *ask, *words, **hub)
 
 
 @pytest.mark.whole_matrix  # it imports all of a release

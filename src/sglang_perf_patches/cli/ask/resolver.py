@@ -225,12 +225,15 @@ def _unchanged(function: Any = None, *_: Any, **__: Any) -> Any:
 
 
 def pretend(gpu: dict[str, Any], folder: Path) -> None:
-    """Make torch and ``nvidia-smi`` answer as on a machine with these GPUs."""
+    """Make torch and the driver's program answer as on a machine with these GPUs."""
     from ...live import gpu as ours
 
     count, capability, memory = gpu["count"], tuple(gpu["capability"]), gpu["memory"]
-    program = folder / "nvidia-smi"
-    program.write_text("#!/bin/sh\n" + f"echo {memory}\n" * count)
+    program, line = folder / "nvidia-smi", f"echo {memory}\n"
+    if gpu["rocm"]:  # what a release looks for in the text of rocminfo
+        program = folder / "rocminfo"
+        line = f"echo {gpu['rocm']}; echo Pool 1; echo Size: {memory << 10}\n"
+    program.write_text("#!/bin/sh\n" + line * count)
     program.chmod(0o755)
     os.environ["PATH"] = os.pathsep.join([str(folder), os.environ.get("PATH", os.defpath)])
     properties = SimpleNamespace(

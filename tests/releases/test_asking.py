@@ -130,6 +130,23 @@ def test_a_model_that_the_hub_does_not_give_is_one_sentence(release: str) -> Non
             released.run(place, *ask, *words, **hub)
 
 
+@pytest.mark.whole_matrix
+@pytest.mark.parametrize("selection", ["all", "none"])
+def test_a_hybrid_model_on_mlx_is_asked_with_its_patches(models: Path, selection: str) -> None:
+    """Stock's own arguments refuse it: only `mlx.hybrid-defaults` makes them fit."""
+    place = released.slim("0.5.23")
+    settings = [f"SGLANG_PERF_PATCHES={selection}", "SGLANG_USE_MLX=1"]
+    server = (str(place.python), "-m", "sglang.launch_server", "--model-path", str(models / "next"))
+    ask = ("-m", "sglang_perf_patches", "doctor", "--json", "--", *settings, *server)
+    if selection == "none":
+        with pytest.raises(AssertionError, match=r"refuses this command: .* our mlx\.hybrid-"):
+            released.run(place, *ask, "--device", "cpu", HF_HUB_OFFLINE="1")
+        return
+    data = json.loads(released.run(place, *ask, "--device", "cpu", HF_HUB_OFFLINE="1"))
+    states = {each["id"]: each["state"] for each in data["patches"]}
+    assert states["mlx.hybrid-cache"] == states["mlx.hybrid-defaults"] == "live"
+
+
 @pytest.mark.whole_matrix  # it imports all of a release
 @pytest.mark.parametrize("release", ["0.5.9", "0.5.23"])
 def test_what_is_left_out_changes_no_argument(models: Path, release: str) -> None:

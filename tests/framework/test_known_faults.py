@@ -123,9 +123,11 @@ def test_a_live_patch_and_another_release_take_a_fault_away(
 def test_a_message_that_a_symptom_quotes_finds_its_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     one = fault(symptom="it dies with `a rather long message` at boot, on `short`")
     monkeypatch.setattr(known, "FAULTS", (one,))
-    assert answer.fault_of("0.5.9", "ValueError: a rather long message!") is one
-    assert answer.fault_of("0.5.9", "ValueError: short") is None
-    assert answer.fault_of("0.5.12", "ValueError: a rather long message!") is None
+    message = "ValueError: a rather long message!"
+    assert answer.fault_of("0.5.9", message, {one.name}) is one
+    assert answer.fault_of("0.5.9", message, {"another"}) is None
+    assert answer.fault_of("0.5.9", "ValueError: short", {one.name}) is None
+    assert answer.fault_of("0.5.12", message, {one.name}) is None
 
 
 @pytest.mark.parametrize(

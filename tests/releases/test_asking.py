@@ -50,7 +50,8 @@ def asked(release: str, gpu: str, command: str, *words: str) -> dict[str, Any]:
     """What the command answers; a state and a reason by patch below ``states``."""
     ask = ("-m", "sglang_perf_patches", "doctor", "--json", "--gpu", gpu, "--")
     place = released.tree(release)
-    out = released.run(place, *ask, *command.split(), *words, HF_HUB_OFFLINE="1")
+    path = f"{place.python.parent}{os.pathsep}{os.environ['PATH']}"
+    out = released.run(place, *ask, *command.split(), *words, HF_HUB_OFFLINE="1", PATH=path)
     data: dict[str, Any] = json.loads(out)
     assert data["sglang"]["version"] == release
     data["states"] = {each["id"]: (each["state"], each["reason"]) for each in data["patches"]}
@@ -173,9 +174,28 @@ def test_a_model_that_the_hub_does_not_give_is_one_sentence(release: str) -> Non
             **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HF_HUB_OFFLINE"), ""),
         }
         ask = ("-m", "sglang_perf_patches", "doctor", "--gpu", "H200", "--")
-        words = ("python", "-m", "sglang.launch_server", "--model-path", "nobody/model")
+        place = released.tree(release)
+        server = ("-m", "sglang.launch_server", "--model-path", "nobody/model")
+        words = (str(place.python), *server)
         with pytest.raises(AssertionError, match=r"can't fetch config\.json of nobody/model from"):
-            released.run(released.tree(release), *ask, *words, **hub)
+            released.run(place, *ask, *words, **hub)
+
+
+@pytest.mark.whole_matrix
+@pytest.mark.parametrize("selection", ["all", "none"])
+def test_a_hybrid_model_on_mlx_is_asked_with_its_patches(models: Path, selection: str) -> None:
+    """Stock's own arguments refuse it: only `mlx.hybrid-defaults` makes them fit."""
+    place = released.slim("0.5.23")
+    settings = [f"SGLANG_PERF_PATCHES={selection}", "SGLANG_USE_MLX=1"]
+    server = (str(place.python), "-m", "sglang.launch_server", "--model-path", str(models / "next"))
+    ask = ("-m", "sglang_perf_patches", "doctor", "--json", "--", *settings, *server)
+    if selection == "none":
+        with pytest.raises(AssertionError, match=r"refuses this command: .* our mlx\.hybrid-"):
+            released.run(place, *ask, "--device", "cpu", HF_HUB_OFFLINE="1")
+        return
+    data = json.loads(released.run(place, *ask, "--device", "cpu", HF_HUB_OFFLINE="1"))
+    states = {each["id"]: each["state"] for each in data["patches"]}
+    assert states["mlx.hybrid-cache"] == states["mlx.hybrid-defaults"] == "live"
 
 
 @pytest.mark.whole_matrix  # it imports all of a release

@@ -17,9 +17,10 @@ from ...compat.source import Tree
 from ...model import switch
 from ...model.feature import Setup
 from ...model.selection import Selection
-from .. import entry_point, patch_page, render
+from .. import entry_point, interpreter, patch_page, render
 from ..ask import answer, command, gpus
 from ..ask.answer import Fate
+from ..interpreter import Place
 from ..table import LIVE, OPT_IN, of_patches
 from . import judged, known_faults, selected, tree_at
 
@@ -47,18 +48,24 @@ def run(args: argparse.Namespace, *, in_short: bool) -> int:
     """Print the state of each patch; exit code 1 if one chosen by name will not be live."""
     asked = command.read(args.command, os.environ)
     gpu = _gpu(args.gpu, asked)
-    tree = tree_at(args.sglang_path, args.sglang_version)
+    place = _place(args, asked)
+    tree = place.tree
     selection = selected(asked.environment.get(switch.VARIABLE, "all"))
-    setup, conditions = answer.ask(asked, gpu, tree)
+    obstacle = "" if asked.under_run else entry_point.obstacle(tree, asked.environment)
+    obstacle = place.obstacle or obstacle
+    told = answer.ask(asked, gpu, place, "none" if obstacle else selection.text)
+    setup, conditions = told.setup, told.conditions
     verdicts = judged(tree)
     is_here = args.gpu is None and gpu is not None and not gpu.is_assumed
     found = answer.fates(selection, verdicts, setup, is_here=is_here)
-    live = {one.patch for one in found if one.state == LIVE}
+    live = {one.patch for one in found if one.state == LIVE and not obstacle}
     known = faults.found(tree.version, conditions, live)
     if args.json:
         of_server = [one.data(is_sure=is_sure) for one, is_sure in known]
         data = _data(asked, gpu, tree, selection, setup, found)
-        print(json.dumps({**data, "faults": of_server}, indent=2))
+        data = {**data, "loads_plugin": not obstacle, "faults": of_server}
+        remarks = _remarks(asked, place, told.unasked)
+        print(json.dumps({**data, "remarks": remarks}, indent=2))
     else:
         shown = [one for one in found if args.all or _is_shown(one)]
         machine = gpu.text if gpu else "no GPU"
@@ -70,7 +77,8 @@ def run(args: argparse.Namespace, *, in_short: bool) -> int:
             parts.append(of_patches(rows, verdicts, tree.version, with_cost=not in_short))
         if len(shown) < len(found):
             parts.append(f"{len(found) - len(shown)} more: add --all")
-        parts += _notes(asked, tree, is_live=bool(live))
+        parts += _notes(obstacle, is_live=bool(live))
+        parts += map(render.filled, _remarks(asked, place, told.unasked))
         parts.append(known_faults.of_server(tree.version, known))
         print("\n\n".join(filter(None, parts)))
     return 1 if any(selection.is_lost(one.patch, one.state) for one in found) else 0
@@ -107,11 +115,25 @@ def _head(machine: str, tree: Tree, selection: Selection, found: Sequence[Fate])
     )
 
 
-def _notes(asked: command.Asked, tree: Tree, *, is_live: bool) -> list[str]:
+def _place(args: argparse.Namespace, asked: command.Asked) -> Place:
+    """The sglang that the options name, asked by this Python; else that of the command."""
+    if args.sglang_path is None and args.sglang_version is None:
+        return interpreter.place(asked)
+    return Place(tree_at(args.sglang_path, args.sglang_version))
+
+
+def _remarks(asked: command.Asked, place: Place, unasked: Sequence[str]) -> list[str]:
+    """What of the command, or of its machine, the answer does not know."""
+    remarks = [place.note]
+    remarks += [f"Not part of the server's command, and ignored: {one}" for one in asked.ignored]
+    remarks += [f"Not asked: {one}" for one in unasked]
+    return list(filter(None, remarks))
+
+
+def _notes(obstacle: str, *, is_live: bool) -> list[str]:
     """Why the server may not load the plugin, and what `live` means if a patch is."""
     parts = []
-    obstacle = entry_point.obstacle(tree, asked.environment)
-    if obstacle and not asked.under_run:
+    if obstacle:
         parts.append(render.filled(obstacle))
     if is_live:
         parts.append(
@@ -137,7 +159,6 @@ def _data(
         "selection": selection.text,
         "gpu": gpu and asdict(gpu),
         "features": dict(setup.on),
-        "loads_plugin": asked.under_run or not entry_point.obstacle(tree, asked.environment),
         "patches": [
             {
                 "id": one.patch,

@@ -520,7 +520,8 @@ def publish_one(given):
     if is_model:
         made._model_config = given
     arguments.publish(made)
-ENVIRONMENT = {name for pair in USES.values() for given in pair for name in given if name.isupper()}
+given = [each for pair in USES.values() for each in pair if isinstance(each, dict)]
+ENVIRONMENT = {name for each in given for name in each if name.isupper()}
 for name, (without, having) in USES.items():
     use(only(STEP, name))
     os.environ["SGLANG_USE_MLX"] = str(name == "torch").lower()

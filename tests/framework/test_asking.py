@@ -202,13 +202,13 @@ def test_an_option_of_a_server_alone_names_the_right_call(
     ("words", "said"),
     [
         (("doctor", "--gpu", "H100"), "--gpu needs the server's command after --"),
-        (("list", "--gpu", "H100"), "--gpu needs the server's command after --"),
+        (("list", "--gpu", "H100"), "unrecognized arguments: --gpu H100"),
         (("doctor", "--gpu", "X1", "--", *LAUNCH), "--gpu X1 is unknown: give one of A100"),
         (("doctor", "--model", "M", "--", *LAUNCH), "exclude each other"),
         (("doctor", "--tp-size", "4", "--", *LAUNCH), "--tp-size needs --model DIR"),
         (("doctor", "--"), "a command is missing after --"),
-        (("list", "--", "true"), "can't see which command `true` starts"),
-        (("--", "true"), "can't see which command `true` starts"),
+        (("list", "--", *LAUNCH), "use sglang-perf-patches doctor -- COMMAND"),
+        (("--", *LAUNCH), "use sglang-perf-patches doctor -- COMMAND"),
     ],
 )
 def test_bad_questions_are_exit_2(throwaway: Throwaway, words: tuple[str, ...], said: str) -> None:
@@ -258,7 +258,8 @@ t.use(step, dataclasses.replace(t.TEN, only_with=("mlx",)), t.POLICY)
 
 @pytest.fixture
 def publishing(throwaway: Throwaway) -> Throwaway:
-    """A throwaway sglang that resolves arguments, and patches that mind."""
+    """A throwaway sglang that loads plugins and resolves arguments, and patches that mind."""
+    throwaway.put("sglang/srt/plugins.py", "")
     throwaway.put("sitecustomize.py", PROVEN)
     throwaway.put("sglang/srt/server_args.py", SERVER_ARGS)
     return throwaway
@@ -274,6 +275,7 @@ def test_the_table_says_what_gates_and_what_is_not_needed(publishing: Throwaway)
     assert "chatter" not in plain.stdout
     assert "one.step: live" in plain.stdout
     assert "`live`: the patch will be on in this server" in plain.stdout
+    assert "No known fault of sglang 1.0 on this server." in plain.stdout
     gated = publishing.command(*ask, "--tp", "4").stdout
     none = "No patch will be live in this server: "
     assert gated.startswith(f"{none}1 gated, 1 off (opt-in), 1 not needed\n")
@@ -291,6 +293,26 @@ def test_what_is_named_and_gated_is_exit_1(publishing: Throwaway) -> None:
     done = publishing.command(*ask, *named, "--tp", "4")
     assert done.returncode == 1, done.stderr
     assert "with SGLANG_PERF_PATCHES=one.step" in done.stdout
+    assert "STRICT" not in done.stdout
+    strict = ("SGLANG_PERF_PATCHES_STRICT=1", *named)
+    assert "no patch keeps this server from starting" in run_strictly(publishing, *ask, *strict)
+    said = run_strictly(publishing, *ask, *strict, "--tp", "4")
+    assert "this server would exit: one.step is gated: tensor parallelism is on" in said
+
+
+def test_a_release_that_loads_no_plugin_has_nothing_live(publishing: Throwaway) -> None:
+    (publishing.site / "sglang/srt/plugins.py").unlink()
+    ask = ("doctor", "--gpu", "none", "--", "SGLANG_PERF_PATCHES_STRICT=1")
+    done = publishing.command(*ask, *LAUNCH)
+    assert done.stdout.startswith("No patch will be live: this server does not load them"), done
+    assert "`live`: the patch will" not in done.stdout
+    assert "STRICT" not in done.stdout
+    under_run = publishing.command(*ask, "sglang-perf-patches", "run", *LAUNCH)
+    assert under_run.stdout.startswith("1 live, ")
+
+
+def run_strictly(publishing: Throwaway, *words: str) -> str:
+    return " ".join(publishing.command(*words).stdout.split())
 
 
 def test_what_the_release_refuses_is_told_in_its_words(publishing: Throwaway) -> None:

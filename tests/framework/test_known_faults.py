@@ -170,7 +170,10 @@ def test_an_upgrade_says_what_it_fixes_and_brings(monkeypatch: pytest.MonkeyPatc
     assert "brings" not in known_faults.of_upgrade(None, "0.5.12")
     assert known_faults.of_upgrade("0.5.12", "0.5.12") == known_faults.in_short("0.5.12")
     assert known_faults.in_short("0.5.12.dev1") == ""
-    assert known_faults.of_server("0.5.11", []) == ""
+    assert known_faults.of_server("0.5.11", []).startswith("No known fault of sglang 0.5.11")
+    held = {"window-tail-mapping": True}
+    assert [one.name for one, _ in faults.found("0.5.12", held)] == [*held]
+    assert not faults.found("0.5.12", held, {"swa.tail-prealloc"})
     listed = known_faults.of_server("0.5.11", [(old, True)])
     assert listed == "Known faults of sglang 0.5.11 on this server:\n  - it dies: upgrade to 0.5.12"
 

@@ -18,6 +18,7 @@ from typing import Literal
 from .feature import UNPROVEN, Setup
 from .patch import Patch
 from .setups import OTHER_GPU
+from .uses import GATES
 
 Ruling = tuple[Literal["not needed", "gated"], str]
 """A state, and why."""
@@ -33,8 +34,9 @@ def ruling(
 
     A patch is ``not needed`` if the server is known to lack something that the patch is for
     (`Patch.only_with`): MLX, speculation, a model with windows or states. That comes first, because
-    then a feature that nobody tested makes no difference. Else it is ``gated`` if the server has a
-    feature on that the patch was not proven with (`Patch.proven_with`).
+    then a feature that nobody tested makes no difference. Else it is ``gated`` if the server lacks
+    one of `uses.GATES`, or has a feature on that the patch was not proven with
+    (`Patch.proven_with`).
 
     Args:
         patch: its declaration.
@@ -43,10 +45,17 @@ def ruling(
         lacking_record: None if a record proves a patch on this GPU, which lifts `OTHER_GPU` and
             nothing else; otherwise what to add to the reason.
     """
-    for each in (patch, *needed):
-        lacking = next((setup.lacking[use] for use in each.only_with if use in setup.lacking), None)
-        if lacking is not None:
-            return "not needed", _whose(each, patch) + lacking
+    lacking = [
+        (use, _whose(each, patch) + setup.lacking[use])
+        for each in (patch, *needed)
+        for use in each.only_with
+        if use in setup.lacking
+    ]
+    for use, why in lacking:
+        if use not in GATES:
+            return "not needed", why
+    for _, why in lacking:
+        return "gated", why
     for each in (patch, *needed):
         for name, clause in setup.on.items():
             if each.proven_with is not None and name not in each.proven_with:

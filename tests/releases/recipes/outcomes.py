@@ -1,7 +1,4 @@
-"""What becomes of each patch in each recipe: the release resolves the command, as in ``doctor``.
-
-A patch counts in a recipe only if the code that it changes would run there: see `acts`.
-"""
+"""What becomes of each patch in each recipe: the release resolves it, as in ``doctor``."""
 
 from __future__ import annotations
 
@@ -39,11 +36,6 @@ COUNTED = ("mamba.gdn-prefill-graph", "mamba.slot-exhaustion")
 TABLE = Path(__file__).with_name("table.md")
 
 _RESOLVE = Path(__file__).parents[1] / "resolve.py"
-_MODEL_KINDS = {
-    "mamba.gdn-prefill-graph": ("qwen3_next", "qwen3_5", "qwen3_5_moe"),
-    "mamba.mamba2-chunk-indices": ("nemotron_h", "falcon_h1"),
-    "mamba.lightning-rows": ("bailing_hybrid",),
-}
 _ROW = re.compile(r"\| `(?P<name>[\w.-]+)` \|(?P<cells>.*)\|")
 _HEAD = """# Which patches act in the commands that people run
 
@@ -95,12 +87,7 @@ def ask(folder: Path) -> dict[str, Outcome]:
         with mock.patch.object(verified, "is_proving", True):  # as if each had its record
             fates = answer.fates(everything, verdicts, setup, is_here=True)
         states, with_records = (
-            {
-                fate.patch: fate.state
-                for fate in found_so
-                if PATCHES[fate.patch].is_default
-                and acts(fate.patch, recipe, on, line["arguments"])
-            }
+            {fate.patch: fate.state for fate in found_so if PATCHES[fate.patch].is_default}
             for found_so in (answer.fates(everything, verdicts, setup), fates)
         )
         found[recipe.name] = Outcome(
@@ -130,28 +117,6 @@ def resolved(
     words = (str(_RESOLVE), QUICKLY, RELEASE)
     out = released.run(place, *words, given=json.dumps(given), HF_HUB_OFFLINE="1")
     return [json.loads(line) for line in out.splitlines()]
-
-
-def acts(patch: str, recipe: Recipe, on: Mapping[str, str], arguments: Mapping[str, str]) -> bool:
-    """Whether the code that a patch changes runs, of what `Patch.only_with` does not say.
-
-    Args:
-        patch: its id.
-        recipe: the command.
-        on: the features that the server has on.
-        arguments: as resolved, each as its ``repr``.
-    """
-    attention = [arguments[f"{phase}attention_backend"] for phase in ("", "prefill_", "decode_")]
-    if patch == "mamba.gdn-prefill-graph" and "backend='breakable'" not in re.sub(
-        r"decode=PhaseConfig\(.*?\)", "", arguments["cuda_graph_config"]
-    ):
-        return False
-    if patch == "mla.page-table-bound":
-        return "'fa3'" in attention and arguments["speculative_eagle_topk"] == "1"
-    if patch.startswith("mamba.slot"):
-        return "no-radix-cache" not in on
-    kinds = _MODEL_KINDS.get(patch)
-    return kinds is None or MODELS[recipe.model]["model_type"] in kinds
 
 
 def page(outcomes: Mapping[str, Outcome]) -> str:

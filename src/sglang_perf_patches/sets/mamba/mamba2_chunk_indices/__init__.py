@@ -14,7 +14,7 @@ _SHARED = {
 
 PATCH = Patch(
     id="mamba.mamba2-chunk-indices",
-    only_with=("states", "other-states", "prefills", "torch"),
+    only_with=("mamba2", "prefills", "torch"),
     # It reads only a prefill's lists. What is no plain or mixed prefill, whose lists the scheduler
     # passed whole, runs stock's code (`host.prefill`).
     proven_with={

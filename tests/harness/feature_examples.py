@@ -15,6 +15,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
     },
     "dp-attention": {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
     "expert-parallel": {"tp_size": 2, "ep_size": 2},
+    "elastic-ranks": {"tp_size": 2, "ep_size": 2, "elastic_ep_backend": "mooncake"},
     "expert-all-to-all": {"moe_a2a_backend": "deepep"},
     "context-parallel": {"dcp_size": 2},
     "whole-prefills": {"chunked_prefill_size": -1},

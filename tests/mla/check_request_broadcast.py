@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Any
 from unittest import mock
 
+import dead_ranks
+
 import sglang_perf_patches
 from sglang_perf_patches.sets.mla.request_broadcast import body
+from sglang_perf_patches.verify import Missing
 from sglang_perf_patches.verify.comparing import live
-from tests.proof.mla.request_broadcast import PATCH, Round, ranks
+from tests.proof.mla.request_broadcast import LARGE, PATCH, Round, ranks
 
 ROUNDS: list[Round] = [*[([], [])] * 6, (["a"], ["b"]), *[([], [])] * 6, (["c"], [])]
 WANTED = [[*came, *own] for came, own in ROUNDS]
@@ -35,17 +40,49 @@ def ranks_without_a_queue() -> None:
     _all_by_gloo(mq_broadcaster=None)
 
 
-def the_first_rank_gives_up_and_says_so() -> None:
+def the_first_rank_gives_up_and_all_say_so() -> None:
     def before(rank: int, number: int) -> None:
         if rank == 1 and number == 0:
             sglang_perf_patches.deactivate()
-        if rank == 0 and number in {0, 1}:
-            state = sglang_perf_patches.report().of(PATCH)
-            told = state.state, state.reason
-            assert told == [("live", ""), ("gated", _REASON)][number], told
+        if rank != 1 and number in {0, len(ROUNDS) - 1}:
+            _require_reason(_STOCK if number else "")
 
     with mock.patch.object(body, "_PATIENCE_S", -1.0):
+        _all_by_gloo(before=before, count=3)
+
+
+def a_queue_without_memory_is_not_used() -> None:
+    """Only the first rank asks for it."""
+    full = OSError(errno.ENOSPC, "no space")
+
+    def before(rank: int, number: int) -> None:
+        if number == len(ROUNDS) - 1:
+            _require_reason(_FULL)
+
+    with mock.patch.object(os, "posix_fallocate", side_effect=full):
         _all_by_gloo(before=before)
+
+
+def large_requests_in_a_small_memory() -> None:
+    """Where ``/dev/shm`` has less than the queue: `test_ranks` runs this."""
+    rounds = [*ROUNDS, *[(["x" * (LARGE // 5 * 4 - 1000)], [])] * 8]
+    with live(PATCH, ran=None):
+        for rank in ranks(rounds):
+            assert rank["gloo"] >= len(rounds)
+
+
+def ranks_that_cannot_watch_are_gated() -> None:
+    with mock.patch.object(os, "pidfd_open", side_effect=OSError(errno.ENOSYS, "no such call")):
+        try:
+            with live(PATCH, ran=None):
+                raise AssertionError("live")
+        except Missing as gated:
+            assert "pidfd_open" in str(gated)
+
+
+def _require_reason(reason: str) -> None:
+    state = sglang_perf_patches.report().of(PATCH)
+    assert (state.state, state.reason) == ("gated" if reason else "live", reason), state
 
 
 def ranks_that_switched_stay_so() -> None:
@@ -66,28 +103,31 @@ def a_rank_that_has_announced_itself_stays_so() -> None:
     """Also if it is to lose the patch before the first rank has asked."""
     told = []
 
-    def late(ranks: Any) -> bool:
-        told.append(ranks)
-        return len(told) > 1 and _ALL(ranks)
+    def late(group: Any) -> bool:
+        told.append(group)
+        return len(told) > 1 and _announced(group)
 
     def before(rank: int, number: int) -> None:
         if number == 1:
             sglang_perf_patches.deactivate()
 
-    with mock.patch.object(body, "_all_announced", late), live(PATCH, ran=None):
+    with mock.patch.object(body._Ranks, "announced", late), live(PATCH, ran=None):
         switched = ranks(ROUNDS, before=before)
     assert [rank["got"] for rank in switched] == [WANTED, WANTED]
     assert all(rank["gloo"] < len(ROUNDS) for rank in switched)
 
 
-_ALL = body._all_announced
-_REASON = "a rank of this server runs stock's code here"
-CHECKS = {
+_announced = body._Ranks.announced
+_STOCK = "a rank of this server runs stock's code here"
+_FULL = "the ranks' queue does not fit into /dev/shm"
+CHECKS = dead_ranks.CHECKS | {
     check.__name__: check
     for check in (
         a_rank_without_the_patch,
         ranks_without_a_queue,
-        the_first_rank_gives_up_and_says_so,
+        the_first_rank_gives_up_and_all_say_so,
+        a_queue_without_memory_is_not_used,
+        ranks_that_cannot_watch_are_gated,
         ranks_that_switched_stay_so,
         a_rank_that_has_announced_itself_stays_so,
     )

@@ -31,6 +31,8 @@ from sglang_perf_patches.live import published
 from sglang_perf_patches.model.setups import FEATURES
 from tests.proof.swa.window_server import WindowServer
 
+FEATURES.uses = ()  # the model has no draft
+
 LARGE = 5_000_000
 """Characters of a text that does not fit into a part of the queue: 4 MB."""
 QUIET = 3

@@ -81,8 +81,13 @@ FEATURES = Features(
         _feature(
             "expert-parallel",
             "expert parallelism is on",
-            "ep_size>1 elastic_ep_backend enable_eplb moe_dp_size>1 dwdp_size>1 ep_join_mode",
+            "ep_size>1 enable_eplb moe_dp_size>1 dwdp_size>1",
             moe_dense_tp_size=(None,),
+        ),
+        _feature(
+            "elastic-ranks",
+            "ranks may join or leave the running server",
+            "elastic_ep_backend ep_join_mode",
         ),
         _feature(
             "expert-all-to-all",

@@ -188,6 +188,11 @@ USES = (
         on={"nnodes": (None, 1)},
     ),
     Use(
+        name="own-processes",
+        lacking="the ranks are actors of Ray (--use-ray)",
+        on={"use_ray": NOTHING},
+    ),
+    Use(
         name="polling",
         lacking="the processes of an idle server sleep (--sleep-on-idle)",
         on={"sleep_on_idle": NOTHING},

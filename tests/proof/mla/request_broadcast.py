@@ -1,15 +1,18 @@
 """Requests that ranks get through shared memory are those that stock broadcasts.
 
-Two forked processes are the ranks. Their process group, its store and the queue are real, and so
+Forked processes are the ranks. Their process group, its store and the queue are real, and so
 are the receiver's methods, and how images reach it. What they ask of the server has stand-ins.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import pickle
+import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -59,24 +62,36 @@ def drawn(random: Random) -> list[Round]:
     return [(some(0.3), some(0.1)) for _ in range(random.randint(5, 40))]
 
 
+LIMIT_S = 30
+"""How long a rank may wait for the others without an end."""
+
+
 def ranks(
-    rounds: list[Round], before: Callable[[int, int], None] = lambda *_: None, **group: Any
+    rounds: list[Round],
+    before: Callable[[int, int], None] = lambda *_: None,
+    *,
+    count: int = 2,
+    killed: int | None = None,
+    **group: Any,
 ) -> list[dict[str, Any]]:
-    """What each of two ranks gets in each round, and how often it used gloo.
+    """What each rank gets in each round, how often it used gloo, and what ended it.
 
     Args:
         rounds: what comes.
         before: called in each rank's process before each round, with the rank and the round.
+        count: of ranks.
+        killed: the rank whose process `before` kills, and of which nothing is returned.
         group: changes to the group of ranks that the receiver sees.
     """
     with tempfile.TemporaryDirectory() as folder:
         pids = []
-        for rank in range(2):
+        for rank in range(count):
             pid = os.fork()
             if pid == 0:
                 code = 1
                 try:
-                    told = _play(rank, Path(folder), rounds, before, group)
+                    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+                    told = play(rank, count, Path(folder), rounds, before, group)
                     (Path(folder) / f"told.{rank}").write_text(json.dumps(told), "utf-8")
                     code = 0
                 except BaseException:
@@ -85,26 +100,32 @@ def ranks(
                     os._exit(code)
             pids.append(pid)
         codes = [os.waitpid(pid, 0)[1] for pid in pids]
-        require(codes == [0, 0], f"a rank failed: {codes}")
-        return [json.loads((Path(folder) / f"told.{rank}").read_text("utf-8")) for rank in range(2)]
+        wanted = [signal.SIGKILL if rank == killed else 0 for rank in range(count)]
+        require(codes == wanted, f"a rank failed: {codes}")
+        files = [Path(folder) / f"told.{rank}" for rank in range(count) if rank != killed]
+        told = [json.loads(file.read_text("utf-8")) for file in files]
+    raised = [each["raised"] for each in told]
+    require(killed is not None or not any(raised), f"a rank raised: {raised}")
+    return told
 
 
-def _play(
+def play(
     rank: int,
+    count: int,
     folder: Path,
     rounds: list[Round],
     before: Callable[[int, int], None],
     changes: dict[str, Any],
 ) -> dict[str, Any]:
-    distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=count)
     world = distributed.group.WORLD
     queue = shm_broadcast.MessageQueue.create_from_process_group(world, 1 << 22, 6)
     group = SimpleNamespace(
         **{
-            "world_size": 2,
+            "world_size": count,
             "rank": rank,
             "rank_in_group": rank,
-            "ranks": [0, 1],
+            "ranks": [*range(count)],
             "cpu_group": world,
             "mq_broadcaster": queue,
             **changes,
@@ -119,16 +140,20 @@ def _play(
         (mm_utils, "_is_default_tensor_transport", False),  # shared memory, as on one host
     ):
         setattr(module, name, value)
-    got = []
+    got: list[Any] = []
+    raised, at = "", 0.0
     with mock.patch.object(distributed, "broadcast", side_effect=distributed.broadcast) as gloo:
-        for number, (came, own) in enumerate(rounds):
-            before(rank, number)
-            given = ([*map(_came, came)], [*map(_came, own)]) if rank == 0 else (None, [])
-            requests = receiver._broadcast_reqs_across_ranks(*given)
-            receiver._finalize_shm_features(requests)
-            got.append([_told(each) for each in requests])
-    distributed.barrier()
-    return {"got": got, "gloo": gloo.call_count}
+        try:
+            for number, (came, own) in enumerate(rounds):
+                before(rank, number)
+                given = ([*map(_came, came)], [*map(_came, own)]) if rank == 0 else (None, [])
+                requests = receiver._broadcast_reqs_across_ranks(*given)
+                receiver._finalize_shm_features(requests)
+                got.append([_told(each) for each in requests])
+            distributed.barrier()
+        except RuntimeError as error:
+            raised, at = str(error), time.monotonic()
+    return {"got": got, "gloo": gloo.call_count, "raised": raised, "at": at}
 
 
 def _came(request: Any) -> Any:

@@ -12,7 +12,7 @@ _QUEUE = "sglang.srt.distributed.device_communicators.shm_broadcast"
 
 PATCH = Patch(
     id="mla.request-broadcast",
-    only_with=("ranks", "one-host", "polling"),
+    only_with=("speculation", "ranks", "one-host", "own-processes", "polling"),
     proven_with=REQUESTS,
     gain_with="eagle",
     summary="tensor-parallel ranks hear of new requests through shared memory, not through gloo",

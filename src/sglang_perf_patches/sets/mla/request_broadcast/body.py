@@ -8,17 +8,20 @@ scheduler does not use. Open upstream: sgl-project/sglang#39470, #39471.
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from typing import Any
 
 from ....model.patching import Gated, Patching
 from . import BROADCAST, RECEIVER
+from .watched_queue import WatchedQueue, can_watch, reserve
 
 SWITCH = "sglang_perf_patches: the next requests come through shared memory"
 """The first rank sends this behind its requests: after it, all ranks use the queue."""
 
 _KEY = "mla.request-broadcast/"
+_NO_MEMORY = "the ranks' queue does not fit into /dev/shm"
 _PATIENCE_S = 120.0
 """How long the first rank waits for the others to announce themselves."""
 
@@ -28,6 +31,8 @@ def install(patching: Patching) -> None:
     if platform.machine() not in {"x86_64", "AMD64"}:
         # The queue's reader relies on stores that become visible in their order.
         raise Gated("the queue in shared memory was tested on x86-64 only")
+    if not can_watch():
+        raise Gated("a rank can't watch the others' processes here (pidfd_open)")
     # From a rank's first call on, the first rank counts on it: without the patch it would take the
     # switch for a request, and wait for gloo while the others use the queue.
     patching.drain(lambda: calls == 0 or gave_up, "the server ends")
@@ -37,30 +42,41 @@ def install(patching: Patching) -> None:
     gave_up = False
     ran = patching.ran
 
+    def give_up(why: str) -> None:
+        nonlocal gave_up
+        gave_up = True
+        patching.gate(why)
+
     def make(inner: Any) -> Any:
         def _broadcast_reqs_across_ranks(self: Any, recv_reqs: Any, local_reqs: Any) -> Any:
-            nonlocal queue, calls, until, gave_up
+            nonlocal queue, calls, until
             if queue is not None:
                 if recv_reqs is not None:
                     recv_reqs = [*recv_reqs, *(local_reqs or ())]
-                return queue.broadcast_object(recv_reqs)
+                return queue.broadcast(recv_reqs)
             group = receiver.get_parallel().tp_group
             if gave_up or group.world_size == 1 or group.mq_broadcaster is None:
                 return inner(self, recv_reqs, local_reqs)
             calls += 1
+            ranks = _Ranks(group)
             if calls == 1:
                 until = time.monotonic() + _PATIENCE_S
-                _announce()
-            if group.rank_in_group == 0 and calls & (calls - 1) == 0:  # seldom: it asks the store
-                if _all_announced(group.ranks):
-                    local_reqs = [*(local_reqs or ()), SWITCH]
+                ranks.announce()
+            if calls & (calls - 1) == 0:  # seldom: it asks the store
+                if group.rank_in_group:
+                    if why := ranks.decision():
+                        give_up(why)
+                elif ranks.announced():
+                    if reserve(group.mq_broadcaster):
+                        local_reqs = [*(local_reqs or ()), SWITCH]
+                    else:
+                        give_up(ranks.decide(_NO_MEMORY))
                 elif time.monotonic() > until:
-                    gave_up = True
-                    patching.gate("a rank of this server runs stock's code here")
+                    give_up(ranks.decide("a rank of this server runs stock's code here"))
             requests = inner(self, recv_reqs, local_reqs)
             if requests and requests[-1] == SWITCH:
                 requests = requests[:-1]
-                queue = group.mq_broadcaster
+                queue = WatchedQueue(group.mq_broadcaster, ranks.pids())
                 ran.seen = True
             return requests
 
@@ -69,18 +85,34 @@ def install(patching: Patching) -> None:
     patching.override(BROADCAST, make)
 
 
-def _announce() -> None:
-    """Tell the first rank that this one understands `SWITCH`."""
-    from torch import distributed
+class _Ranks:
+    """What the ranks of a group tell each other in the store of their process group."""
 
-    _store().add(f"{_KEY}{distributed.get_rank()}", 1)
+    def __init__(self, group: Any) -> None:
+        from torch.distributed import distributed_c10d
 
+        self._group = group
+        self._store: Any = distributed_c10d._get_default_store()
+        self._why = f"{_KEY}{group.ranks[0]}/why"
 
-def _all_announced(ranks: Any) -> bool:
-    return bool(_store().check([f"{_KEY}{rank}" for rank in ranks]))
+    def announce(self) -> None:
+        """Tell the first rank that this one understands `SWITCH`, and all which process it is."""
+        self._store.set(f"{_KEY}{self._group.rank}", str(os.getpid()))
 
+    def announced(self) -> bool:
+        """Whether all ranks have."""
+        return bool(self._store.check([f"{_KEY}{rank}" for rank in self._group.ranks]))
 
-def _store() -> Any:
-    from torch.distributed import distributed_c10d
+    def pids(self) -> dict[int, int]:
+        """The processes of the other ranks, all of which have announced themselves."""
+        others = (rank for rank in self._group.ranks if rank != self._group.rank)
+        return {rank: int(self._store.get(f"{_KEY}{rank}")) for rank in others}
 
-    return distributed_c10d._get_default_store()
+    def decide(self, why: str) -> str:
+        """Tell the others that the first rank never sends `SWITCH`."""
+        self._store.set(self._why, why)
+        return why
+
+    def decision(self) -> str:
+        """Why the first rank never sends it; empty if it may."""
+        return self._store.get(self._why).decode() if self._store.check([self._why]) else ""

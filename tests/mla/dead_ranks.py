@@ -1,0 +1,168 @@
+"""A rank that dies ends the others, and so its server, as with stock's gloo."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import mmap
+import multiprocessing
+import os
+import resource
+import signal
+import struct
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import zmq
+from sglang.srt.utils.watchdog import SubprocessWatchdog
+
+from sglang_perf_patches.verify.comparing import live
+from tests.proof.mla.request_broadcast import LARGE, LIMIT_S, PATCH, Round, play, ranks
+
+LATEST_S = 2.0
+_END = 30
+"""The round, after the switch, in which a rank dies."""
+_ROUNDS: list[Round] = [([], [])] * 60
+_WATCH_S = 1.0
+"""How often stock's watchdog checks the processes that it started."""
+
+_Process = multiprocessing.get_context("fork").Process
+
+
+class _Clock:
+    """Two times that forked processes share: when a rank died, and when its server heard of it."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, 16)
+
+    def note(self, which: int) -> None:
+        struct.pack_into("d", self._memory, 8 * which, time.monotonic())
+
+    def read(self, which: int) -> float:
+        return float(struct.unpack_from("d", self._memory, 8 * which)[0])
+
+    def die(self) -> None:
+        self.note(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def the_others_raise() -> None:
+    for count, killed in ((2, 0), (2, 1), (3, 0), (3, 1), (3, 2)):
+        clock = _Clock()
+
+        def before(rank: int, number: int, killed: int = killed, clock: _Clock = clock) -> None:
+            if (rank, number) == (killed, _END):
+                clock.die()
+
+        _check_survivors(_ROUNDS, clock, before=before, count=count, killed=killed)
+
+
+def a_reader_of_a_large_request_raises() -> None:
+    """The first rank dies after it has announced the request, and before it has sent it."""
+    clock = _Clock()
+    send = zmq.Socket.send
+
+    def dying(socket: Any, data: Any, *args: Any, **options: Any) -> Any:
+        if len(data) > LARGE:
+            clock.die()
+        return send(socket, data, *args, **options)
+
+    rounds = [*_ROUNDS[:_END], (["x" * LARGE], [])]
+    with mock.patch.object(zmq.Socket, "send", dying):
+        _check_survivors(rounds, clock, killed=0)
+
+
+def _check_survivors(rounds: list[Round], clock: _Clock, **options: Any) -> None:
+    with live(PATCH, ran=None):
+        for each in ranks(rounds, **options):
+            assert each["gloo"] < _END
+            assert each["raised"].endswith("of this server has ended"), each
+            assert each["at"] - clock.read(0) < LATEST_S, each
+
+
+def the_server_ends() -> None:
+    """By stock's own path, also where only a data-parallel controller is above the ranks."""
+    for has_controller in (False, True):
+        for killed in (0, 1):
+            clock = _Clock()
+            with live(PATCH, ran=None), tempfile.TemporaryDirectory() as folder:
+                given = (clock, Path(folder), killed, has_controller)
+                server = _Process(target=_server, args=given)
+                server.start()
+                server.join()
+            assert server.exitcode == 0, (has_controller, killed)
+            took = clock.read(1) - clock.read(0)
+            assert 0 < took < LATEST_S + _WATCH_S * has_controller, took
+
+
+def _server(clock: _Clock, folder: Path, killed: int, has_controller: bool) -> None:
+    """The main process: stock's ends its server when it gets SIGQUIT."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+
+    def hears(*_: Any) -> None:
+        clock.note(1)
+        os._exit(0)
+
+    signal.signal(signal.SIGQUIT, hears)
+    if has_controller:
+        controller = _Process(target=_controller, args=(clock, folder, killed))
+        controller.start()
+        SubprocessWatchdog([controller], interval=_WATCH_S).start()
+    else:
+        _start_ranks(clock, folder, killed)
+    time.sleep(2 * LIMIT_S)
+
+
+def _controller(*about: Any) -> None:
+    """Stock's has no handler, and checks none of the ranks that it started."""
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    _start_ranks(*about)
+    time.sleep(2 * LIMIT_S)
+
+
+def _start_ranks(*about: Any) -> None:
+    for rank in range(2):
+        _Process(target=_rank, args=(rank, *about)).start()
+
+
+def _rank(rank: int, clock: _Clock, folder: Path, killed: int) -> None:
+    """Stock's process of a scheduler; only the scheduler has a stand-in."""
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+    module: Any = importlib.import_module("sglang.srt.managers.scheduler")
+
+    def before(rank: int, number: int) -> None:
+        if (rank, number) == (killed, _END):
+            clock.die()
+
+    class Scheduler:
+        gracefully_exit = False
+        async_d2h_worker = None
+        metrics_reporter = SimpleNamespace(_shutdown_fpm=lambda: None)
+
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def get_init_info(self) -> dict[str, Any]:
+            return {}
+
+        def run_event_loop(self) -> None:
+            if raised := play(rank, 2, folder, _ROUNDS, before, {})["raised"]:
+                raise RuntimeError(raised)
+
+    tracing = SimpleNamespace(enable_trace=False)
+    module.Scheduler, module.get_observability = Scheduler, lambda: tracing
+    for name in ("publish", "configure_scheduler_process", "spawn_world_rank"):
+        setattr(module, name, lambda *_, **__: 0)
+    pipe = SimpleNamespace(send=lambda _: None)
+    module.run_scheduler_process(None, None, rank, rank, 0, None, pipe)
+
+
+CHECKS = {
+    check.__name__: check
+    for check in (the_others_raise, a_reader_of_a_large_request_raises, the_server_ends)
+}

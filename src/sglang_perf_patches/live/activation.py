@@ -34,7 +34,7 @@ from ..model.patching import Gated, Make
 from ..model.selection import Selection
 from ..model.state import Observer, PatchState, Report, RunFlag, State
 from .compiled import Compiled
-from .dispatch_table import dispatch
+from .dispatch_table import dispatch, waits_for
 from .executor import executor
 from .imports import Watched, is_loaded, is_ready, stop_waiting, wait_for
 from .patch_runtime import SERVING, Drain, Notices, PatchRuntime, Registry
@@ -292,8 +292,7 @@ class Activation:
             return
         if not is_shown:
             member.forget()
-            reason = "a thread is inside the code that it would change"
-            self.notices.set_status(member, "pending", reason)
+            self.notices.set_status(member, "pending", f"it waits until {waits_for()}")
         elif member.gate:
             self.notices.set_status(member, "gated", member.gate)
         else:

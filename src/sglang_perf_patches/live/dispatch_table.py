@@ -196,6 +196,15 @@ def waits_for() -> str:
     return "no thread compiles with torch" if is_compiling else "no thread is inside it"
 
 
+def stacks() -> list[tuple[int, list[CodeType]]]:
+    """Of each thread its number, and the code objects that it executes, innermost first."""
+    with _without_collections():
+        threads, codes = tee(_stacks())
+        return list(
+            zip(map(itemgetter(0), threads), map(list, map(itemgetter(1), codes)), strict=True)
+        )
+
+
 def _of_compiler(codes: Iterator[CodeType]) -> Iterator[bool]:
     """Of each code object, whether it is part of what traces for ``torch.compile``."""
     file = getattr(sys.modules.get(_COMPILER), "__file__", None) or ""

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from .live.executor import executor
+from .model import switch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,7 +49,14 @@ def activate(selection: str | Iterable[str] | None = None, *, strict: bool | Non
 
     Raises:
         SelectionError: the selection is malformed or names something unknown.
+        RuntimeError: this process was forked while another thread imported this package.
     """
+    if _is_cut_off():
+        if switch.strict_from_environment() if strict is None else strict:
+            from .live.ending import end_process
+
+            end_process(f"sglang-perf-patches: no patch is applied: {executor.cut_off}")
+        raise RuntimeError(executor.cut_off)
     text = selection if selection is None or isinstance(selection, str) else ",".join(selection)
     wait_s = _JUDGING_S if report() is None else _WAIT_S
     happened: Any = executor.do(lambda: _activate(text, strict), wait_s=wait_s).result() or report()
@@ -62,6 +70,8 @@ def deactivate() -> None:
     that depend on it. This call does not wait for that: a warning says what ends it, and the
     process tries again once a second, as does the next call of this function.
     """
+    if _is_cut_off():
+        return
     engine = executor.do(_engine, wait_s=_JUDGING_S).result()
     if engine is None:  # inside another call, which runs the request before it returns
         executor.do(lambda: _engine().take_off())
@@ -106,6 +116,13 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def _is_cut_off() -> bool:
+    """Whether this process was forked within an import of ours: another one would not end."""
+    from .live import forks  # noqa: F401  before the first request
+
+    return bool(executor.cut_off) and report() is None
+
+
 def _engine() -> Any:
     from .live import engine
 
@@ -114,7 +131,7 @@ def _engine() -> Any:
 
 def _activate(text: str | None, strict: bool | None) -> Any:
     """Activate inside a request, imports included, so that a call in between waits for them too."""
-    from .live import engine
+    engine = _engine()
     from .telemetry import recorder
 
     engine.observe(recorder)

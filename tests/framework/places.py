@@ -19,7 +19,7 @@ _SWITCHING = (
     *(
         "live/patch_runtime.py:Registry.show",
         "live/dispatch_table.py:at_rest",
-        "live/dispatch_table.py:_in_one_slice",
+        "live/dispatch_table.py:_in_one_call",
     ),
     *("live/executor.py:Executor.go_on", "live/executor.py:Executor._work"),  # hold its lock
 )

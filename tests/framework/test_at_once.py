@@ -53,14 +53,25 @@ def wait_for_calls():
 
 # How long a try keeps every other thread from running, in seconds of CPU: a busy machine makes any
 # call long, but not this.
-slices, in_one_slice = [], dispatch_table._in_one_slice
-def timed(is_safe, act):
+slices, in_one_call = [], dispatch_table._in_one_call
+def timed(codes, steps):
     began = time.thread_time()
     try:
-        return in_one_slice(is_safe, act)
+        return in_one_call(codes, steps)
     finally:
         slices.append(time.thread_time() - began)
-dispatch_table._in_one_slice = timed
+dispatch_table._in_one_call = timed
+if os.environ.get("GIVES_UP"):      # as a signal handler may, at any line of this thread
+    lines = 0
+    def trace(frame, event, _):
+        global lines
+        if frame.f_code.co_filename != dispatch_table.__file__:
+            return None
+        lines += event == "line"
+        if event == "line" and not lines % 7:
+            time.sleep(1e-5)
+        return trace
+    sys.settrace(trace)
 done = 0
 while done < cycles or sum(calls) < least:
     while not all_live():
@@ -76,6 +87,7 @@ while done < cycles or sum(calls) < least:
         ours.deactivate()
     done += 1
 over = True
+sys.settrace(None)
 for thread in threads:
     thread.join()
 assert set().union(*seen) <= WHOLE, set().union(*seen) - WHOLE
@@ -97,6 +109,33 @@ def test_no_thread_sees_half_of_a_patch(throwaway: Throwaway, pytestconfig: pyte
     assert int(number_of_cycles) >= cycles
     assert int(counted) >= calls
     assert 0 < float(longest_slice) < 20
+
+
+def test_a_signal_handler_that_gives_the_gil_up_shows_no_half(throwaway: Throwaway) -> None:
+    throwaway.play(SCRIPT, CYCLES="6", CALLS="0", GIVES_UP="1")
+
+
+def test_among_many_threads(throwaway: Throwaway) -> None:
+    """However long it takes to check them all."""
+    throwaway.play("""
+import sglang.srt.a as a
+use(STEP)
+over = threading.Event()
+threading.stack_size(2**17)
+def stand(depth):
+    return stand(depth - 1) if depth else over.wait()
+threads = [threading.Thread(target=stand, args=(20,), daemon=True) for _ in range(800)]
+for thread in threads:
+    thread.start()
+for _ in range(3):
+    assert all_live(), engine.report()
+    assert a.Worker().step(1) == 102
+    ours.deactivate()
+    assert engine.report() is None and a.Worker().step(1) == 2
+over.set()
+for thread in threads:
+    thread.join(200)
+""")
 
 
 PARTS = """

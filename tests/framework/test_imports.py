@@ -204,6 +204,18 @@ def test_a_server_can_import_its_own_parts_and_nothing_else() -> None:
     assert reached == {module for module in MODULES if part(module) in OF_SERVERS}
 
 
+def test_no_attribute_of_a_server_has_a_lock() -> None:
+    """Up to Python 3.11 a `cached_property` has one: a fork could leave it held in the child."""
+    for module, path in MODULES.items():
+        text = path.read_text(encoding="utf-8")
+        if part(module) not in OF_SERVERS or "cached_property" not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                used = " ".join(map(ast.unparse, node.decorator_list))
+                assert "cached_property" not in used, f"{module}: {node.name}"
+
+
 def test_no_other_verb_loads_what_bench_server_needs() -> None:
     users = {name for name in MODULES if "bench_server" in map(part, GRAPH[name])}
     assert {name for name in users if part(name) == "cli"} == {

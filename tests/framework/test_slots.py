@@ -30,8 +30,6 @@ def take(slot: Slot, patch: str) -> None:
 
 def show(slot: Slot, layers: list[Layer]) -> None:
     change = slot.made_of(layers)
-    if change.layers:
-        slot.place()
     table = dispatch.now.replaced({slot: change}, slot.functions(change), frozenset())
     dispatch.now = table
     slot.settle()

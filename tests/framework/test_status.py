@@ -353,24 +353,32 @@ def test_a_record_that_a_cleaner_of_temporary_files_took_comes_back(throwaway: T
         assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_folder_that_others_can_write_is_neither_read_nor_used(throwaway: Throwaway) -> None:
+@pytest.mark.parametrize("kind", ["open to all", "readable", "a link", "another user's"])
+def test_a_folder_that_is_not_private_is_neither_read_nor_used(
+    throwaway: Throwaway, tmp_path: Path, kind: str
+) -> None:
     folder = throwaway.runtime / "sglang-perf-patches"
-    folder.mkdir()
-    folder.chmod(0o777)
-    code, _, stderr = status(throwaway)
-    assert (code, stderr.count("\n")) == (2, 1)
+    target = tmp_path / "target" if kind == "a link" else folder
+    target.mkdir(mode=0o700)
+    if kind == "a link":
+        folder.symlink_to(target)
+    elif kind == "another user's":
+        if os.getuid():
+            pytest.skip("needs root to give a folder to another user")
+        os.chown(folder, 12345, 12345)
+    else:
+        folder.chmod(0o777 if kind == "open to all" else 0o755)
+    code, stdout, stderr = status(throwaway)
+    assert (code, stderr.count("\n")) == (0, 1)
     assert "not a private folder of this user" in stderr
+    assert "its records are not read" in stderr
+    assert "no running sglang process" in stdout
+    for words in (["doctor"], ["report", "--output", "-"]):
+        done = throwaway.command(*words)
+        assert "not a private folder" in done.stderr, done
+        assert done.returncode != 2, done
     with serving(throwaway):
-        assert list(folder.iterdir()) == []
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a folder to another user")
-def test_a_folder_of_another_user_is_not_trusted(throwaway: Throwaway, tmp_path: Path) -> None:
-    folder = tmp_path / f"sglang-perf-patches-{os.getuid()}"
-    folder.mkdir(mode=0o700)
-    os.chown(folder, 12345, 12345)
-    code, _, stderr = status(throwaway, XDG_RUNTIME_DIR=None, TMPDIR=str(tmp_path))
-    assert (code, stderr.count("\n")) == (2, 1)
+        assert list(target.iterdir()) == []
 
 
 def test_one_line_of_information_and_one_warning(throwaway: Throwaway, tmp_path: Path) -> None:

@@ -114,3 +114,17 @@ def test_a_shell_completes_verbs_options_and_patches(
         timeout=600,
     )
     assert set(answer.read_text().split("\n")) == expected
+
+
+@pytest.mark.parametrize("words", ["list", "status", "doctor", "help states"])
+def test_no_stdout_at_all(throwaway: Throwaway, words: str) -> None:
+    command = f"exec {sys.executable} -m sglang_perf_patches {words} >&-"
+    done = throwaway.execute("sh", "-c", command)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done
+    assert done.stderr.endswith("can't write: standard output is closed\n")
+
+
+def test_a_command_may_run_without_stdout(throwaway: Throwaway, tmp_path: Path) -> None:
+    command = f"exec {sys.executable} -m sglang_perf_patches run touch {tmp_path / 'ran'} >&-"
+    assert throwaway.execute("sh", "-c", command).returncode == 0
+    assert (tmp_path / "ran").exists()

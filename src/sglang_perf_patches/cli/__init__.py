@@ -51,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; every bad input is one sentence on stderr."""
     render.be_tolerant()
     words = _with_verb(list(sys.argv[1:] if arguments is None else arguments))
+    if sys.stdout is None and words[0] != "run":  # as after `>&-`; a command may not need it
+        render.warn("can't write: standard output is closed")
+        return 2
     try:
         code = _run(words)
         sys.stdout.flush()

@@ -6,7 +6,6 @@ import hashlib
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,7 +88,7 @@ class Definition:
         parts = (f"{name}={self.parts[name]}" for name in PARTS if name in self.parts)
         return " ".join([self.own, *parts])
 
-    @cached_property
+    @property
     def text(self) -> str:
         """The dedented source of all pieces, read from the file.
 

@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -111,13 +110,20 @@ class Tree:
         self.root = root
         self.read: dict[Path, dict[str, Any]] = {}
         self._read_table = table
+        self._table: Mapping[str, str] | None = None
+        self._version = ""
         self._paths: dict[str, Path | None] = {}
         self._modules: dict[str, Module] = {}
         self._definitions: dict[str, Definition | None] = {}
 
-    @cached_property
+    @property
     def version(self) -> str:
         """The version in the tree or in its metadata; ``"unknown"`` if neither has one."""
+        # Not a cached_property: up to Python 3.11 it has a lock, which a fork could leave held.
+        self._version = self._version or self._find_version()
+        return self._version
+
+    def _find_version(self) -> str:
         for name in ("_version.py", "version.py"):
             try:
                 text = (self.root / name).read_text(encoding="utf-8")
@@ -209,12 +215,10 @@ class Tree:
                 key = shipped.key(path, self.root)
             except OSError as error:
                 raise TreeError(f"{path} can't be read: {error.strerror or error}") from error
+            if self._table is None:
+                self._table = self._read_table()
             self.read[path] = json.loads(self._table.get(key, "{}"))
         return self.read[path]
-
-    @cached_property
-    def _table(self) -> Mapping[str, str]:
-        return self._read_table()
 
     def _with_read(self, definition: Definition) -> Definition:
         """Add what a definition reads from classes and other files to its parts and values."""

@@ -34,7 +34,7 @@ from ..model.patching import Gated, Make
 from ..model.selection import Selection
 from ..model.state import Observer, PatchState, Report, RunFlag, State
 from .compiled import Compiled
-from .dispatch_table import dispatch
+from .dispatch_table import dispatch, waits_for
 from .executor import executor
 from .imports import Watched, is_loaded, is_ready, stop_waiting, wait_for
 from .patch_runtime import SERVING, Drain, Notices, PatchRuntime, Registry
@@ -66,7 +66,6 @@ class Activation:
         selection: as given.
         registry: the patches.
         notices: what is to be logged.
-        is_preparing: whether a thread is importing or running install code.
         is_observed: whether observers know that it has started.
         is_stopping: `stop` was called: everything is to be removed.
         ended: `stop` was called, and everything is off. After a fault it stays False, so that
@@ -91,7 +90,6 @@ class Activation:
         self._verifier = Verifier(Compiled())
         self._hooks = Watched(self.look_again)
         self._gatekeeper = Gatekeeper(self.registry, self.look_again)
-        self.is_preparing = False
 
     # -- for callers -----------------------------------------------------------------------------
 
@@ -130,7 +128,6 @@ class Activation:
 
     def leave(self, reason: str) -> None:
         """Remove every patch in a forked child that can't continue."""
-        self.is_preparing = False
         self._abandon(reason)
 
     def take_off(self, patch: str) -> None:
@@ -228,7 +225,6 @@ class Activation:
             self.notices.set_status(member, *ruled)
             return
         try:
-            self.is_preparing = True
             self._go_live(member, self._prepare(member))
         except Gated as gate:
             member.forget()
@@ -240,8 +236,6 @@ class Activation:
             # With a request waiting, an import has ended that may have been missing: try again.
             if not executor.has_requests():
                 self.registry.lose(member, "failed", f"{type(error).__name__}: {error}")
-        finally:
-            self.is_preparing = False
 
     def _prepare(self, member: PatchRuntime) -> list[str]:
         """Run the install function and make the new objects; stock stays as it is.
@@ -292,8 +286,7 @@ class Activation:
             return
         if not is_shown:
             member.forget()
-            reason = "a thread is inside the code that it would change"
-            self.notices.set_status(member, "pending", reason)
+            self.notices.set_status(member, "pending", f"it waits until {waits_for()}")
         elif member.gate:
             self.notices.set_status(member, "gated", member.gate)
         else:

@@ -17,18 +17,38 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate, chain, islice, repeat, takewhile, tee
-from operator import attrgetter, itemgetter
+from itertools import accumulate, chain, compress, islice, repeat, takewhile, tee
+from operator import attrgetter, is_, itemgetter, methodcaller, not_
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 _INTERVAL_S = 0.005
 _GIVE_UP_S = 0.0001
 _TRIES = 50
 _COMPILER = "torch._dynamo.convert_frame"
+_CALL = methodcaller("__call__")
+
+
+class Step(NamedTuple):
+    """A change of memory that is made only where memory is as it was seen.
+
+    Attributes:
+        read: reads what it changes, implemented in C.
+        held: what `read` returned.
+        act: makes the change, implemented in C.
+    """
+
+    read: Callable[[], Any]
+    held: Any
+    act: Callable[[], Any]
+
+    def take(self) -> None:
+        """Make the change by itself."""
+        if self.read() is self.held:
+            self.act()
 
 
 class Table:
@@ -76,62 +96,67 @@ dispatch = DispatchTable()
 
 
 def at_rest(
-    codes: Collection[CodeType], act: Callable[[], None], is_due: Callable[[], bool] = lambda: True
+    codes: Collection[CodeType],
+    steps: Sequence[Step],
+    is_idle: Callable[[], bool] | None = None,
 ) -> bool:
-    """Act if no other thread is inside one of `codes`, before any other thread can enter one.
+    """Take all steps at once if no other thread is inside one of `codes`; else take none.
 
     Generators and coroutines count only while they run. While another thread compiles with torch,
     nothing is done: the compiler records what it reads and compares it at its end.
 
     Args:
         codes: the code objects; with none, no thread needs checking.
-        act: the action, as quick as an assignment.
-        is_due: whether it may be done; called at that moment.
+        steps: if memory is no longer as one of them has seen it, none is taken.
+        is_idle: asked shortly before, in Python; None if there is nothing to ask.
 
     Returns:
-        whether it was done. Without a GIL it is not, unless this is the only thread.
-    """
-    if not codes or is_alone():
-        if is_due():
-            act()
-            return True
-        return False
-    if not has_gil():
-        return False
+        whether they were taken. Without a GIL they are not, unless this is the only thread.
 
-    # A thread that waits for the GIL requests it only after a whole switch interval in which no
-    # other thread got it. So this thread gives the GIL up, takes it again, and has at least one
-    # interval in which it can check all threads and act without interruption. A host may have set
-    # a shorter interval, which would not be enough: it is raised to Python's own for the attempt.
-    interval, done = sys.getswitchinterval(), None
+    Raises:
+        Exception: a step failed; those before it were taken.
+    """
+    if codes and not has_gil() and not is_alone():
+        return False
+    if is_idle is None:
+        return _in_one_call(codes, steps)
+
+    # What it answers must still hold when the steps are taken. A thread that waits for the GIL
+    # requests it only after a whole switch interval in which no other thread got it. So this thread
+    # gives the GIL up, takes it again, and has one interval. A host may have set a shorter one,
+    # which would not be enough: it is raised to Python's own for the attempt.
+    interval = sys.getswitchinterval()
     try:
         sys.setswitchinterval(max(interval, _INTERVAL_S))
         for _ in range(_TRIES):
-            done = _in_one_slice(
-                lambda: not (runs_elsewhere(codes) or compiles_elsewhere()) and is_due(), act
-            )
-            if done is not None:
-                break
+            time.sleep(_GIVE_UP_S)
+            began = time.perf_counter()
+            if not is_idle():
+                return False
+            if time.perf_counter() - began < _INTERVAL_S / 2:
+                return _in_one_call(codes, steps)
     finally:
         sys.setswitchinterval(interval)
-    return bool(done)
+    return False
 
 
-def _in_one_slice(is_safe: Callable[[], bool], act: Callable[[], None]) -> bool | None:
-    """Give the GIL up, then check and act before another thread gets it.
+def _in_one_call(codes: Collection[CodeType], steps: Sequence[Step]) -> bool:
+    """Check the threads and take the steps, in one call into C.
 
-    Returns:
-        whether it acted; None if the check took so long that another thread may have run since.
+    Only Python code gives the GIL up or runs signal handlers. So no other code runs in between,
+    however many threads there are.
     """
-    time.sleep(_GIVE_UP_S)
     with _without_collections():
-        began = time.perf_counter()
-        if not is_safe():
-            return False
-        if time.perf_counter() - began > _INTERVAL_S / 2:
-            return None
-        act()
-        return True
+        reads, held, acts = zip(*steps, strict=True) if steps else ((), (), ())
+        some, same = tee(_elsewhere() if codes else ())
+        inside = map(_identities(codes).__contains__, map(id, some))
+        # Each `next` below is one whole question. The sum uses every frame up, and keeps none.
+        is_safe = chain(
+            map(not_, map(sum, (chain(inside, _of_compiler(same)),))),
+            map(is_, map(_CALL, reads), held),
+        )
+        taken = map(isinstance, map(_CALL, acts), repeat(object))  # true, whatever a step returns
+        return all(chain(is_safe, taken))
 
 
 def has_gil() -> bool:
@@ -157,47 +182,56 @@ def runs_here(codes: Collection[CodeType]) -> bool:
 
 
 def runs_elsewhere(codes: Collection[CodeType]) -> bool:
-    """Whether another thread executes one of `codes`, or something that it called.
-
-    The answer is true only while this thread keeps the GIL, from before the call on.
-    """
-    identities, own = _identities(codes), threading.get_ident()
-    return any(
-        not identities.isdisjoint(map(id, stack)) for thread, stack in _stacks() if thread != own
-    )
+    """Whether another thread executes one of `codes`, or something that it called."""
+    with _without_collections():
+        return any(tuple(map(_identities(codes).__contains__, map(id, _elsewhere()))))
 
 
-def compiles_elsewhere() -> bool:
-    """Whether another thread is tracing for ``torch.compile``."""
-    file = getattr(sys.modules.get(_COMPILER), "__file__", None)
-    own = threading.get_ident()
-    return any(
-        code.co_filename == file
-        for thread, stack in (_stacks() if file else ())
-        for code in stack
-        if thread != own
-    )
+def waits_for() -> str:
+    """What `at_rest` waits for, worded to follow "until"."""
+    if not has_gil() and not is_alone():
+        return "no other thread runs, as this Python has no GIL"
+    with _without_collections():
+        is_compiling = any(tuple(_of_compiler(_elsewhere())))
+    return "no thread compiles with torch" if is_compiling else "no thread is inside it"
 
 
-def _stacks() -> tuple[tuple[int, tuple[CodeType, ...]], ...]:
+def stacks() -> list[tuple[int, list[CodeType]]]:
     """Of each thread its number, and the code objects that it executes, innermost first."""
     with _without_collections():
-        return _walked()
+        threads, codes = tee(_stacks())
+        return list(
+            zip(map(itemgetter(0), threads), map(list, map(itemgetter(1), codes)), strict=True)
+        )
 
 
-def _walked() -> tuple[tuple[int, tuple[CodeType, ...]], ...]:
-    """See `_stacks`; while it runs, nothing may give the GIL up.
+def _of_compiler(codes: Iterator[CodeType]) -> Iterator[bool]:
+    """Of each code object, whether it is part of what traces for ``torch.compile``."""
+    file = getattr(sys.modules.get(_COMPILER), "__file__", None) or ""
+    return map(file.__eq__, map(attrgetter("co_filename"), codes if file else ()))
 
-    A frame that has ended by then can point at freed memory: on 3.11, with torch, that was seen to
-    end processes. So it is one call into C. A loop in Python over ``f_back`` gives the GIL up in
-    between if it takes long. So does a finaliser, and up to 3.11 garbage is collected inside of C.
+
+def _elsewhere() -> Iterator[CodeType]:
+    """The code objects that other threads execute, each thread's innermost first."""
+    pairs, again = tee(_stacks())
+    is_other = map(threading.get_ident().__ne__, map(itemgetter(0), pairs))
+    return chain.from_iterable(compress(map(itemgetter(1), again), is_other))
+
+
+def _stacks() -> Iterator[tuple[int, Iterator[CodeType]]]:
+    """Of each thread its number, and the code objects that it executes, innermost first.
+
+    To be used up in one call into C, `_without_collections`: a frame that has ended by then can
+    point at freed memory. On 3.11, with torch, that was seen to end processes. A loop in Python
+    over ``f_back`` gives the GIL up in between if it takes long. So does a finaliser, and up to
+    3.11 garbage is collected inside of C.
     """
     items = map(dict.items, islice(iter(sys._current_frames, None), 1))
     threads, innermost = tee(chain.from_iterable(items))
     backwards = map(chain, zip(map(itemgetter(1), innermost)), repeat(repeat("f_back")))
     frames = map(partial(takewhile, bool), map(accumulate, backwards, repeat(getattr)))
-    codes = map(tuple, map(partial(map, attrgetter("f_code")), frames))
-    return tuple(zip(map(itemgetter(0), threads), codes, strict=True))
+    codes = map(partial(map, attrgetter("f_code")), frames)
+    return zip(map(itemgetter(0), threads), codes, strict=True)
 
 
 @contextmanager

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import threading
 from collections.abc import Mapping
 
 from .. import sets
@@ -14,21 +12,18 @@ from ..compat.verdict import judge_each
 from ..model import selection, switch
 from ..model.patch import Patch, by_id
 from ..model.state import Observer, Report
+from . import forks  # noqa: F401
 from .activation import Activation
 from .ending import end_process
 from .executor import executor
 
 logger = logging.getLogger("sglang_perf_patches")
 
-_ending = threading.RLock()  # held by the thread that ends the process; taken before the others
 _current: list[Activation] = []  # at most one; a container, so that nothing rebinds it
 _observers: list[Observer] = []
 
 # Bounded, because install code may import a module that the waiting thread is importing.
 _WAIT_S = 1.0
-_FORK_S = 1.0
-# Longer, because a forked child can't import a module that another thread was importing.
-_FORK_WHILE_PREPARING_S = 5.0
 
 
 def activate_now(
@@ -76,6 +71,10 @@ def take_off() -> str:
     return "" if activation.ended else activation.registry.waits_for()
 
 
+def _present() -> Activation | None:
+    return next((activation for activation in list(_current) if not activation.ended), None)
+
+
 def report() -> Report | None:
     """See `sglang_perf_patches.report`."""
     activation = _present()
@@ -93,10 +92,6 @@ def observe(observer: Observer) -> None:
     """Notify `observer` from now on. Idempotent."""
     if observer not in _observers:
         _observers.append(observer)
-
-
-def _present() -> Activation | None:
-    return next((activation for activation in list(_current) if not activation.ended), None)
 
 
 def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None) -> Activation:
@@ -143,7 +138,7 @@ def _compare(text: str, patches: Mapping[str, Patch], decided: selection.Selecti
 def _end(line: str) -> None:
     # Two threads may see the same loss. The second one must not end the process while the first
     # one is removing what is live and the record of this process.
-    with _ending:
+    with executor.ending:
         with contextlib.suppress(Exception):
             deactivate(is_told=False)
             for observer in _observers:
@@ -169,27 +164,9 @@ executor.afterwards = _speak
 executor.interrupted = _interrupted
 
 
-def _before_fork() -> None:
-    _ending.acquire()
-    preparing = any(activation.is_preparing for activation in _current)
-    if not executor.is_at_work_here():
-        executor.acquire(_FORK_WHILE_PREPARING_S if preparing else _FORK_S)
+def _leave(reason: str) -> None:
+    for activation in _current:
+        activation.leave(reason)
 
 
-def _after_fork() -> None:
-    executor.release()
-    _ending.release()
-
-
-def _after_fork_in_child() -> None:
-    if executor.forget_threads():  # a thread that is not in this child was at work
-        for activation in _current:
-            if activation.is_preparing:
-                activation.leave("this process was forked while its code was being imported")
-    _ending.release()
-
-
-# A child must not inherit a lock that is held by a thread that it lacks.
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
-)
+executor.leave = _leave

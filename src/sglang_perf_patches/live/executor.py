@@ -12,11 +12,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
-from .dispatch_table import runs_here
+from .dispatch_table import runs_here, stacks
 
 _POLL_S = 0.001
+_FORK_S = 1.0
+"""How long a fork waits for the thread at work, which may itself wait for the one forking."""
+_FORK_WHILE_IMPORTING_S = 5.0
+"""Longer, because a forked child can't import a module that another thread was importing."""
+_IMPORTING = "<frozen importlib._bootstrap>"
 
 
 class Request:
@@ -57,14 +63,21 @@ class Executor:
     Attributes:
         afterwards: called outside of any request, after some have run.
         interrupted: called instead, after an interruption has ended one.
+        ending: held by the thread that ends the process; taken before the executor's own lock.
+        cut_off: why this forked child can import none of our code any more; "" if it can.
+        leave: called with `cut_off` in such a child.
     """
 
     def __init__(self) -> None:
         self.afterwards: Callable[[], None] = lambda: None
         self.interrupted: Callable[[], None] = lambda: None
+        self.ending = threading.RLock()
+        self.cut_off = ""
+        self.leave: Callable[[str], None] = lambda reason: None
         self._requests: deque[Request] = deque()
         self._lock = threading.RLock()
         self._is_kept = False
+        self._cuts_import = False
 
     def do(self, work: Callable[[], Any], *, wait_s: float = 0) -> Request:
         """Run `work` here, or leave it to the thread that is at work.
@@ -109,28 +122,34 @@ class Executor:
         """Whether the caller is inside a request."""
         return runs_here(_WORK)
 
-    def acquire(self, wait_s: float) -> None:
-        """Keep requests from running until `release`; gives up after `wait_s` seconds."""
-        self._is_kept = self._lock.acquire(timeout=wait_s)
+    def before_fork(self) -> None:
+        """Keep requests from running until the fork is over, if the one at work ends in time."""
+        self.ending.acquire()
+        if self.is_at_work_here():
+            return
+        self._is_kept = self._lock.acquire(timeout=_FORK_S)
+        if not self._is_kept and _is_importing():
+            self._is_kept = self._lock.acquire(timeout=_FORK_WHILE_IMPORTING_S)
+        self._cuts_import = not self._is_kept and _is_importing()
 
-    def release(self) -> None:
-        """Undo `acquire`, if it succeeded."""
+    def after_fork(self) -> None:
+        """Undo `before_fork`."""
         if self._is_kept:
             self._is_kept = False
             self._lock.release()
+        with contextlib.suppress(RuntimeError):  # registered while the fork was under way
+            self.ending.release()
 
-    def forget_threads(self) -> bool:
-        """In a forked child: free the lock that a thread of the parent holds.
-
-        Returns:
-            whether there was such a thread, so whether its request was cut off.
-        """
-        self.release()
+    def after_fork_in_child(self) -> None:
+        """The same, and free the lock that a thread of the parent holds."""
+        self.after_fork()
         if self.is_at_work_here():
-            return False
+            return
         was_at_work = not self._lock.acquire(blocking=False)
         self._lock = threading.RLock()
-        return was_at_work
+        if was_at_work and self._cuts_import:
+            self.cut_off = "this process was forked while its code was being imported"
+            self.leave(self.cut_off)
 
     def _work(self) -> None:
         try:
@@ -145,6 +164,16 @@ class Executor:
 
 
 _WORK = (Executor._work.__code__,)
+
+
+def _is_importing() -> bool:
+    """Whether the thread at work is inside an import that its request has begun."""
+    for _, codes in stacks():
+        above = [*takewhile(lambda code: code is not _WORK[0], codes)]
+        if len(above) < len(codes) and any(code.co_filename == _IMPORTING for code in above):
+            return True
+    return False
+
 
 executor = Executor()
 """The executor of this process."""

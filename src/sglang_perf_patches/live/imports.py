@@ -81,7 +81,6 @@ class Watched:
         self._slot = dispatch.slots[id(owner), name] = slot
         layer = Layer("", self._around)
         slot.made_of([layer])
-        slot.place()
         slot.show_alone([layer])
 
     def leave(self) -> None:

@@ -16,7 +16,8 @@ from ..compat.source import Definition
 from ..compat.verdict import Verdict
 from ..model.patch import Patch, Variant
 from ..model.state import Observer, RunFlag, State
-from .dispatch_table import at_rest, dispatch, has_gil, is_alone, runs_here
+from . import dispatch_table
+from .dispatch_table import Step, at_rest, dispatch, runs_here
 from .swap import Layer, Slot
 
 logger = logging.getLogger("sglang_perf_patches")
@@ -160,8 +161,8 @@ class Registry:
             False if it was not safe: nothing has changed.
 
         Raises:
-            Exception: from making a layer (then nothing has changed), or from placing a forwarder
-                or settling memory (`is_on` tells whether the table was exchanged).
+            Exception: from making a layer (then nothing has changed), or from a step that changes
+                memory (`is_on` tells whether the table was exchanged).
         """
         before, after = self.on(), [member for member in self if member in members]
         coming = _slots(member for member in after if member not in before)
@@ -172,19 +173,24 @@ class Registry:
         if runs_here(forwarders):
             return False
         codes = [*forwarders, *(code for slot in coming for code in slot.codes())]
-        holding = [each for each in before if not slots.keys().isdisjoint(each.slots.values())]
+        holding = [
+            each
+            for each in before
+            if each.drains and not slots.keys().isdisjoint(each.slots.values())
+        ]
         functions: dict[str, Callable[..., Any]] = {}
         for slot, change in changes.items():
             functions |= slot.functions(change)
         patches = frozenset(member.patch.id for member in after)
-        table = dispatch.now.replaced(changes, functions, patches)
-
-        def exchange() -> None:
-            _each(slot.place for slot in coming)
-            dispatch.now = table  # one statement: an interruption leaves all of it or nothing
-            _each(partial(slot.settle, is_at_rest=True) for slot in slots)
-
-        return at_rest(codes, exchange, lambda: not any(each.waits_for() for each in holding))
+        now = dispatch.now
+        table = now.replaced(changes, functions, patches)
+        # Forwarders first: if one can't be placed, the others still call stock's code.
+        placing: list[Step] = []
+        rest = [Step(_present, now, partial(setattr, dispatch, "now", table))]
+        for slot, change in changes.items():
+            (placing if slot.key and change.layers else rest).extend(slot.steps(change))
+        is_idle = partial(_are_idle, holding) if holding else None
+        return at_rest(codes, [*placing, *rest], is_idle)
 
     def made_with(self, member: PatchRuntime) -> None:
         """Compute the values that one more patch would bring; the slots keep them for `show`."""
@@ -320,10 +326,15 @@ def _are_linked(one: PatchRuntime, other: PatchRuntime) -> bool:
 
 def why_it_stays(members: Iterable[PatchRuntime]) -> str:
     """What must end before members can be removed together, worded to follow "until"."""
-    waits = next(filter(None, (member.waits_for() for member in members)), "")
-    if not waits and not has_gil() and not is_alone():
-        return "no other thread runs, as this Python has no GIL"
-    return waits or "no thread is inside it"
+    waits = (member.waits_for() for member in members)
+    return next(filter(None, waits), "") or dispatch_table.waits_for()
+
+
+def _are_idle(members: Iterable[PatchRuntime]) -> bool:
+    return not any(member.waits_for() for member in members)
+
+
+_present = partial(getattr, dispatch, "now")
 
 
 class Notices:

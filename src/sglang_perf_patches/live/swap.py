@@ -16,11 +16,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from operator import delitem, setitem
 from types import CodeType
 from typing import Any
 
 from ..model.patching import MISSING, Make
-from .dispatch_table import at_rest, dispatch, runs_here
+from .dispatch_table import Step, at_rest, dispatch, runs_here
 from .trampoline import (
     PREFIX,
     copy_of,
@@ -204,37 +206,46 @@ class Slot:
 
     # -- showing it ------------------------------------------------------------------------------
 
-    def place(self) -> None:
-        """Put the forwarder in place. Idempotent."""
-        if self._trampoline is not None:
-            # The global first: a call that begins right after the exchange reads it.
-            self.inside.__globals__[self._stem] = dispatch
-            if self.inside.__code__ is self._code:
-                self.inside.__code__ = self._trampoline
-        elif self._forwarder is not MISSING:
-            self._assign(self._forwarder)
-
     def show_alone(self, layers: Iterable[Layer]) -> None:
         """Show a hook's layers at once, without waiting for calls that are under way."""
         change, now = self.made_of(layers), dispatch.now
         dispatch.now = now.replaced({self: change}, self.functions(change), now.patches)
+        self.settle()
 
-    def settle(self, *, is_at_rest: bool = False) -> None:
+    def settle(self) -> None:
         """Make memory agree with the dispatch table. Idempotent.
 
-        Args:
-            is_at_rest: whether the caller knows that no thread is inside a forwarder here.
+        While a thread is inside exchanged code, its global stays; the next call tries again.
         """
-        shown = self.shown
-        if self._trampoline is not None:
-            if shown.layers:
-                return
-            self._take_out(is_at_rest)
-        elif self._forwarder is not MISSING:
-            if not shown.layers:
-                self._assign(self.original)
-        else:
-            self._assign(shown.value)
+        change = self.shown
+        steps = self.steps(change)
+        last = steps.pop() if steps and self._trampoline is not None and not change.layers else None
+        for step in steps:
+            step.take()
+        if last is not None and not runs_here(self.forwarder_codes()):
+            at_rest(self.forwarder_codes(), [last])
+
+    def steps(self, change: Change) -> list[Step]:
+        """What is left to do until memory shows a change; the removal of a global is the last."""
+        if self._trampoline is None:
+            ours = change.value if self._forwarder is MISSING else self._forwarder
+            return self._assigning(ours if change.layers else self.original)
+        function, names, stem = self.inside, self.inside.__globals__, self._stem
+        of_global, of_code = partial(names.get, stem), partial(getattr, function, "__code__")
+        held, code = of_global(), of_code()
+        # A call of the trampoline reads the global, so this comes first and goes last.
+        steps = []
+        if change.layers and held is not dispatch:
+            steps.append(Step(of_global, held, partial(setitem, names, stem, dispatch)))
+        if change.layers and code is self._code:
+            steps.append(
+                Step(of_code, code, partial(setattr, function, "__code__", self._trampoline))
+            )
+        if not change.layers and code is self._trampoline:
+            steps.append(Step(of_code, code, partial(setattr, function, "__code__", self._code)))
+        if not change.layers and stem in names:
+            steps.append(Step(of_global, held, partial(delitem, names, stem)))
+        return steps
 
     def stands(self) -> bool:
         """Whether the name leads to a forwarder or a value of ours."""
@@ -276,32 +287,18 @@ class Slot:
         ours = (self._forwarder, *self._assigned)
         return held is not MISSING and any(held is each for each in ours)
 
-    def _assign(self, value: Any) -> None:
-        held = raw(self.owner, self.name)
-        if held is value:
-            return
-        ours = held is self._forwarder or self._is_ours(held)
-        if held is not self.original and not ours:
-            return  # other code has replaced it: its object stays, and may call the forwarder
+    def _assigning(self, value: Any) -> list[Step]:
+        owner, name = self.owner, self.name
+        held = raw(owner, name)
+        if held is value or not (held is self.original or self._is_ours(held)):
+            return []  # other code has replaced it: its object stays, and may call the forwarder
+        read = partial(vars(owner).get, name, MISSING)
         if value is MISSING:
-            delattr(self.owner, self.name)
-            return
-        if value is not self.original and value is not self._forwarder:
+            return [Step(read, held, partial(delattr, owner, name))]
+        if value is not self.original and not self._is_ours(value):
             self._assigned.append(value)
-        setattr(self.owner, self.name, value)
-        # Python calls this for what a class body defines, but not for what is assigned later.
-        set_name = getattr(type(value), "__set_name__", None)
-        if set_name is not None and value is not self.original:
-            set_name(value, self.owner, self.name)
-
-    def _take_out(self, is_at_rest: bool) -> None:
-        function, names = self.inside, self.inside.__globals__
-        assert self._trampoline is not None
-        if function.__code__ is self._trampoline:
-            function.__code__ = self._code
-        # A call that has begun the trampoline may not have read the global yet: removing that
-        # now would raise a NameError in it. Otherwise the next `settle` tries again.
-        if is_at_rest:
-            names.pop(self._stem, None)
-        elif self._stem in names and not runs_here((self._trampoline,)):
-            at_rest((self._trampoline,), lambda: names.pop(self._stem, None))
+            # Python calls this for what a class body defines, but not for what is assigned later.
+            set_name = getattr(type(value), "__set_name__", None)
+            if set_name is not None:
+                set_name(value, owner, name)
+        return [Step(read, held, partial(setattr, owner, name, value))]

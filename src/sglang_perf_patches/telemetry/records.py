@@ -73,11 +73,12 @@ def read_all(on_bad: Callable[[str], object] = lambda line: None) -> list[dict[s
     """The records of this user's running processes, by server and PID; removes stale ones.
 
     Args:
-        on_bad: called with a line about each file that is named like a record and is none.
+        on_bad: called with a line about each file that is named like a record and is none, and
+            about this environment's own folder if it is not private to this user. Any such folder
+            is skipped.
 
     Raises:
-        RecordError: this environment's own folder is not private to this user. Other folders that
-            are not are skipped.
+        RecordError: there is no folder for records at all.
     """
     by_name: dict[str, dict[str, Any]] = {}
     for number, folder in enumerate(folders_to_read()):
@@ -85,11 +86,12 @@ def read_all(on_bad: Callable[[str], object] = lambda line: None) -> list[dict[s
             continue
         try:
             require_private(folder)
-        except RecordError:
+            living = _of_living(folder, on_bad)
+        except RecordError as error:
             if number == 0:
-                raise
+                on_bad(f"{harmless(str(error))}: its records are not read")
             continue
-        for path, pid in _of_living(folder, on_bad):
+        for path, pid in living:
             if path.name not in by_name and (data := _read(path, pid, on_bad=on_bad)):
                 by_name[path.name] = data
     return sorted(by_name.values(), key=lambda data: (data["server"], data["pid"]))

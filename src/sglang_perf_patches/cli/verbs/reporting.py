@@ -110,7 +110,9 @@ def _data() -> dict[str, Any]:
         "selection": public.selection(selection.text),
         "sglang": None,
         "verdicts": [],
-        "processes": [process(each, procfs.command(each["pid"])) for each in records.read_all()],
+        "processes": [
+            process(each, procfs.command(each["pid"])) for each in records.read_all(render.warn)
+        ],
     }
     with contextlib.suppress(TreeError):
         tree = tree_at()

@@ -28,6 +28,7 @@ NOT_THE_DEFAULT_MODEL_S = {
 BRINGS = {
     "dp-attention": {"tensor-parallel", "data-parallel"},
     "expert-parallel": {"tensor-parallel"},
+    "elastic-ranks": {"tensor-parallel", "expert-parallel"},
     "expert-all-to-all": {"tensor-parallel", "expert-parallel"},
     "pipeline": {"no-overlap"},
     "eagle": {"no-overlap"},
@@ -87,11 +88,18 @@ def test_what_a_release_resolves_is_read(release: str) -> None:
     plain = by_name.pop("plain")
     assert plain["on"] == {}
     # A small dense model; from its memory of the model the release answers.
-    there = {"one-host", "one-token-pages", "polling", "prefills", "prefix-cache", "torch"}
+    there = {
+        "one-host",
+        "one-token-pages",
+        "polling",
+        "prefills",
+        "prefix-cache",
+        "torch",
+    }
     there |= {"several-requests", "single-drafts", "one-backend", "plain-rotary", "no-storage"}
     there |= {"captured-extends", "known-gdn-kernel"}
     # Not every release has the arguments of these, or the same defaults.
-    differs = {"known-host-cache", "known-gdn-kernel", "breakable-prefills"}
+    differs = {"known-host-cache", "known-gdn-kernel", "breakable-prefills", "own-processes"}
     assert set(plain["having"]) - differs == there - differs
     uses = {use.name for use in setups.FEATURES.uses}
     assert set(plain["lacking"]) - differs == uses - there - differs

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,7 +26,7 @@ stubs.lend()
 from read_setups import MODEL, fields, publish  # noqa: E402
 
 from feature_examples import example  # noqa: E402
-from sglang_perf_patches.live import published  # noqa: E402
+from sglang_perf_patches.live import gpu, published  # noqa: E402
 from sglang_perf_patches.model.feature import Feature  # noqa: E402
 from sglang_perf_patches.model.setups import FEATURES  # noqa: E402
 from sglang_perf_patches.verify import stock  # noqa: E402
@@ -43,10 +43,18 @@ STATES = ("other-tracking",)
 """What a server of this model refuses: what cases publish has it, with a model of their own."""
 
 
-def main(names: str, patches: list[str]) -> None:
-    """Publish a server with the features, and play."""
+def main(names: str, patches: Sequence[str]) -> None:
+    """Publish a server with the features, and print what is played."""
+    for line in played(names, patches):
+        print(json.dumps(line), flush=True)
+
+
+def played(names: str, patches: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The line of each patch."""
     os.environ["SGLANG_PERF_PATCHES"] = "none"
     chosen = [each for each in FEATURES.all if each.name in names.split(",")]
+    if any(each.name == "other-gpu" for each in chosen):
+        _lend_gpu()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(MODEL))
         for patch in patches:
@@ -55,14 +63,28 @@ def main(names: str, patches: list[str]) -> None:
             is_due = patch == patches[0] or patch.startswith("swa.")
             refused = _publish(folder, chosen) if chosen and is_due else ""
             if refused:
-                print(json.dumps({"refused": refused}))
+                yield {"refused": refused}
                 return
             MADE.clear()
             (line,) = proof.run([patch], _few)
             # A case that makes none reads those of the process.
             servers = [_Made(each) for each in MADE] or [published.published()]
             on = {name for each in servers for name in FEATURES.of(each)}
-            print(json.dumps({**line, "on": sorted(on)}), flush=True)
+            yield {**line, "on": sorted(on)}
+
+
+def _lend_gpu() -> None:
+    """Have what gates take this server's GPU for another one than a Hopper.
+
+    The cases compute on the CPU, which is neither.
+    """
+    gpu.capability = lambda: "10.0"
+    read = published.Published.read
+
+    def of_a_gpu(self: published.Published, name: str) -> Any:
+        return "cuda" if name == "device" else read(self, name)
+
+    published.Published.read = of_a_gpu  # type: ignore[method-assign]
 
 
 def _noting(make: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ ends with everything that it started when its context is left or the parent ends
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -21,14 +22,19 @@ from .supervised import Supervised
 _MARK = "\x1esglang-perf-patches "
 
 # As ``python -m MODULE``, with this package from FOLDER: the child's path may have another copy.
+# Another Python may lack wrapt, which is then lent to it.
 _START = """
 import importlib.machinery, importlib.util, runpy, sys
-name, folder, module = sys.argv[1:4]
-del sys.argv[1:4]
-if name not in sys.modules:
+name, folder, wrapt, module = sys.argv[1:5]
+del sys.argv[1:5]
+def lend(name, folder):
     spec = importlib.machinery.PathFinder.find_spec(name, [folder])
     sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[name])
+if importlib.util.find_spec("wrapt") is None:
+    lend("wrapt", wrapt)
+if name not in sys.modules:
+    lend(name, folder)
 runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 
@@ -41,8 +47,9 @@ def emit(data: dict[str, Any]) -> None:
 class Child:
     """A Python child process, as a context manager; iterate over it for what it emits.
 
-    It runs `module` as ``python -m`` does, with every patch off. After `limit_s` seconds, or when
-    the context is left, it ends with all that it started.
+    It runs `module` as ``python -m`` does, with every patch off, in this Python or another one.
+    After `limit_s` seconds, or when the context is left, it ends with all that it started.
+    `was_late` says whether the limit ended it.
     """
 
     def __init__(
@@ -52,14 +59,17 @@ class Child:
         *,
         limit_s: float,
         environment: Mapping[str, str] = os.environ,
+        python: Sequence[str] = (sys.executable,),
     ) -> None:
+        wrapt = importlib.util.find_spec("wrapt")
+        lent = str(Path(wrapt.origin).parents[1]) if wrapt and wrapt.origin else ""
         self._limit_s = limit_s
-        self._was_late = False
+        self.was_late = False
         self._kept = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._process = Supervised(
             [
-                *(sys.executable, "-W", "ignore", "-c", _START),
-                *(__package__, str(Path(__file__).parents[1]), module, *words),
+                *(*python, "-W", "ignore", "-c", _START),
+                *(__package__, str(Path(__file__).parents[1]), lent, module, *words),
             ],
             environment={**environment, "SGLANG_PERF_PATCHES": "none"},
             stdout=subprocess.PIPE,
@@ -88,14 +98,14 @@ class Child:
 
     def why_it_ended(self) -> str:
         """Why it ended, in words: the time limit, the last line of its stderr, or its exit code."""
-        if self._was_late:
+        if self.was_late:
             return f"no end after {self._limit_s:g} s"
         self._kept.seek(0)
         last = self._kept.read().strip().splitlines()[-1:]
         return f"its process ended: {last[0] if last else f'exit code {self._process.code}'}"
 
     def _end_late(self) -> None:
-        self._was_late = True
+        self.was_late = True
         self._process.hurry()
 
     def _end(self) -> None:

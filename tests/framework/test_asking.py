@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import socket
+import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,7 @@ from throwaway import PUBLISHING, Throwaway
 from sglang_perf_patches.cli.ask import command, gpus, hub
 from sglang_perf_patches.model.errors import OperatorError
 
-LAUNCH = ("python", "-m", "sglang.launch_server")
+LAUNCH = (sys.executable, "-m", "sglang.launch_server")
 
 
 @pytest.mark.parametrize(
@@ -42,18 +46,102 @@ LAUNCH = ("python", "-m", "sglang.launch_server")
         ),
         ("python -m sglang_perf_patches run sglang serve M --tp 4", {}, True),
         ("numactl --cpunodebind=0 --membind 0 nohup sglang serve M --tp 4", {}, False),
+        ("python3 -msglang.launch_server --model-path M --tp 4", {}, False),
+        ("python3 -um sglang.launch_server --model-path M --tp 4", {}, False),
+        ("timeout -k 5 60 python3 -m sglang.launch_server --model-path M --tp 4", {}, False),
+        ("taskset -c 0-3 sglang serve M --tp 4", {}, False),
+        ("sudo -E -u sglang A=1 sglang serve M --tp 4", {"A": "1"}, False),
+        ("sudo sglang-perf-patches run sglang serve M --tp 4", {"SGLANG_A": None}, True),
+        ("srun -N 1 --pty -n 1 sglang serve M --tp 4", {}, False),
+        ("bash -c 'exec sglang serve M --tp 4'", {}, False),
+        (
+            "sh -lc 'export A=1 B=$HOME/x; sglang serve M --tp 4 # the server'",
+            {"A": "1", "B": "/root/x"},
+            False,
+        ),
+        (
+            "docker run --gpus all --name sglang --rm -it -p 30000:30000 -e A=1 -v /a:/b "
+            "lmsysorg/sglang:latest sglang serve M --tp 4",
+            {"A": "1", "SGLANG_A": None},
+            False,
+        ),
+        (
+            "podman run -eA=1 --entrypoint sglang image serve M --tp 4",
+            {"A": "1", "SGLANG_A": None},
+            False,
+        ),
     ],
 )
 def test_a_command_is_understood_as_a_shell_would(
     line: str, changes: dict[str, str | None], under_run: bool
 ) -> None:
-    before = {"HOME": "/root", "PATH": "/bin"}
-    asked = command.read(line.split(), before)
+    before = {"HOME": "/root", "PATH": "/bin", "SGLANG_A": "1"}
+    asked = command.read(shlex.split(line), before)
     assert asked.arguments == ("--model-path", "M", "--tp", "4")
     after = {**before, **{name: value for name, value in changes.items() if value is not None}}
     after = {name: value for name, value in after.items() if changes.get(name, "") is not None}
     assert asked.environment == after
     assert asked.under_run == under_run
+
+
+@pytest.mark.parametrize(
+    ("line", "ignored"),
+    [
+        ("sglang serve M --tp 4 '2>&1' '|' tee log", ["2>&1 | tee log"]),
+        ("sglang serve M --tp 4 '>' log '&'", ["> log &"]),
+        ("sglang serve M '&>>log' --tp 4 ';' sleep 1", ["&>>log ; sleep 1"]),
+        ("sglang serve M --tp 4 '#' comment", ["# comment"]),
+        ("bash -c 'sglang serve M --tp 4 2>&1 | tee log'", ["tee log"]),
+        ("bash -c 'nohup sglang serve M --tp 4 > /tmp/log 2>&1 &'", []),
+        ("bash -c 'cd /x && sglang serve M \\\n --tp 4'", ["cd /x"]),
+        ("sh -ec 'ulimit -n 9\nsglang serve M --tp 4\nsleep 1'", ["ulimit -n 9", "sleep 1"]),
+        ("sglang serve M --tp 4", []),
+    ],
+)
+def test_what_the_shell_takes_is_no_argument(line: str, ignored: list[str]) -> None:
+    words = shlex.split(line.replace("\\n", "\n"))
+    asked = command.read(words, {})
+    assert asked.arguments == ("--model-path", "M", "--tp", "4")
+    assert list(asked.ignored) == ignored
+
+
+@pytest.mark.parametrize("value", ["<think>", '{"a": "b > c | d"}', "a;b", "a&b", "x#y", "a|b"])
+def test_a_value_that_looks_like_a_shell_s_stays(value: str) -> None:
+    assert command.read([*LAUNCH, "--x", value], {}).arguments == ("--x", value)
+    script = f"{shlex.join([*LAUNCH, '--x', value])} > log"
+    assert command.read(["bash", "-c", script], {}).arguments == ("--x", value)
+
+
+@pytest.mark.parametrize(
+    ("line", "python", "elsewhere"),
+    [
+        ("/venv/bin/python3.12 -u -m sglang.launch_server", ("/venv/bin/python3.12", "-u"), ""),
+        ("nohup python -Im sglang.launch_server", ("python", "-I"), ""),
+        ("sglang serve M", ("sglang",), ""),
+        ("docker run -it image:v1 sglang serve M", ("sglang",), "the image image:v1"),
+        ("docker exec -it -w /x box sglang serve M", ("sglang",), "the container box"),
+        ("srun --container-image=i python -m sglang.launch_server", ("python",), "the image i"),
+        ("uv run --with sglang==0.5.11 sglang serve", ("sglang",), "an environment that uv makes"),
+    ],
+)
+def test_the_python_of_a_command_is_known(
+    line: str, python: tuple[str, ...], elsewhere: str
+) -> None:
+    asked = command.read(line.split(), {})
+    assert (asked.python, asked.elsewhere) == (python, elsewhere)
+
+
+def test_uv_and_a_sourced_script_choose_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    asked = command.read(["uv", "run", *LAUNCH], {"PATH": "/bin"})
+    assert asked.environment["PATH"] == f"{tmp_path}/.venv/bin:/bin"
+    script = "source /v/bin/activate && sglang serve M"
+    asked = command.read(["bash", "-c", script], {"PATH": "/bin"})
+    assert asked.environment["PATH"] == "/v/bin:/bin"
 
 
 def test_an_empty_environment_is_empty() -> None:
@@ -66,10 +154,14 @@ def test_an_empty_environment_is_empty() -> None:
     [
         ("", "a command is missing after --"),
         ("A=1", "a command is missing after --"),
-        (
-            "docker run --gpus all image python -m sglang.launch_server",
-            "can't see which command `docker` starts",
-        ),
+        ("docker run --gpus all image", "a command is missing after --"),
+        ("docker compose up", "can't see which command `docker` starts in its container"),
+        ("docker run image --model-path M", "can't see which command `--model-path` starts"),
+        ("numactl -C 0 torchrun -m sglang.launch_server", "which command `torchrun` starts"),
+        ("numactl -C 0 torchrun python -m sglang.launch_server", "command `torchrun` starts"),
+        ("bash start.sh", "can't see which command `bash` starts"),
+        ("bash -c true", "can't see which command `true` starts"),
+        ("python -c pass -m sglang.launch_server", "starts no sglang server"),
         ("python serve.py --tp 4", "`python serve.py --tp 4` starts no sglang server"),
         ("python -m vllm.entrypoints.openai.api_server", "starts no sglang server"),
         ("sglang serve M --model-type diffusion", "the patches are for language models"),
@@ -110,13 +202,13 @@ def test_an_option_of_a_server_alone_names_the_right_call(
     ("words", "said"),
     [
         (("doctor", "--gpu", "H100"), "--gpu needs the server's command after --"),
-        (("list", "--gpu", "H100"), "--gpu needs the server's command after --"),
+        (("list", "--gpu", "H100"), "unrecognized arguments: --gpu H100"),
         (("doctor", "--gpu", "X1", "--", *LAUNCH), "--gpu X1 is unknown: give one of A100"),
         (("doctor", "--model", "M", "--", *LAUNCH), "exclude each other"),
         (("doctor", "--tp-size", "4", "--", *LAUNCH), "--tp-size needs --model DIR"),
         (("doctor", "--"), "a command is missing after --"),
-        (("list", "--", "true"), "can't see which command `true` starts"),
-        (("--", "true"), "can't see which command `true` starts"),
+        (("list", "--", *LAUNCH), "use sglang-perf-patches doctor -- COMMAND"),
+        (("--", *LAUNCH), "use sglang-perf-patches doctor -- COMMAND"),
     ],
 )
 def test_bad_questions_are_exit_2(throwaway: Throwaway, words: tuple[str, ...], said: str) -> None:
@@ -166,13 +258,15 @@ t.use(step, dataclasses.replace(t.TEN, only_with=("mlx",)), t.POLICY)
 
 @pytest.fixture
 def publishing(throwaway: Throwaway) -> Throwaway:
-    """A throwaway sglang that resolves arguments, and patches that mind."""
+    """A throwaway sglang that loads plugins and resolves arguments, and patches that mind."""
+    throwaway.put("sglang/srt/plugins.py", "")
     throwaway.put("sitecustomize.py", PROVEN)
     throwaway.put("sglang/srt/server_args.py", SERVER_ARGS)
     return throwaway
 
 
 def test_the_table_says_what_gates_and_what_is_not_needed(publishing: Throwaway) -> None:
+    publishing.lend_plugin_loader("0.5.23")
     ask = ("doctor", "--gpu", "none", "--all", "--", *LAUNCH)
     plain = publishing.command(*ask)
     assert plain.returncode == 0, plain.stderr
@@ -181,6 +275,7 @@ def test_the_table_says_what_gates_and_what_is_not_needed(publishing: Throwaway)
     assert "chatter" not in plain.stdout
     assert "one.step: live" in plain.stdout
     assert "`live`: the patch will be on in this server" in plain.stdout
+    assert "No known fault of sglang 1.0 on this server." in plain.stdout
     gated = publishing.command(*ask, "--tp", "4").stdout
     none = "No patch will be live in this server: "
     assert gated.startswith(f"{none}1 gated, 1 off (opt-in), 1 not needed\n")
@@ -198,6 +293,26 @@ def test_what_is_named_and_gated_is_exit_1(publishing: Throwaway) -> None:
     done = publishing.command(*ask, *named, "--tp", "4")
     assert done.returncode == 1, done.stderr
     assert "with SGLANG_PERF_PATCHES=one.step" in done.stdout
+    assert "STRICT" not in done.stdout
+    strict = ("SGLANG_PERF_PATCHES_STRICT=1", *named)
+    assert "no patch keeps this server from starting" in run_strictly(publishing, *ask, *strict)
+    said = run_strictly(publishing, *ask, *strict, "--tp", "4")
+    assert "this server would exit: one.step is gated: tensor parallelism is on" in said
+
+
+def test_a_release_that_loads_no_plugin_has_nothing_live(publishing: Throwaway) -> None:
+    (publishing.site / "sglang/srt/plugins.py").unlink()
+    ask = ("doctor", "--gpu", "none", "--", "SGLANG_PERF_PATCHES_STRICT=1")
+    done = publishing.command(*ask, *LAUNCH)
+    assert done.stdout.startswith("No patch will be live: this server does not load them"), done
+    assert "`live`: the patch will" not in done.stdout
+    assert "STRICT" not in done.stdout
+    under_run = publishing.command(*ask, "sglang-perf-patches", "run", *LAUNCH)
+    assert under_run.stdout.startswith("1 live, ")
+
+
+def run_strictly(publishing: Throwaway, *words: str) -> str:
+    return " ".join(publishing.command(*words).stdout.split())
 
 
 def test_what_the_release_refuses_is_told_in_its_words(publishing: Throwaway) -> None:
@@ -233,6 +348,150 @@ def test_another_environment_is_asked_by_this_package(throwaway: Throwaway, tmp_
     done = throwaway.command(*ask, "--", *LAUNCH)
     assert done.returncode == 0, done.stderr
     assert f"sglang 1.0 at {other.site / 'sglang'}" in done.stdout
+
+
+@pytest.fixture
+def another(throwaway: Throwaway, tmp_path: Path) -> Path:
+    """A Python of its own that has a release 2.0 of the throwaway sglang, and nothing of ours."""
+    folder = tmp_path / "another"
+    venv.create(folder, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    other = Throwaway.write(tmp_path / "other")
+    other.put("sglang/srt/server_args.py", SERVER_ARGS)
+    other.put("sglang/version.py", '__version__ = "2.0"\n')
+    (other.site / "sglang").rename(site / "sglang")
+    throwaway.put("sitecustomize.py", PROVEN)
+    script = folder / "bin" / "sglang"
+    script.write_text(f"#!{folder}/bin/python\n")
+    script.chmod(0o755)
+    return folder
+
+
+def ask_about(throwaway: Throwaway, *words: str, path: str = "/usr/bin") -> tuple[int, str]:
+    """Exit code and text, from a Python with sglang 1.0, about a command without PYTHONPATH."""
+    front = ("env", "-u", "PYTHONPATH", f"PATH={path}")
+    done = throwaway.command("doctor", "--gpu", "none", "--", *front, *words)
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+def test_the_sglang_of_the_command_s_python_is_asked(throwaway: Throwaway, another: Path) -> None:
+    typed = (
+        [str(another / "bin/python"), *LAUNCH[1:]],
+        ["python", *LAUNCH[1:]],
+        ["sglang", "serve"],
+    )
+    for words in typed:
+        code, said = ask_about(throwaway, *words, path=f"{another}/bin:/usr/bin")
+        assert code == 0, said
+        assert "sglang 2.0 at" in said
+        assert "can't import sglang_perf_patches: install it next to its sglang." in said
+        assert "this is the answer" not in said
+
+
+def test_a_python_that_is_not_here_is_named_and_this_one_is_asked(throwaway: Throwaway) -> None:
+    throwaway.put("sitecustomize.py", PROVEN)
+    throwaway.put("sglang/srt/server_args.py", SERVER_ARGS)
+    for words, why in (
+        (
+            ["/gone/python", *LAUNCH[1:]],
+            "`/gone/python` is not on this machine: this is the answer",
+        ),
+        (LAUNCH, f"The command's Python, {sys.executable}, has no sglang: this is"),
+        (["docker", "run", "i:v9.9.9", *LAUNCH], "The command runs in the image i:v9.9.9: this is"),
+    ):
+        code, said = ask_about(throwaway, *words)
+        assert code == 0, said
+        assert "sglang 1.0 at" in said
+        assert why in said
+        assert "name another one with --sglang-version or --sglang-path." in said
+    code, said = ask_about(throwaway, "docker", "run", "i:v0.5.11-cu129", *LAUNCH)
+    assert code == 2
+    assert "has sglang 0.5.11, and this Python has 1.0: add --sglang-version 0.5.11" in said
+
+
+def test_only_the_release_s_own_code_refuses(publishing: Throwaway) -> None:
+    ask = ("doctor", "--gpu", "none", "--", *LAUNCH)
+    own = "def check(x):\n    raise ValueError('not two')\n"
+    publishing.put("sglang/srt/checks.py", own)
+    publishing.put("transformers/__init__.py", own.replace("not two", "no such model"))
+    publishing.put("other/__init__.py", own)
+    inside = "from {} import check\n"
+    for module, said in (
+        ("sglang.srt.checks", "sglang 1.0 refuses this command: ValueError: not two"),
+        ("other", "sglang 1.0 could not be asked: ValueError: not two"),
+        ("transformers", "sglang 1.0 could not be asked with transformers of this Python of "),
+        ("aiter", "has no aiter, which sglang 1.0 needs to read the command"),
+    ):
+        given = "    " + inside.format(module) + "    check(1)\n"
+        text = SERVER_ARGS.replace("    if given.tp_size == 3:\n", given + "    if False:\n")
+        publishing.put("sglang/srt/server_args.py", text)
+        done = publishing.command(*ask)
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        (line,) = done.stderr.splitlines()
+        assert said in line, module
+
+
+def test_help_inside_a_command_is_no_refusal(publishing: Throwaway) -> None:
+    done = publishing.command("doctor", "--gpu", "none", "--", *LAUNCH, "--help")
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.endswith("prints something, and starts no server: leave --help out\n")
+
+
+def test_arguments_of_dynamo_are_named_and_left_out(publishing: Throwaway) -> None:
+    ask = ("doctor", "--gpu", "none", "--", sys.executable, "-m", "dynamo.sglang")
+    done = publishing.command(*ask, "--tp", "4", "--endpoint", "dyn://x")
+    assert done.returncode == 0, done.stderr
+    assert "1 gated" in done.stdout
+    assert "Not asked: what sglang does not know: --endpoint dyn://x" in done.stdout
+
+
+def test_devices_of_another_machine_are_not_asked_for(publishing: Throwaway) -> None:
+    text = SERVER_ARGS.replace(
+        "    given = parser.parse_args(words)",
+        """    parser.add_argument("--disaggregation-ib-device")
+    given = parser.parse_args(words)
+    import os
+    folder = "/sys/class/infiniband"
+    if not os.path.isdir(folder) or given.disaggregation_ib_device not in os.listdir(folder):
+        raise RuntimeError("no such device")""",
+    )
+    publishing.put("sglang/srt/server_args.py", text)
+    ask = ("doctor", "--gpu", "none", "--", *LAUNCH, "--disaggregation-ib-device", "mlx5_9")
+    done = publishing.command(*ask)
+    if not Path("/sys/class/infiniband").is_dir():
+        assert done.returncode == 0, done.stderr
+        assert "whether the server's machine has mlx5_9" in " ".join(done.stdout.split())
+
+
+def test_a_late_answer_is_one_sentence_and_no_second_try(publishing: Throwaway) -> None:
+    """The limit is for all tries together, so a slow one is the last."""
+    slow = (
+        f"import time\nopen({str(publishing.site / 'tries')!r}, 'a').write('x')\ntime.sleep(99)\n"
+    )
+    publishing.put("sglang/srt/server_args.py", slow)
+    patched = PROVEN + "from sglang_perf_patches.cli.ask import answer\nanswer._LIMIT_S = 2.0\n"
+    publishing.put("sitecustomize.py", patched)
+    done = publishing.command("doctor", "--gpu", "none", "--", *LAUNCH)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "sglang 1.0 gave no answer in 2 s" in done.stderr
+    tries = publishing.site / "tries"
+    assert not tries.exists() or tries.read_text() == "x"  # none, if a busy machine took 2 s before
+
+
+def test_a_patch_of_the_argument_code_is_active_when_the_release_is_asked(
+    publishing: Throwaway,
+) -> None:
+    """``one.step`` changes `Worker.step`, which these arguments need, as stock adds one only."""
+    needs = "    from sglang.srt.a import Worker\n    if Worker().step(1) == 2:\n"
+    text = SERVER_ARGS.replace("    if given.tp_size == 3:\n", needs)
+    publishing.put("sglang/srt/server_args.py", text)
+    publishing.lend_plugin_loader("0.5.23")
+    ask = ("doctor", "--gpu", "none", "--")
+    done = publishing.command(*ask, *LAUNCH)
+    assert done.returncode == 0, done.stderr
+    off = publishing.command(*ask, "SGLANG_PERF_PATCHES=none", *LAUNCH)
+    assert off.returncode == 2
+    assert "refuses this command: ValueError: no three processes" in off.stderr
 
 
 def test_a_torchvision_that_does_not_fit_torch_still_answers(publishing: Throwaway) -> None:
@@ -274,7 +533,7 @@ def test_what_this_python_lacks_is_named_with_what_to_run(publishing: Throwaway)
     done = publishing.command("doctor", "--gpu", "none", "--", *LAUNCH)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     (line,) = done.stderr.splitlines()
-    assert "this Python has no transformers_of_nobody" in line
+    assert f"{sys.executable} has no transformers_of_nobody" in line
     assert "pip install sglang==1.0" in line
 
 
@@ -288,12 +547,15 @@ def test_what_this_python_lacks_is_named_with_what_to_run(publishing: Throwaway)
         (("--model-path", "/gone/X", "--tokenizer-path", "s3://a/b"), []),
         (("--model-path",), []),
         ((), []),
+        (("--config", "server.yaml"), ["Qwen/Y"]),
+        (("--config=server.yaml", "--tp=4"), ["Qwen/Y"]),
     ],
 )
 def test_models_on_the_hub_are_those_that_are_not_here(
     words: tuple[str, ...], named: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tests").mkdir()
+    (tmp_path / "server.yaml").write_text("tp-size: 4\nmodel-path: 'Qwen/Y'  # a model\n")
     monkeypatch.chdir(tmp_path)
     assert hub.models(words) == named
 
@@ -364,16 +626,37 @@ def test_a_model_that_can_not_be_fetched_is_one_sentence(
             "NVIDIA L40, 46068, 8.9\nNVIDIA L40, 46068, 8.9",
             gpus.Gpu("NVIDIA L40", 46068, (8, 9), 2),
         ),
-        ("NVIDIA L40, 46068, 8.9\nNVIDIA B200, 183359, 10.0", None),
+        ("NVIDIA GH200 480GB, [N/A], 9.0", gpus.Gpu("NVIDIA GH200 480GB", 97871, (9, 0), 1)),
+        ("NVIDIA L40, 46068, 8.9\nNVIDIA B200, 183359, 10.0", "has NVIDIA B200 and NVIDIA L40: "),
+        ("NVIDIA GB999, [N/A], 12.1", "gives no memory for NVIDIA GB999 ([N/A]): "),
         ("[Unknown Error]", None),
         ("", None),
     ],
 )
 def test_the_gpus_here_are_what_the_driver_lists(
-    printed: str, expected: gpus.Gpu | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    printed: str, expected: gpus.Gpu | str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{printed}\nEND\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert gpus.here() == expected
+    if isinstance(expected, str):
+        with pytest.raises(OperatorError, match=re.escape(expected)):
+            gpus.here()
+    else:
+        assert gpus.here() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "capability"),
+    [
+        ("b300", 275040, (10, 3)),
+        ("GB200", 189471, (10, 0)),
+        ("RTX 5090", 32607, (12, 0)),
+        ("MI300", 196592, (9, 4)),
+    ],
+)
+def test_a_gpu_is_known_by_its_name(name: str, memory: int, capability: tuple[int, int]) -> None:
+    gpu = gpus.named(name)
+    assert gpu
+    assert (gpu.memory, gpu.capability) == (memory, capability)

@@ -123,9 +123,11 @@ def test_a_live_patch_and_another_release_take_a_fault_away(
 def test_a_message_that_a_symptom_quotes_finds_its_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     one = fault(symptom="it dies with `a rather long message` at boot, on `short`")
     monkeypatch.setattr(known, "FAULTS", (one,))
-    assert answer.fault_of("0.5.9", "ValueError: a rather long message!") is one
-    assert answer.fault_of("0.5.9", "ValueError: short") is None
-    assert answer.fault_of("0.5.12", "ValueError: a rather long message!") is None
+    message = "ValueError: a rather long message!"
+    assert answer.fault_of("0.5.9", message, {one.name}) is one
+    assert answer.fault_of("0.5.9", message, {"another"}) is None
+    assert answer.fault_of("0.5.9", "ValueError: short", {one.name}) is None
+    assert answer.fault_of("0.5.12", message, {one.name}) is None
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,10 @@ def test_an_upgrade_says_what_it_fixes_and_brings(monkeypatch: pytest.MonkeyPatc
     assert "brings" not in known_faults.of_upgrade(None, "0.5.12")
     assert known_faults.of_upgrade("0.5.12", "0.5.12") == known_faults.in_short("0.5.12")
     assert known_faults.in_short("0.5.12.dev1") == ""
-    assert known_faults.of_server("0.5.11", []) == ""
+    assert known_faults.of_server("0.5.11", []).startswith("No known fault of sglang 0.5.11")
+    held = {"window-tail-mapping": True}
+    assert [one.name for one, _ in faults.found("0.5.12", held)] == [*held]
+    assert not faults.found("0.5.12", held, {"swa.tail-prealloc"})
     listed = known_faults.of_server("0.5.11", [(old, True)])
     assert listed == "Known faults of sglang 0.5.11 on this server:\n  - it dies: upgrade to 0.5.12"
 

@@ -11,6 +11,8 @@ from throwaway import BEGINNING, PUBLISHING, Throwaway
 from sglang_perf_patches.model import setups, uses
 
 _USED = {name for use in uses.USES for name in (*use.off, *use.on) if not name.isupper()}
+_BACKENDS = {f"{phase}_attention_backend" for phase in ("prefill", "decode", "speculative_draft")}
+_USED |= {*_BACKENDS, "attention_backend", "cuda_graph_config"}
 FIELDS = sorted(name for name in setups.FEATURES._named | _USED if name.isidentifier())
 OLD = f"""
 from dataclasses import dataclass
@@ -98,14 +100,20 @@ def only(patch, *uses):
     return dataclasses.replace(patch, only_with=uses)
 
 class Model:
-    def __init__(self, architecture="MHA", states=False, **text):
+    def __init__(
+        self, architecture="MHA", states=False, kind="Text", of="One", pool=False, whole={}, **text
+    ):
         class Arch:
             name = architecture
-        kind = type("Text", (), {"mamba2_cache_params": None} if states else {})
+        kind = type(kind, (), {"mamba2_cache_params": None} if states else {})
         self.hf_text_config = kind()
         vars(self.hf_text_config).update(text)
-        self.hf_config = type("Whole", (), {})()
-        self.attention_arch, self.is_hybrid_swa = Arch, False
+        self.hf_config = type("Whole", (), {"architectures": [of], **whole})()
+        self.attention_arch, self.is_hybrid_swa = Arch, pool
+
+def graphs(backend):
+    phase = type("Phase", (), {"backend": backend})
+    return {"cuda_graph_config": type("Graphs", (), {"prefill": phase})}
 
 def state(patch="one.step"):
     found = ours.activate().of(patch)
@@ -395,6 +403,12 @@ assert state() == state("two.both") == ("live", "")
 """)
 
 
+_HOST_CACHE = {
+    "hicache_write_policy": "write_through",
+    "hicache_host_memory_mode": "cache",
+    "hicache_mem_layout": "page_first",
+    "hicache_io_backend": "kernel",
+}
 USES = {
     "mlx": ({}, {}),
     "torch": ({}, {}),
@@ -414,10 +428,79 @@ USES = {
     "mla": ("Model()", "Model('MLA')"),
     "states": ("Model()", "Model(states=True)"),
     "delta-nets": ("Model(states=True)", "Model(states=True, linear_num_value_heads=8)"),
-    "other-states": ("Model(states=True, linear_num_value_heads=8)", "Model(states=True)"),
+    "mamba2": (
+        "Model(states=True, kind='GraniteMoeHybridConfig', layer_types=['attention'])",
+        "Model(states=True, kind='NemotronHConfig')",
+    ),
+    "lightning": (
+        "Model(kind='BailingHybridConfig', use_kda=True)",
+        "Model(kind='BailingHybridConfig', use_kda=False)",
+    ),
+    "minimax-kernel": ("Model()", "Model(whole={'linear_backend': 'minimax'})"),
+    "tracked": (
+        {"mamba_radix_cache_strategy": "auto", "mamba_scheduler_strategy": "no_buffer"},
+        {"mamba_radix_cache_strategy": "extra_buffer"},
+    ),
+    "planned-tracks": (
+        {"mamba_scheduler_strategy": "no_buffer"},
+        {"mamba_radix_cache_strategy": "extra_buffer_lazy"},
+    ),
+    "breakable-prefills": ("graphs('full')", "graphs('breakable')"),
+    "captured-extends": (
+        {"SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND": "1"},
+        {"SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND": "0"},
+    ),
+    "known-gdn-kernel": (
+        {"linear_attn_prefill_backend": "cutedsl"},
+        {"linear_attn_prefill_backend": "triton"},
+    ),
+    "plain-rotary": ("Model(rope_scaling={'mrope_section': [8]})", "Model()"),
+    "window-pool": ("Model(of='DeepseekV4ForCausalLM', pool=True)", "Model(pool=True)"),
+    "poolless-windows": ("Model(of='GptOssForCausalLM')", "Model(of='Gemma3ForCausalLM')"),
+    "single-drafts": ({"speculative_eagle_topk": 4}, {"speculative_eagle_topk": 1}),
+    "fa3": (
+        {"attention_backend": "triton", "speculative_draft_attention_backend": "flashinfer"},
+        {"attention_backend": "triton", "prefill_attention_backend": "fa3"},
+    ),
+    "triton": (
+        {"attention_backend": "triton", **dict.fromkeys(_BACKENDS, "fa3")},
+        {"attention_backend": "fa3", "decode_attention_backend": "triton"},
+    ),
+    "lengths-on-gpu": (
+        {"attention_backend": "fa3"},
+        {"attention_backend": "fa3", "speculative_draft_attention_backend": "trtllm_mla"},
+    ),
+    "two-backends": (
+        {"attention_backend": "fa3", "prefill_attention_backend": "fa3"},
+        {"attention_backend": "fa3", "decode_attention_backend": "triton"},
+    ),
+    "one-backend": (
+        {"attention_backend": "fa3", "prefill_attention_backend": "triton"},
+        {"attention_backend": "fa3", "decode_attention_backend": "fa3"},
+    ),
+    "known-pool-backend": (
+        {"attention_backend": "fa3", "decode_attention_backend": "flashinfer"},
+        {"attention_backend": "flashinfer", **dict.fromkeys(_BACKENDS, "triton")},
+    ),
+    "limited-requests": ({}, {"max_running_requests": 8}),
+    "several-requests": ({"max_running_requests": 1}, {"max_running_requests": 2}),
+    "no-storage": (
+        {"hicache_storage_backend": "file", "enable_hierarchical_cache": True},
+        {"hicache_storage_backend": "file"},
+    ),
+    "known-host-cache": (
+        {**_HOST_CACHE, "hicache_storage_backend": "file"},
+        _HOST_CACHE,
+    ),
+    "tokens-per-state": ({}, {"SGLANG_PERF_PATCHES_TOKENS_PER_STATE": "512"}),
     "windows": ("Model(sliding_window=None, layer_types=['full'])", "Model(sliding_window=8)"),
 }
-"""Use → a server that is known to lack it, and one that has it; a text stands for its model."""
+"""Use → a server that is known to lack it, and one that has it; a text is evaluated there."""
+_OF_MODEL = {
+    *("mla", "states", "delta-nets", "mamba2", "lightning", "minimax-kernel", "windows"),
+    *("window-pool", "poolless-windows", "plain-rotary"),
+}
+_OF_ATTENTION = {"fa3", "trtllm-mla", "lengths-on-gpu", "two-backends", "one-backend"}
 
 
 def test_each_use_is_read(server: Throwaway) -> None:
@@ -426,27 +509,42 @@ def test_each_use_is_read(server: Throwaway) -> None:
 from served import *
 import sglang.srt.a as a, sglang.srt.server_args as arguments
 def publish_one(given):
-    made = arguments.ServerArgs(**({} if isinstance(given, str) else given))
-    if isinstance(given, str):
-        setattr(made, "_model_config", eval(given))
+    given = eval(given) if isinstance(given, str) else given
+    is_model = isinstance(given, Model)
+    for name in ENVIRONMENT:
+        os.environ.pop(name, None)
+    fields = {} if is_model else {name: given[name] for name in given if not name.isupper()}
+    if not is_model:
+        os.environ.update({name: given[name] for name in given if name.isupper()})
+    made = arguments.ServerArgs(**fields)
+    if is_model:
+        made._model_config = given
     arguments.publish(made)
+given = [each for pair in USES.values() for each in pair if isinstance(each, dict)]
+ENVIRONMENT = {name for each in given for name in each if name.isupper()}
 for name, (without, having) in USES.items():
     use(only(STEP, name))
     os.environ["SGLANG_USE_MLX"] = str(name == "torch").lower()
     publish_one(without)
     ours.activate("all")
-    assert state()[0] == "not needed" and a.Worker().step(1) == 2, (name, state())
+    lost = "gated" if name in GATES else "not needed"
+    assert state()[0] == lost and a.Worker().step(1) == 2, (name, state())
+    if name in GATES:  # for good
+        ours.deactivate()
     os.environ["SGLANG_USE_MLX"] = str(name == "mlx").lower()
     publish_one(having)
+    if name in GATES:
+        ours.activate("all")
     assert state() == ("live", "") and a.Worker().step(1) == 102, (name, state())
     ours.deactivate()
-    if name in {"mla", "states", "delta-nets", "other-states", "windows"}:
+    if name in UNKNOWN:
         ours.activate("all")
         publish()
-        assert state() == ("live", ""), "nobody says what the model is"
+        assert state() == ("live", ""), (name, "nobody says what the model or the backend is")
         ours.deactivate()
 """
-    server.play(f"USES = {USES!r}{script}")
+    given = {"USES": USES, "GATES": set(uses.GATES), "UNKNOWN": _OF_MODEL | _OF_ATTENTION}
+    server.play("".join(f"{name} = {value!r}\n" for name, value in given.items()) + script)
 
 
 STRICTLY = {

@@ -13,6 +13,7 @@ import gc
 import importlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -37,17 +38,20 @@ from sglang_perf_patches.sets.mamba.gdn_prefill_graph import (
     kernel_break,
     one_request,
     prefill_tables,
+    ranks,
 )
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
 from sglang_perf_patches.verify.mamba.cases import Batch, Request
 from sglang_perf_patches.verify.mamba.gdn_prefill_graph import Replays, Runner
 from sglang_perf_patches.verify.mamba.rig import Rig, called
+from sglang_perf_patches.verify.stock import NoneByDefault
 from tests.proof.mamba import fake_cuda_graph, flashinfer
 from tests.proof.mamba.gdn_prefill_graph import ONE, Captured, Loading, WithBreaks, WithOne
 from tests.proof.mamba.harness import Counted, alike, counted_gdn
 
 PREFILL_GRAPH = PATCH.id
 FLA = "sglang.kernels.ops.attention.fla"
+_EXECUTOR = "sglang.srt.model_executor"
 BLOCK = 8
 SPELLINGS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -62,8 +66,8 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 
 def parts() -> dict[str, Any]:
     """What each part finds."""
-    at_boot = (tables, tiles, gates, chunks, kernels, buckets, pools)
-    chosen = (*at_boot, waits, leaving)
+    at_boot = (tables, tiles, gates, chunks, kernels, buckets, ones, pools)
+    chosen = (*at_boot, of_a_rank, warm_ups, waits, leaving)
     return {part.__name__: part() for part in chosen}
 
 
@@ -194,7 +198,51 @@ def buckets() -> dict[str, Any]:
             (held,) = _runner(size).stocks.attn_metadata_buffers.values()
             results[str(size)] = held is not None
         results["most"] = _runner(1).stocks._captured_attn_metadata_max_bs
+    backend, rows = counted_gdn().rig.backend, chunk_tables.ChunkTables.MOST
+    for name, gathers in (("own batches", False), ("those of other ranks", True)):
+        runner = SimpleNamespace(require_mlp_tp_gather=gathers, capture_num_tokens=[32, 33])
+        results[name] = gdn_prefill_graph._leaves_some(runner, 33, rows, backend)
     return results
+
+
+def ones() -> dict[str, list[int]]:
+    """How many buckets, and up to which, have a graph of one request on several servers."""
+    hook = importlib.import_module("sglang.srt.arg_groups.cuda_graph_hook")
+    default = hook.generate_prefill_cuda_graph_batch_sizes(gdn_prefill_graph.SHORT)
+    results = {}
+    for name, sizes, count, is_gathered in (
+        ("a GPU", default, 1, False),
+        ("two GPUs", default, 2, False),
+        ("two GPUs, few sizes", default[-3:], 2, False),
+        ("DP attention", default, 2, True),
+    ):
+        runner = NoneByDefault(
+            capture_num_tokens=sizes,
+            require_mlp_tp_gather=is_gathered,
+            backend=NoneByDefault(_tp_group=NoneByDefault(ranks=[*range(count)])),
+        )
+        having = [size for size in sizes if ranks.may_have_one(runner, size)]
+        results[name] = [len(having), max(having, default=0)]
+    return results
+
+
+def warm_ups() -> list[int]:
+    """Forwards of three captures: a server's first with a graph of one request, and two more."""
+    vars(counted_gdn().rig.backend).pop(gdn_prefill_graph._WARM, None)
+    ran, run, counts = 0, Runner._run, []
+
+    def counted(*given: Any) -> torch.Tensor:
+        nonlocal ran
+        ran += 1
+        return run(*given)
+
+    length = mock.patch.object(one_request, "chunk_length", return_value=flashinfer.chunk_length)
+    with _live(), length, mock.patch.object(Runner, "_run", counted):
+        for size in (96, 80, 64):  # none of up to 64 tokens has such a graph
+            before = ran
+            WithOne(counted_gdn()).replayed(Replays((), size))
+            counts.append(ran - before)
+    return counts
 
 
 def pools() -> dict[str, bool]:
@@ -257,6 +305,56 @@ def leaving() -> dict[str, Any]:
     sglang_perf_patches.deactivate()
     has_left = engine.report() is None
     return {"state": held.state, "reason": held.reason, "replays": still, "left": has_left}
+
+
+@dataclasses.dataclass(frozen=True)
+class OfRank(Batch):
+    """A batch of one of two ranks of data-parallel attention.
+
+    Attributes:
+        other: tokens of the other rank, and its requests.
+        idle: whether this rank has no request, and made one up.
+    """
+
+    other: tuple[int, int] = (0, 0)
+    idle: bool = False
+
+
+class Gathered(WithOne):
+    """Replays of such batches, with what the scheduler has gathered from both ranks."""
+
+    def captured(self, wanted: Replays) -> Runner:
+        """By a runner that knows of the other rank."""
+        module = importlib.import_module(f"{_EXECUTOR}.runner.prefill_cuda_graph_runner")
+        gathers = property(lambda _: True, lambda *_: None)
+        kind = module.PrefillCudaGraphRunner
+        with mock.patch.object(kind, "require_mlp_tp_gather", gathers, create=True):
+            return super().captured(wanted)
+
+    def _replay(
+        self, runner: Runner, wanted: Replays, batch: Batch, forward_batch: Any
+    ) -> torch.Tensor:
+        assert isinstance(batch, OfRank)
+        tokens, requests = batch.other
+        own = 0 if batch.idle else batch.tokens
+        forward_batch.original_global_num_tokens_cpu = [own, tokens]
+        forward_batch.global_num_tokens_for_logprob_cpu = [int(not batch.idle), requests]
+        forward_batch.global_num_token_non_padded_cpu = own
+        return super()._replay(runner, wanted, batch, forward_batch)
+
+
+def of_a_rank() -> dict[str, Any]:
+    """Compared replays of a rank, and which of them were of the graph of one request."""
+    requests = ONE[0].batches[0].requests
+    batches = (
+        OfRank(requests, other=(5, 2)),  # it fits by itself, and the other rank's does not
+        OfRank(requests, other=(5, 1)),
+        OfRank((Request(1, 5, tracked=False),), other=(5, 1), idle=True),
+    )
+    ranks = Gathered(counted_gdn())
+    wanted = Replays.of(*batches, left=frozenset({0}), rows=1)
+    compared = alike(PREFILL_GRAPH, ranks.replayed, [wanted], most=None)
+    return {"compared": compared, "one request": ranks.taken}
 
 
 def many() -> int:
@@ -345,9 +443,23 @@ def broken_one() -> dict[str, str]:
         "another slot": (one, "fill", changed("slot"), wanted),
         "kept in another slot": (one, "fill", changed("target"), wanted),
         "another end": (one, "fill", changed("starts"), wanted),
-        "rows past the end": (one_request, "_clear", mock.MagicMock(), wanted),
+        "rows past the end": (one_request, "prepare", _Everything(one_request.prepare), wanted),
     }
     return _found(breaks, compared)
+
+
+class _Everything:
+    """`one_request.prepare` as if the batch had all rows."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*given: Any, **sizes: Any) -> None:
+            ends = torch.full_like(given[4], given[11])
+            self._kernel[grid](*given[:4], ends, *given[5:], **sizes)
+
+        return launch
 
 
 def _found(

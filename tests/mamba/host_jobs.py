@@ -1,6 +1,6 @@
 """A hybrid model's server with the hierarchical cache, on the release on PYTHONPATH.
 
-`on_release` plays ``gates`` and ``broken``, and the tests judge them.
+`on_release` plays ``parts`` and ``broken``, and the tests judge them.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
@@ -23,6 +23,7 @@ stubs.lend()
 import sglang_perf_patches
 from sglang_perf_patches.sets.mamba import host_split
 from sglang_perf_patches.sets.mamba.host_states import body
+from sglang_perf_patches.verify.comparing import live
 from tests.proof.mamba import host_states as proof
 from tests.proof.mamba import hosted_server
 from tests.proof.mamba.hosted_server import Hosted, HostedServer
@@ -39,6 +40,11 @@ SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
     "layers of a third kind": ("190", {"kv_layer": 3}),
 }
 """What an operator says, and the server."""
+
+
+def parts() -> Any:
+    """What each part finds."""
+    return {part.__name__: part() for part in (gates, after_each_other)}
 
 
 def gates() -> Any:
@@ -59,6 +65,18 @@ def gates() -> Any:
 def _pools(options: dict[str, Any]) -> tuple[int, int]:
     shape = Hosted("unified", tracked=True, slots=9, tokens=64 * 40, rows=2, **options)
     return HostedServer(shape).host_pools()
+
+
+def after_each_other() -> Any:
+    """The pools of two servers that a process makes, and of each made alone."""
+    asked: tuple[dict[str, Any], ...] = ({"ratio": 2.0}, {"ratio": 3.0})
+    pools = []
+    with proof.told(190):
+        for servers in (asked, *((each,) for each in asked)):
+            with live(proof.PATCH):
+                pools.append([_pools(each) for each in servers])
+    both, *alone = pools
+    return [both, [pool for each in alone for pool in each]]
 
 
 def broken() -> Any:

@@ -2,7 +2,7 @@
 
 Plays prefills with `qwen_jobs`' prompts, on the release on PYTHONPATH, without graphs. The ranks
 meet at the port, with gloo; SERVER is JSON, further arguments. Prints as JSON what the rank
-computed, and how often the patch computed chunks.
+computed, how often the patch computed chunks, and what the server has on.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"  # stock wants a NUMA node for
 import qwen_jobs
 
 import sglang_perf_patches
+from sglang_perf_patches.live import published
+from sglang_perf_patches.model.setups import FEATURES
 from sglang_perf_patches.sets.mamba.mamba2_chunk_indices import PATCH, body
 from tests.proof.swa import window_models
 from tests.proof.swa.window_server import WindowServer, prepare
@@ -77,6 +79,7 @@ def main(rank: int, ranks: int, port: int, selection: str, arguments: str) -> No
         "computed": computed,
         "chunks": logical.call_count,
         "patch": [patch.state, patch.reason],
+        "on": sorted(FEATURES.of(published.published())),
     }
     print(json.dumps(told), flush=True)
 

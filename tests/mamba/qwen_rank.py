@@ -25,7 +25,7 @@ from torch import distributed
 import sglang_perf_patches
 from sglang_perf_patches.live import published
 from sglang_perf_patches.model.setups import FEATURES
-from sglang_perf_patches.sets.mamba.gdn_prefill_graph import PATCH, prefill_tables
+from sglang_perf_patches.sets.mamba.gdn_prefill_graph import prefill_tables
 from tests.proof.swa.window_server import WindowServer
 
 _BASE = qwen_jobs.BASE
@@ -43,7 +43,6 @@ APART_BUCKETS = (8, 40, 64)
 def main(rank: int, ranks: int, port: int, selection: str, arguments: str) -> None:
     """Boot, play and print."""
     qwen_server.lend()
-    PATCH.proven_with["dp-attention"] = "lifted: two GPUs were not conclusive"  # type: ignore[index]
     sglang_perf_patches.activate(selection)
     heads = dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), ranks)
     asked = {"rank": rank, "port": port, "tp_size": ranks, **json.loads(arguments)}

@@ -39,6 +39,8 @@ from tests.proof.mamba.hybrid_server import HybridServer
 quick_pages.lend()
 
 KINDS = [(tree, tracked) for tracked in (True, False) for tree in trees()]
+FEW = {"late": 4, "hosted": 6}
+"""One buffer of two that is taken when it is needed; the slots of a state that comes back."""
 SHORT = (exhaustion.short_of_rows, exhaustion.short_of_copies)
 
 
@@ -229,6 +231,11 @@ def episodes(count: int, draw: str = "shape", first: int = 0) -> Any:
         first: the seed of the first.
     """
     return dict(exhaustion.alike(range(first, first + count), draw=getattr(exhaustion, draw)))
+
+
+def few_episodes() -> Any:
+    """As `episodes`, of as few servers as tell a wrong count of slots."""
+    return {draw: episodes(count, draw) for draw, count in FEW.items()}
 
 
 def together(given: str) -> Any:

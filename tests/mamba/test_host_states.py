@@ -31,7 +31,7 @@ SIZES = st.integers(1, 1 << 20)
 
 @EACH
 def test_only_what_was_played_is_served(found: Found, release: str) -> None:
-    gates = found(release, "host_jobs", "gates")
+    gates = found(release, "host_jobs", "parts")["gates"]
     served = {"served", "by gigabytes", "layers of a third kind"}
     for name, each in gates.items():
         assert each["state"] == ("live" if name in served else "gated"), (name, each)
@@ -43,6 +43,13 @@ def test_only_what_was_played_is_served(found: Found, release: str) -> None:
     assert "hicache_write_policy=write_back" in reasons["written back"]
     assert "hicache_io_backend=direct" in reasons["a direct copy"]
     assert "smaller than the device's" in reasons["a small host"]
+
+
+@EACH
+def test_each_server_of_a_process_gets_its_own_sizes(found: Found, release: str) -> None:
+    together, alone = found(release, "host_jobs", "parts")["after_each_other"]
+    assert together == alone
+    assert alone[0] != alone[1]
 
 
 @pytest.mark.whole_matrix

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from matrix import applying, before, newest_of_each_group
 from sglang_perf_patches import sets
 from sglang_perf_patches.model.patch import by_id
+from sglang_perf_patches.sets.mamba.lightning_rows.body import _kept
 
 Found = Callable[..., Any]
 Proved = Callable[[str, tuple[str, ...]], dict[str, Any]]
@@ -110,6 +112,19 @@ def test_the_debug_variable_names_both_sides(found: Found, release: str) -> None
     for name, message in answer.items():
         assert message.startswith(f"{name}: the host has ["), name
         assert "the device [" in message
+
+
+def test_what_is_kept_of_a_forward_is_its_own_batchs() -> None:
+    """Lightning layers compute it once, and again if the same metadata comes with another batch."""
+    metadata, made = SimpleNamespace(), list[str]()
+
+    def make(batch: str) -> str:
+        made.append(batch)
+        return f"rows of {batch}"
+
+    kept = [_kept(metadata, "by rows", batch, make) for batch in ("one", "one", "other", "other")]
+    assert kept == ["rows of one", "rows of one", "rows of other", "rows of other"]
+    assert made == ["one", "other"]
 
 
 @each_in_depth

@@ -69,7 +69,38 @@ def test_only_short_buckets_are_captured_and_no_batch_loses_its_graph(
         "2048": True,
         "2112": False,
         "most": None,
+        # A larger bucket may get a batch of few tokens only if another rank has more of them.
+        "own batches": False,
+        "those of other ranks": True,
     }
+
+
+@EACH
+def test_a_rank_replays_what_fits_all_ranks_and_computes_nothing_if_idle(
+    found: Found, release: str
+) -> None:
+    """DP attention: all ranks replay the same graph; `test_ranks` has two real ones."""
+    assert found(release, "graph_jobs", "parts")["of_a_rank"] == {
+        "compared": 1,
+        "one request": [False, False],
+    }
+
+
+@EACH
+def test_the_default_sizes_have_a_graph_of_one_request(found: Found, release: str) -> None:
+    """On several GPUs each costs too much of the boot to have them all."""
+    assert found(release, "graph_jobs", "parts")["ones"] == {
+        "a GPU": [42, 2048],
+        "two GPUs": [30, 512],
+        "two GPUs, few sizes": [3, 2048],
+        "DP attention": [0, 0],
+    }
+
+
+@EACH
+def test_only_the_first_graph_of_one_request_is_warmed_up(found: Found, release: str) -> None:
+    """Two warm-ups and a capture, once more with the second graph, or only its capture."""
+    assert found(release, "graph_jobs", "parts")["warm_ups"] == [6, 4, 3]
 
 
 @pytest.mark.whole_matrix  # the proof has as many requests as tables of two rows need

@@ -135,6 +135,12 @@ def test_random_episodes_of_other_servers(
     assert set(counts) <= ASSERTED
 
 
+def test_slots_of_other_servers_are_counted_as_stock_takes_them(found: Found) -> None:
+    """Lazy tracking, and states that come back from the host."""
+    for draw, counts in found("0.5.23", "slots_jobs", "few_episodes").items():
+        assert sum(counts.values()) > counts["lived"] > 0, draw
+
+
 @pytest.mark.parametrize("release", HOSTED)
 def test_with_a_host_stock_dies_and_the_patched_server_goes_on(found: Found, release: str) -> None:
     """Of the loads in reports, and where a state has no slot to come back to."""

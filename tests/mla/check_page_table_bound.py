@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from unittest import mock
 
+from sglang_perf_patches.live import published
+from sglang_perf_patches.live.published import Published
 from sglang_perf_patches.verify import Different
 from sglang_perf_patches.verify.comparing import live
+from sglang_perf_patches.verify.mla import rig
 from sglang_perf_patches.verify.mla.page_table_bound import (
     CONTEXT,
     EXTRA,
@@ -51,7 +54,13 @@ def several_branches() -> None:
 def of_a_hybrid_model() -> None:
     """The attention layers of a model with states, which a server tracks in extra buffers."""
     names = ("mamba_scheduler_strategy", "mamba_radix_cache_strategy")
-    with mock.patch.dict(EXTRA_ARGUMENTS, dict.fromkeys(names, "extra_buffer")), live(PATCH):
+    tracked = dict.fromkeys(names, "extra_buffer")
+    server = Published(rig.server_args(**tracked))
+    with (
+        mock.patch.dict(EXTRA_ARGUMENTS, tracked),
+        mock.patch.object(published, "published", return_value=server),
+        live(PATCH),
+    ):
         assert not fails("extend", graph=True)
         assert not fails("verify", graph=False)
 

@@ -248,6 +248,7 @@ def broken_rows() -> dict[str, Any]:
     batches, layer = batched_prefill._Batches, passes.Layer
     compute, joined, filled = batched_prefill.compute, passes._joined, passes._filled
     init, cut, make_mask = Group.__init__, layer.cut, layer.make_mask
+    first_part = batches.first_part
 
     def others_prefixes(core: Any, masks: Any, runner: Any, group: Any) -> Any:
         slots = [prompt.slots for prompt in group.prompts][::-1]
@@ -265,9 +266,9 @@ def broken_rows() -> dict[str, Any]:
     def rows_are_long(self: Any, row: int, tokens: slice) -> Any:
         return self.keys[row : row + 1], self.values[row : row + 1]
 
-    def first_parts_are_skipped(self: Any, *_: Any) -> bool:
-        is_filled, self._launched = self._launched is not None, None
-        return is_filled
+    def first_parts_are_skipped(self: Any, *words: Any) -> Any:
+        first, trial = first_part(self, *words)
+        return (lambda *_, **__: None, None) if first and not trial else (first, trial)
 
     def without_states(core: Any, states: Any) -> Any:
         whole = joined(core, states)
@@ -297,7 +298,7 @@ def broken_rows() -> dict[str, Any]:
         "a row begins without its state": (passes, "_joined", without_states),
         "the state after a prompt is kept": (batched_prefill, "compute", kept_at_the_end),
         "a first part loses a token": (layer, "cut", cut_too_much),
-        "nothing is kept": (batches, "fill_first_part", first_parts_are_skipped),
+        "nothing is kept": (batches, "first_part", first_parts_are_skipped),
         "a part fits no call": (rows.Part, "fits", lambda *_: False),
         "everything is left to stock": (batched_prefill, "groups", lambda _: []),
         "a row gets another's values": (
@@ -1140,9 +1141,14 @@ def trials() -> dict[str, Any]:
     release = installed_release()
     import trials as plays
 
-    results = {"in groups": plays.in_groups(), "restless": plays.restless()}
+    results = {
+        "in groups": plays.in_groups(),
+        "restless": plays.restless(),
+        "late": plays.late(),
+    }
     if release == "0.5.23":
         results["prompts"] = plays.prompts()
+        results["mistakes"] = plays.mistakes()
     return results
 
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sglang_perf_patches.model.state import RunFlag
 from sglang_perf_patches.sets.mlx.batched_prefill.grouping import (
     MOST_PROMPTS,
     MOST_TOKENS,
     Group,
     Prompt,
 )
-from sglang_perf_patches.sets.mlx.kv_arena.arena_self_check import PHASES, STEPS, TRIES, Kind
+from sglang_perf_patches.sets.mlx.kv_arena.arena_self_check import (
+    LASTING,
+    PHASES,
+    STEPS,
+    TRIES,
+    Kind,
+)
 from sglang_perf_patches.sets.mlx.self_check import SelfCheck
 
 pytestmark = pytest.mark.newest
@@ -52,30 +60,68 @@ def test_a_kind_that_cannot_be_tried_to_its_end_is_left_to_stock(
     found: Found, release: str
 ) -> None:
     """The batch changes every three steps; once it settles, its kind has had its tries."""
-    of = found(release, "trials")["restless"]
+    of = found(release, "trials")["restless"]["settles"]
     assert of["mlx.kv-arena"]["played"] == of["none"]["played"]
     assert of["mlx.kv-arena"]["counts"]["tried steps"] == TRIES
     assert of["mlx.kv-arena"]["counts"]["stock steps"] == 40 * 3 + 20
+    state, reason = of["mlx.kv-arena"]["mlx.kv-arena"]
+    assert state == "live"
+    assert reason.startswith("stock's code runs for a step with unequal lengths up to 255 built")
+    assert reason.endswith(f"lasts for more than {LASTING} steps: {TRIES} tries were too few")
+
+
+@EACH
+def test_a_kind_that_ran_out_of_tries_is_tried_again_once_a_batch_lasts(
+    found: Found, release: str
+) -> None:
+    of = found(release, "trials")["restless"]["lasts"]
+    assert of["mlx.kv-arena"]["played"] == of["none"]["played"]
+    assert of["mlx.kv-arena"]["counts"]["tried steps"] == TRIES + len(PHASES) * STEPS
+    assert of["mlx.kv-arena"]["counts"]["steps"] > 0
     assert of["mlx.kv-arena"]["mlx.kv-arena"] == ["live", ""]
+
+
+@EACH
+def test_what_goes_wrong_after_the_trial_is_found(found: Found, release: str) -> None:
+    of = found(release, "trials")["late"]
+    assert of["whole"]["played"] == of["stock"]["played"]
+    assert of["whole"]["mlx.kv-arena"] == ["live", ""]
+    checks, rest = divmod(of["whole"]["counts"]["tried steps"] - len(PHASES) * STEPS, STEPS)
+    assert (checks > 2, rest) == (True, 0)
+    state, reason = of["faulty"]["mlx.kv-arena"]
+    assert state == "gated"
+    assert "gave other bits than stock's" in reason
 
 
 @pytest.mark.whole_matrix
 def test_each_kind_of_a_group_of_prompts_is_tried(found: Found) -> None:
-    """Of few and of many prompts; the second group of many is not tried again."""
+    """Of few and of many prompts, which stock serves; the second group of many is together."""
     of = found("0.5.23", "trials")["prompts"]
     assert of["whole"]["played"] == of["faulty"]["played"] == of["stock"]["played"]
     counts = {"trials": 2, "unused": 0}
-    assert of["whole"]["counts"] == counts | {"together": 2 + 6 + 6, "alone": 0}
+    assert of["whole"]["counts"] == counts | {"together": 6, "alone": 2 + 6}
     assert of["whole"]["mlx.batched-prefill"] == ["live", ""]
-    assert of["faulty"]["counts"] == counts | {"together": 2, "alone": 6 + 6, "failed": 1}
+    assert of["faulty"]["counts"] == counts | {"alone": 2 + 6 + 6, "failed": 1}
     state, reason = of["faulty"]["mlx.batched-prefill"]
     assert state == "gated"
     assert "up to 7 rows of up to 63 tokens" in reason
 
 
+@pytest.mark.whole_matrix
+@pytest.mark.parametrize("fault", ["a position too far", "padding is seen"])
+def test_a_mistake_that_single_prompts_share_is_found(found: Found, fault: str) -> None:
+    """Two passes of our own would agree on it."""
+    of = found("0.5.23", "trials")["mistakes"]
+    assert of["none"] == ["live", ""]
+    state, reason = of[fault]
+    assert state == "gated"
+    assert "have other values than stock's" in reason
+
+
 def test_a_kind_passes_runs_out_of_tries_or_ends_all(caplog: pytest.LogCaptureFixture) -> None:
     reasons: list[str] = []
-    check = SelfCheck("mlx.some", reasons.append, needed=2, tries=3)
+    patching: Any = SimpleNamespace(gate=reasons.append, ran=RunFlag())
+    check = SelfCheck("mlx.some", patching, needed=2, tries=3, until="it rains")
     for _ in range(2):
         assert check.may_try("good")
         assert not check.has_passed("good")
@@ -84,8 +130,18 @@ def test_a_kind_passes_runs_out_of_tries_or_ends_all(caplog: pytest.LogCaptureFi
     assert not check.may_try("good")
     assert [check.may_try("slow") for _ in range(5)] == [True, True, True, False, False]
     assert not check.has_passed("slow")
-    said = "mlx.some runs stock's code for slow: 3 tries were too few"
-    assert [record.getMessage() for record in caplog.records] == [said]
+    said = "stock's code runs for slow until it rains: 3 tries were too few"
+    assert [record.getMessage() for record in caplog.records] == [f"mlx.some: {said}"]
+    assert patching.ran.note == said
+    check.try_again("slow")
+    check.doubt("good")
+    assert not check.has_passed("good")
+    for kind in ("good", "slow", "slow"):
+        assert check.may_try(kind)
+        check.credit(kind)
+    assert check.has_passed("good")
+    assert check.has_passed("slow")
+    assert patching.ran.note == ""
     check.fail("it differs")
     assert reasons == ["it differs"]
     assert not check.has_passed("good")

@@ -22,11 +22,13 @@ LONGER: tuple[cases.Step, ...] = (
     *(("join", who, length) for who, length in (("d", 1100), ("e", 9), ("f", 12))),
     ("chain", "def", 30),
 )
+THREE: tuple[cases.Step, ...] = (("join", "a", 20), ("join", "b", 30), ("join", "c", 40))
 RESTLESS: tuple[cases.Step, ...] = (
-    *(("join", who, length) for who, length in (("a", 20), ("b", 30), ("c", 40))),
+    *THREE,
     *(("chain", order, 3) for order in ("abc", "bca", "cab", "acb") * 10),
     ("chain", "abc", 20),
 )
+LASTS: tuple[cases.Step, ...] = (*RESTLESS[:-1], ("chain", "abc", 60))
 FEW: batches.Batch = [("a", 9, "", 0), ("b", 9, "", 0)]
 MANY: batches.Batch = [(who, 40, "", 0) for who in "cdefgh"]
 
@@ -61,8 +63,34 @@ def in_groups() -> dict[str, Any]:
 
 
 def restless() -> dict[str, Any]:
-    """A batch that changes every three steps, and then settles: stock and patched."""
-    return {each: _played(each, [RESTLESS]) for each in ("none", "mlx.kv-arena")}
+    """A batch that changes every three steps, and then settles, for long too: stock and patched."""
+    return {
+        what: {each: _played(each, [schedule]) for each in ("none", "mlx.kv-arena")}
+        for what, schedule in (("settles", RESTLESS), ("lasts", LASTS))
+    }
+
+
+def late() -> dict[str, Any]:
+    """A batch whose arena goes wrong long after it was tried, or never does."""
+    from sglang_perf_patches.sets.mlx.kv_arena import arena_self_check, choice
+    from sglang_perf_patches.sets.mlx.kv_arena.step import Writer
+
+    write = Writer.write
+
+    def wrong(self: Any, index: int, keys: Any, values: Any) -> Any:
+        return write(self, index, keys, keys if choice.COUNTS["steps"] > 30 else values)
+
+    schedule = (*THREE, ("chain", "abc", 120))
+    results: dict[str, Any] = {}
+    with mock.patch.object(arena_self_check, "EVERY", 20):
+        for what, selection, changed in (
+            ("stock", "none", write),
+            ("whole", "mlx.kv-arena", write),
+            ("faulty", "mlx.kv-arena", wrong),
+        ):
+            with mock.patch.object(Writer, "write", changed):
+                results[what] = _played(selection, [schedule])
+    return results
 
 
 def prompts() -> dict[str, Any]:
@@ -94,6 +122,31 @@ def prompts() -> dict[str, Any]:
                 played, _ = batches.play(model, (FEW, MANY, again))
                 results[what] = {"played": played, "counts": dict(body.COUNTS), **_states()}
                 ours.deactivate()
+    return results
+
+
+def mistakes() -> dict[str, Any]:
+    """The states of the patch when masks or positions of all its passes are wrong."""
+    from sglang_perf_patches.sets.mlx.batched_prefill.passes import Layer
+
+    offset = Layer.offset.fget  # type: ignore[attr-defined]
+
+    def seen(self: Any, tokens: int, return_array: bool = False, **window: Any) -> Any:
+        return self._masks.make_attention_mask(tokens, self._held, return_array, **window)
+
+    results: dict[str, Any] = {}
+    held: batches.Batch = [("a", 400, "", 0), ("b", 391, "", 0)]
+    behind: batches.Batch = [("c", 60, "a", 402), ("d", 61, "b", 393)]
+    for what, dtype, name, changed in (
+        ("none", "bfloat16", "offset", Layer.offset),
+        ("a position too far", "bfloat16", "offset", property(lambda self: offset(self) + 1)),
+        ("padding is seen", "float32", "make_mask", seen),
+    ):
+        with models.model("qwen3", dtype) as model, mock.patch.object(Layer, name, changed):
+            ours.activate("mlx.batched-prefill")
+            batches.play(model, (held, behind))
+            results[what] = _states()["mlx.batched-prefill"]
+            ours.deactivate()
     return results
 
 

@@ -7,8 +7,9 @@ it with servers.
 from __future__ import annotations
 
 import json
+import os
 import socket
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,19 @@ import pytest
 
 import released
 from configurations import write
-from sglang_perf_patches.cli.ask import QUICKLY, WHOLLY, gpus
+from fake_driver import DRIVER
+from sglang_perf_patches.cli import verbs
+from sglang_perf_patches.cli.ask import QUICKLY, WHOLLY, answer, gpus
+from sglang_perf_patches.model.feature import Setup
+from sglang_perf_patches.model.selection import Selection
 from tests.releases.recipes.models import MODELS
 
+L40 = """
+Driver.gpus = [(8, 9)]
+ctypes.CDLL = lambda name, *rest, real=ctypes.CDLL, **more: (
+    Driver() if name == "libnvidia-ml.so.1" else real(name, *rest, **more)
+)
+"""
 RESOLVE = Path(__file__).with_name("resolve.py")
 
 COMMANDS = (
@@ -42,7 +53,8 @@ def asked(release: str, gpu: str, command: str, *words: str) -> dict[str, Any]:
     """What the command answers; a state and a reason by patch below ``states``."""
     ask = ("-m", "sglang_perf_patches", "doctor", "--json", "--gpu", gpu, "--")
     place = released.tree(release)
-    out = released.run(place, *ask, *command.split(), *words, HF_HUB_OFFLINE="1")
+    path = f"{place.python.parent}{os.pathsep}{os.environ['PATH']}"
+    out = released.run(place, *ask, *command.split(), *words, HF_HUB_OFFLINE="1", PATH=path)
     data: dict[str, Any] = json.loads(out)
     assert data["sglang"]["version"] == release
     data["states"] = {each["id"]: (each["state"], each["reason"]) for each in data["patches"]}
@@ -72,7 +84,7 @@ def test_a_release_resolves_a_command_as_on_that_gpu(models: Path, release: str)
     assert states["mamba.slot-exhaustion"] == ("live", "")
     assert states["mamba.lightning-rows"][0] in {"not needed", "absent"}
     assert states["mamba.mamba2-chunk-indices"] == (
-        *("not needed", "the model has no recurrent states other than delta nets"),
+        *("not needed", "the model has no Mamba2 layers"),
     )
     assert states["mlx.first-buffer"][0] in {"not needed", "absent"}
     assert {state for state, _ in states.values()} <= {
@@ -80,15 +92,101 @@ def test_a_release_resolves_a_command_as_on_that_gpu(models: Path, release: str)
     }
 
 
-def test_a_model_with_delta_nets_of_another_kind_needs_no_patch_of_other_states(
-    tmp_path: Path,
-) -> None:
+def test_kimi_linear_needs_no_patch_of_other_states(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MODELS["kimi-linear-48b"]))
     states = asked("0.5.23", "H100", f"sglang serve {tmp_path}", "--tp", "2")["states"]
-    for name in ("lightning-rows", "mamba2-chunk-indices"):
-        assert states[f"mamba.{name}"] == (
-            *("not needed", "the model has no recurrent states other than delta nets"),
-        )
+    assert states["mamba.lightning-rows"][1] == "the model has no lightning attention"
+    assert states["mamba.mamba2-chunk-indices"] == ("not needed", "the model has no Mamba2 layers")
+
+
+MTP = "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-num-draft-tokens 4"
+TOPK = f"{MTP} --speculative-eagle-topk"
+TRACKED = "--mamba-radix-cache-strategy extra_buffer"
+ACTS = {
+    # model, flags, release: patch -> state
+    "mtp on FA3": ("dsr1", f"--tp 8 {TOPK} 1", "0.5.23", {"mla.page-table-bound": "live"}),
+    "Triton": (
+        *("dsr1", f"--tp 8 --attention-backend triton {TOPK} 1", "0.5.23"),
+        {"mla.page-table-bound": "not needed"},
+    ),
+    "DSA": ("dsv32", f"--tp 8 {TOPK} 1", "0.5.23", {"mla.page-table-bound": "not needed"}),
+    "Nemotron with MTP": (
+        *("nemotron", f"--tp 4 {TRACKED} {TOPK} 1", "0.5.23"),
+        {"mamba.lightning-rows": "not needed", "mamba.mamba2-chunk-indices": "live"},
+    ),
+    "Ling": (
+        *("ling", f"{TRACKED}", "0.5.23"),
+        {"mamba.lightning-rows": "live", "mamba.mamba2-chunk-indices": "not needed"},
+    ),
+    "Ling without tracking": (
+        *("ling", "--disable-radix-cache", "0.5.23"),
+        {"mamba.lightning-rows": "not needed"},
+    ),
+    "gpt-oss": ("windows", "", "0.5.23", {"swa.window-pool": "not needed"}),
+    "a Gemma": ("gemma", "", "0.5.23", {"swa.window-pool": "live"}),
+    "a Gemma on FlashInfer": (
+        *("gemma", "--attention-backend flashinfer", "0.5.23", {"swa.window-pool": "gated"}),
+    ),
+    "a Gemma decodes": (
+        *("gemma", "--disaggregation-mode decode", "0.5.23"),
+        {"swa.page-size-1": "not needed", "swa.idle-admission": "not needed"},
+    ),
+    "windows off Triton": (
+        *("windows", "--disable-overlap-schedule --enable-lora --attention-backend fa3", "0.5.21"),
+        {"swa.window-metadata": "not needed"},
+    ),
+    "windows on Triton": (
+        *("windows", "--attention-backend triton", "0.5.21", {"swa.window-metadata": "live"}),
+    ),
+    "a storage backend": (
+        *("next", "--enable-hierarchical-cache --hicache-storage-backend file", "0.5.23"),
+        {"mamba.slot-exhaustion": "gated"},
+    ),
+}
+NAMES = {"dsr1": "deepseek-v3", "dsv32": "deepseek-v3.2", "nemotron": "nemotron-3-super"}
+
+
+@pytest.mark.parametrize("release", ["0.5.21", "0.5.23"])
+def test_live_is_what_acts_in_this_server(release: str, tmp_path: Path) -> None:
+    cases = {name: case for name, case in ACTS.items() if case[2] == release}
+    servers = []
+    for name, (model, flags, *_) in cases.items():
+        folder = tmp_path / name.replace(" ", "-")
+        folder.mkdir()
+        if model in NAMES:
+            (folder / "config.json").write_text(json.dumps(MODELS[NAMES[model]]))
+        else:
+            folder = write(folder, model)
+        servers.append((asdict(gpus.KINDS["H200"]), ["--model-path", str(folder), *flags.split()]))
+    place = released.tree(release)
+    out = released.run(
+        place, str(RESOLVE), QUICKLY, release, given=json.dumps(servers), HF_HUB_OFFLINE="1"
+    )
+    verdicts = verbs.judged(verbs.tree_at(version=release))
+    every = Selection("", tuple(one.patch.id for one in verdicts), frozenset(), frozenset())
+    for (name, (*_, expected)), line in zip(cases.items(), out.splitlines(), strict=True):
+        answered = json.loads(line)
+        assert "setup" in answered, (name, answered)
+        on, lacking, having = answered["setup"]
+        fates = answer.fates(every, verdicts, Setup(on, lacking, frozenset(having)))
+        states = {one.patch: (one.state, one.reason) for one in fates if one.patch in expected}
+        assert {patch: state for patch, (state, _) in states.items()} == expected, (name, states)
+
+
+def test_strict_and_the_typed_flag_are_told(models: Path) -> None:
+    place = released.tree("0.5.23")
+    variables = "SGLANG_PERF_PATCHES=mla SGLANG_PERF_PATCHES_STRICT=1"
+    ask = ("-m", "sglang_perf_patches", "doctor", "--gpu", "H200", "--", *variables.split())
+    server = ("sglang", "serve", str(models / "plain"), "--tp", "2", "--dp", "2")
+    with pytest.raises(AssertionError) as lost:  # exit code 1
+        released.run(place, *ask, *server, "--enable-dp-attention", HF_HUB_OFFLINE="1")
+    said = " ".join(str(lost.value).split())
+    assert "STRICT=1 this server would exit: mla.request-broadcast is gated: data-parallel" in said
+    assert "(--enable-dp-attention)" in said
+
+
+def short_of(data: dict[str, Any], patch: str) -> Any:
+    return next(each["short"] for each in data["patches"] if each["id"] == patch)
 
 
 @pytest.mark.whole_matrix
@@ -99,15 +197,61 @@ def test_gates_name_the_flag_and_the_gpu(models: Path) -> None:
     state, why = asked("0.5.23", "L40", command)["states"][graph]
     assert (state, why) == (
         "gated",
-        "the GPU is not a Hopper (H100, H200): this patch was not tested with that",
+        "the GPU is not a Hopper (H100, H200): this patch was not tested with that; to test it on "
+        f"your GPU: sglang-perf-patches verify {graph}",
     )
     data = asked("0.5.23", "H200", command, "--num-continuous-decode-steps", "2")
     assert data["states"][graph][1].startswith(
         "the scheduler decodes several steps at once (--num-continuous-decode-steps)"
     )
-    short = next(each["short"] for each in data["patches"] if each["id"] == graph)
-    assert short["gain"]
-    assert short["cost"]
+    assert short_of(data, graph) is None
+    one = short_of(asked("0.5.23", "H200", command), graph)
+    four = short_of(asked("0.5.23", "H200", command, "--tp", "4"), graph)
+    assert (one["gain"], four["cost"]) == ("no gain was measured for this set-up", one["cost"])
+    assert "--tp-size 4" in four["gain"]
+
+
+RECORD = """
+from driver import Driver
+from sglang_perf_patches.cli.verbs import judged, tree_at
+from sglang_perf_patches.live import verified
+from sglang_perf_patches.telemetry import records
+(verdict,) = [each for each in judged(tree_at()) if each.patch.id == "mamba.gdn-prefill-graph"]
+(record,) = verified.records(verdict)
+records.write(verified.path(record), record)
+"""
+
+
+def test_a_record_counts_for_the_gpus_that_are_here(models: Path, tmp_path: Path) -> None:
+    """The driver, ``nvidia-smi`` and the comparison have stand-ins; all else is the release's."""
+    place = released.tree("0.5.23")
+    place = replace(place, search=(tmp_path, *place.search))
+    (tmp_path / "driver.py").write_text(DRIVER.partition("ctypes.CDLL =")[0] + L40)
+    (tmp_path / "sitecustomize.py").write_text("import driver")
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho NVIDIA L40, 46068, 8.9\n")
+    smi.chmod(0o755)
+    there = {
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+    def state(*gpu: str) -> tuple[str, str]:
+        ask = ("-m", "sglang_perf_patches", "doctor", "--json", *gpu, "--", "sglang", "serve")
+        data = json.loads(released.run(place, *ask, str(models / "next"), **there))
+        assert data["gpu"]["name"] == "NVIDIA L40"
+        graph = next(each for each in data["patches"] if each["id"] == "mamba.gdn-prefill-graph")
+        return graph["state"], graph["reason"]
+
+    gated = state()
+    assert gated[0] == "gated"
+    assert gated[1].endswith(
+        "; to test it on your GPU: sglang-perf-patches verify mamba.gdn-prefill-graph"
+    )
+    released.run(place, "-c", RECORD, **there)
+    assert state() == ("live", "")
+    assert state("--gpu", "L40") == gated, "that one is elsewhere"
 
 
 @pytest.mark.parametrize(
@@ -121,9 +265,28 @@ def test_a_model_that_the_hub_does_not_give_is_one_sentence(release: str) -> Non
             **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HF_HUB_OFFLINE"), ""),
         }
         ask = ("-m", "sglang_perf_patches", "doctor", "--gpu", "H200", "--")
-        words = ("python", "-m", "sglang.launch_server", "--model-path", "nobody/model")
+        place = released.tree(release)
+        server = ("-m", "sglang.launch_server", "--model-path", "nobody/model")
+        words = (str(place.python), *server)
         with pytest.raises(AssertionError, match=r"can't fetch config\.json of nobody/model from"):
-            released.run(released.tree(release), *ask, *words, **hub)
+            released.run(place, *ask, *words, **hub)
+
+
+@pytest.mark.whole_matrix
+@pytest.mark.parametrize("selection", ["all", "none"])
+def test_a_hybrid_model_on_mlx_is_asked_with_its_patches(models: Path, selection: str) -> None:
+    """Stock's own arguments refuse it: only `mlx.hybrid-defaults` makes them fit."""
+    place = released.slim("0.5.23")
+    settings = [f"SGLANG_PERF_PATCHES={selection}", "SGLANG_USE_MLX=1"]
+    server = (str(place.python), "-m", "sglang.launch_server", "--model-path", str(models / "next"))
+    ask = ("-m", "sglang_perf_patches", "doctor", "--json", "--", *settings, *server)
+    if selection == "none":
+        with pytest.raises(AssertionError, match=r"refuses this command: .* our mlx\.hybrid-"):
+            released.run(place, *ask, "--device", "cpu", HF_HUB_OFFLINE="1")
+        return
+    data = json.loads(released.run(place, *ask, "--device", "cpu", HF_HUB_OFFLINE="1"))
+    states = {each["id"]: each["state"] for each in data["patches"]}
+    assert states["mlx.hybrid-cache"] == states["mlx.hybrid-defaults"] == "live"
 
 
 @pytest.mark.whole_matrix  # it imports all of a release

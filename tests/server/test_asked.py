@@ -1,4 +1,4 @@
-"""What ``doctor -- COMMAND`` answers before boot is what the server's scheduler reports then."""
+"""What ``doctor -- COMMAND`` answers before boot is what a server's scheduler reports then."""
 
 from __future__ import annotations
 
@@ -8,53 +8,87 @@ from pathlib import Path
 
 import pytest
 
+from linux_mlx.completions import post
 from linux_mlx.environments import variables
-from linux_mlx.patches import processes
+from linux_mlx.patches import live_and_run, processes
 from linux_mlx.server import running_server, server_command, server_variables
-from tests.server.test_mlx_hybrid import prepared
+from tests.server.test_mlx_hybrid import QUANTISED, Asked, body, prepared
 
 pytestmark = [
     pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),
     pytest.mark.whole_matrix,
 ]
 
-COMMANDS = {
-    "a Mac's": ("--disable-cuda-graph",),
-    "without a cache": ("--trust-remote-code", "--disable-radix-cache", "--tp-size", "1"),
-    "gated": ("--num-continuous-decode-steps", "2"),
+NO_CACHE = "--disable-radix-cache"
+GROUPS = "all,mlx.length-groups"
+SETUPS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "dense": ("dense", "all", ()),
+    "dense, no cache": ("dense", "all", (NO_CACHE, "--trust-remote-code", "--tp-size", "1")),
+    "dense, no overlap": ("dense", "all", ("--disable-overlap-schedule", "--disable-cuda-graph")),
+    "dense, pages": ("dense", "all", ("--page-size", "16")),
+    "dense, gated": ("dense", "all", ("--num-continuous-decode-steps", "2")),
+    "dense, opt-in": ("dense", GROUPS, ()),
+    "dense, off": ("dense", "none", ()),
+    "hybrid": ("hybrid", "all", ()),
+    "hybrid, no cache": ("hybrid", "all", (NO_CACHE,)),
+    "hybrid, quantised": ("hybrid", "all", QUANTISED),
+    "windows": ("windows", "all", ()),
 }
+"""Name → kind of model, selection of patches, further arguments."""
 
 
-@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
-def test_a_server_reports_what_was_answered(words: tuple[str, ...], tmp_path: Path) -> None:
-    environment, model = prepared("0.5.23", tmp_path, "dense")
-    settings = server_variables("all", tmp_path)
-    given = [f"{name}={settings[name]}" for name in ("PYTHONPATH", "SGLANG_USE_MLX")]
-    command: list[str | Path] = ["env", *given, *server_command(environment, model), *words]
+@pytest.mark.parametrize("name", SETUPS)
+def test_a_server_reports_what_was_answered(name: str, tmp_path: Path) -> None:
+    kind, selection, words = SETUPS[name]
+    environment, model = prepared("0.5.23", tmp_path, kind)
+    settings = server_variables(selection, tmp_path)
+    given = [
+        f"{each}={settings[each]}"
+        for each in ("PYTHONPATH", "SGLANG_USE_MLX", "SGLANG_PERF_PATCHES")
+    ]
+    command = ["env", *given, *map(str, server_command(environment, model)), *words]
     ours = environment.script("sglang-perf-patches")
-    ask: list[str | Path] = [ours, "doctor", "--json", "--gpu", "none", "--"]
     asked = subprocess.run(
-        ask + command, env=variables(), capture_output=True, text=True, timeout=900
+        [ours, "doctor", "--json", "--gpu", "none", "--", *command],
+        env=variables(),
+        capture_output=True,
+        text=True,
+        timeout=900,
     )
     assert asked.returncode == 0, asked.stderr
     answers = {each["id"]: each for each in json.loads(asked.stdout)["patches"]}
-    log = tmp_path / "server.log"
     with running_server(
-        environment, model, selection="all", log=log, arguments=words, runtime=tmp_path
+        environment,
+        model,
+        selection=selection,
+        log=tmp_path / "server.log",
+        arguments=words,
+        runtime=tmp_path,
     ) as running:
-        (scheduler,) = (each for each in processes(running) if "scheduler" in each["role"])
-    reported = {each["id"]: each for each in scheduler["patches"]}
-    assert set(answers) == set(reported)
-    for name, answer in answers.items():
-        server = reported[name]
-        if server["state"] == "off":  # a server judges nothing that is not chosen
-            assert answer["state"] in {"off (opt-in)", "built-in", "absent"}, answer
-            continue
-        # A patch stays `pending` where the server never imports what it is for.
-        states = {"live", "pending"} if answer["state"] == "live" else {answer["state"]}
-        assert server["state"] in states, (answer, server)
-        if server["state"] in {"gated", "not needed"} and "it needs " not in server["reason"]:
-            assert server["reason"] == answer["reason"]
-    there = {each["state"] for each in reported.values()}
-    assert "not needed" in there
-    assert ("gated" if "--num-continuous-decode-steps" in words else "live") in there
+        post(running.url, "/generate", body(Asked((5, 6, 7), 3)))
+        ran = [] if selection == "none" else live_and_run(running, patience_s=15)
+        reported = {
+            patch["id"]: patch
+            for process in processes(running)
+            if "scheduler" in process["role"]
+            for patch in process["patches"]
+        }
+    if selection == "none":
+        assert not reported
+        assert "live" not in {each["state"] for each in answers.values()}
+        return
+    assert answers.keys() == reported.keys()
+    states = {"off": {"off (opt-in)", "built-in", "absent"}, "pending": {"live"}}
+    unlike = {
+        patch: (answers[patch], there)
+        for patch, there in reported.items()
+        if answers[patch]["state"] not in states.get(there["state"], {there["state"]})
+        or (
+            there["state"] in {"gated", "not needed"}
+            and "it needs " not in there["reason"]
+            and there["reason"] != answers[patch]["reason"]
+        )
+    }
+    assert not unlike
+    assert {answers[patch]["state"] for patch in ran} <= {"live"}
+    assert ran or "gated" in {there["state"] for there in reported.values()}

@@ -13,6 +13,7 @@ import tiers
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import patch_page
 from sglang_perf_patches.model.patch import by_id
+from sglang_perf_patches.model.setups import FEATURES
 from sglang_perf_patches.sets.swa.window_pool import body
 
 PATCH = by_id(sets.load())["swa.window-pool"]
@@ -59,6 +60,13 @@ def answers(request: pytest.FixtureRequest) -> dict[str, Any]:
     for key, line in zip(jobs, given, strict=True):
         assert "error" not in line, f"{request.param}, {key}:\n{line.get('error')}"
     return {key: line["value"] for key, line in zip(jobs, given, strict=True)}
+
+
+def test_a_server_with_a_draft_model_is_left_to_stock() -> None:
+    """So nothing tells a draft's configuration from the model's."""
+    drafts = {each.name for each in FEATURES.all if "speculative_algorithm" in each.arguments()}
+    assert {"eagle", "other-speculation"} <= drafts
+    assert not {*drafts, "other-drafter"} & (PATCH.proven_with or {}).keys()
 
 
 def test_images_and_both_directions_are_refused_whatever_the_arguments_say() -> None:
@@ -126,6 +134,8 @@ def test_two_ranks_compute_what_stock_does(release: str) -> None:
     """Both with half of the KV heads, over gloo: batches, tokens and logits of each."""
     told = {each: released.ranks(release, RANK, [each, each]) for each in ("none", PATCH.id)}
     for stock, patched in zip(*told.values(), strict=True):
+        assert stock.pop("patch") == ["off", ""]
+        assert patched.pop("patch") == ["live", ""]
         assert stock.pop("pools")[1] is None
         assert patched.pop("pools")[1] > 0
         assert patched == stock

@@ -2,7 +2,7 @@
 
 Plays `window_loads.LONG` on the release on PYTHONPATH. All ranks play the same, and meet at the
 port. Prints as JSON what the rank computed: batches, tokens, a checksum of each request's logits,
-and the tokens of both pools.
+and the tokens of both pools; and the patch's state, and what the server has on.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
@@ -27,7 +27,10 @@ for name in ("sglang", "sglang_perf_patches"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
 import sglang_perf_patches
+from sglang_perf_patches.live import published
+from sglang_perf_patches.model.setups import FEATURES
 from tests.proof.swa import window_loads
+from tests.proof.swa.window_pool import PATCH
 from tests.proof.swa.window_server import WindowServer, prepare
 
 
@@ -42,7 +45,11 @@ def main(rank: int, ranks: int, port: int, selection: str) -> None:
         rid: [zlib.crc32(row.numpy().tobytes()) for row in rows]
         for rid, rows in server.logits.items()
     }
+    report = sglang_perf_patches.report()
+    patch = report.of(PATCH) if report else None
     told = {
+        "patch": [patch.state, patch.reason] if patch else ["off", ""],
+        "on": sorted(FEATURES.of(published.published())),
         "batches": server.batches,
         "tokens": {rid: server.tokens(rid) for rid in server.reqs},
         "logits": logits,

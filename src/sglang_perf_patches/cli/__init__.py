@@ -46,9 +46,6 @@ _VERBS = {
 }
 """Verb → its module and its help text. Only the module of the verb in use is imported."""
 
-_ASKING = ("doctor", "list")
-"""Verbs that take the command of a server after ``--``."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; every bad input is one sentence on stderr."""
@@ -86,9 +83,11 @@ def _run(words: list[str]) -> int:
         server: Any = import_module(f"{__name__}.verbs.benching_server")
         return int(server.main(words[2:]))
     command = None
-    if words[0] in _ASKING and "--" in words:
+    if words[0] == "doctor" and "--" in words:
         at = words.index("--")
         words, command = words[:at], words[at + 1 :]
+    if words[0] == "list" and "--" in words:
+        raise OperatorError("list takes no command: use sglang-perf-patches doctor -- COMMAND")
     parser = _parser(words[:1])
     near = difflib.get_close_matches(words[0], _VERBS, n=1)
     if near and words[0] not in _VERBS and not words[0].startswith("-"):
@@ -96,7 +95,7 @@ def _run(words: list[str]) -> int:
     args, unknown = parser.parse_known_args(words)
     if unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if words[0] in _ASKING:
+    if words[0] == "doctor":
         args.command = command
     code: int = args.function(args)
     return code

@@ -1,19 +1,25 @@
-"""Finds the Python that an operator's command starts, and whether its server gets the patches."""
+"""Finds the Python that an operator's command starts, its sglang, and whether it gets patches."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from ..compat import source
+from ..compat.source import Tree, TreeError
+from ..model import releases
 from ..model.errors import OperatorError
-from .ask.command import is_python, take_front
+from .ask.command import Asked
+from .ask.front import Front, is_python, of_python
 
 _LIMIT_S = 60
-_WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
 _CUTS_OFF = re.compile(r"-[A-Za-z]*[IES]")
 _PROBE = """
 import sys
@@ -29,12 +35,25 @@ if find_spec("sglang"):
         print(entry_point.obstacle_here())
 """
 
+_FIND = """
+import json
+from importlib.util import find_spec
+found = find_spec("sglang")
+places = list(found.submodule_search_locations or []) if found else []
+print(json.dumps([places[0] if places else "", find_spec("sglang_perf_patches") is not None]))
+"""
+_SHEBANG = re.compile(r"#!\s*(\S*python[\d.]*)\s*$")
+_EXECUTED = re.compile(r"""'''exec' "?([^"]*?python[\d.]*)"? """)
+"""How a script for ``sh`` starts its Python, whose path is too long for a shebang."""
+_TAG = re.compile(r"[:-]v?(\d+\.\d+\.\d+(?:\.post\d+)?)(?![\d.])")
+_NAME_IT = "name another one with --sglang-version or --sglang-path"
+
 
 def of(command: Sequence[str], path: str | None = None) -> list[str]:
     """The first words of a command, up to its Python and that Python's options.
 
     Args:
-        command: ``python …`` or the script ``sglang``; also after what `take_front` knows.
+        command: ``python …`` or the script ``sglang``; also after what `Front` knows.
         path: where programs are searched; None means PATH.
 
     Returns:
@@ -42,14 +61,14 @@ def of(command: Sequence[str], path: str | None = None) -> list[str]:
     """
     words = list(command)
     try:
-        take_front(words, {})
+        Front({}).take(words)
     except OperatorError:
         return []
     before = list(command[: len(command) - len(words)])
     if not words or (program := shutil.which(words[0], path=path)) is None:
         return []
     if is_python(words[0]):
-        return [*before, words[0], *_options(words[1:])]
+        return [*before, words[0], *of_python(words[1:])[0]]
     python = Path(program).resolve().with_name("python3")
     return [*before, str(python)] if os.path.basename(program) == "sglang" else []
 
@@ -86,17 +105,80 @@ def obstacle(command: Sequence[str], environment: Mapping[str, str]) -> str:
     return f"{why} {option} keeps `sglang-perf-patches run` out." if why and option else why
 
 
-def _options(words: Sequence[str]) -> list[str]:
-    """The options for Python itself, which stand before a script, ``-m`` or ``-c``."""
-    options: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if word in _WITH_VALUE:
-            options += [word, next(rest, "")]
-            continue
-        option = re.match(r"-[bBdEhiIOPqRsSuvVx?]+|-[WX].+", word)
-        if option:
-            options.append(option[0])
-        if option is None or option[0] != word:  # ``-Im MODULE`` has both
-            break
-    return options
+@dataclass(frozen=True)
+class Place:
+    """The sglang to ask about a command, and the Python that asks it.
+
+    Attributes:
+        tree: that sglang.
+        python: the words that start the command's Python; empty if this Python asks.
+        obstacle: why that Python would load no patch; "" if nothing speaks against it.
+        note: a sentence, if it is not the command's own sglang; "" if it is.
+    """
+
+    tree: Tree
+    python: tuple[str, ...] = ()
+    obstacle: str = ""
+    note: str = ""
+
+
+def place(asked: Asked) -> Place:
+    """The sglang that a command starts; this Python's, with a note, if the command's is not here.
+
+    Raises:
+        OperatorError: neither is here, or the command's image has another release.
+    """
+    path = asked.environment.get("PATH", os.defpath)
+    words = [] if asked.elsewhere else _started(asked.python, path)
+    folder, has_ours = _found(words, asked.environment) if words else ("", False)
+    if folder:
+        install = f"{words[0]} can't import sglang_perf_patches: install it next to its sglang."
+        return Place(source.at(folder), tuple(words), "" if has_ours else install)
+    if asked.elsewhere:
+        why = f"the command runs in {asked.elsewhere}"
+    elif words:
+        why = f"the command's Python, {words[0]}, has no sglang"
+    else:
+        why = f"`{' '.join(asked.python)}` is not on this machine"
+    try:
+        tree = source.installed()
+    except TreeError as error:
+        missing = "this Python has none either: name its sglang with --sglang-version"
+        raise OperatorError(f"{why}, and {missing}") from error
+    tag = _TAG.search(asked.image)
+    if tag and tag[1] in releases.KNOWN and tag[1] != tree.version:
+        raise OperatorError(
+            f"{asked.elsewhere} has sglang {tag[1]}, and this Python has {tree.version}: add "
+            f"--sglang-version {tag[1]}"
+        )
+    note = f"{why}: this is the answer of the sglang of {sys.executable}; {_NAME_IT}."
+    return Place(tree, note=note[0].upper() + note[1:])
+
+
+def _started(words: Sequence[str], path: str) -> list[str]:
+    """The words that start a command's Python, with its path; empty if it is not here."""
+    program = shutil.which(words[0], path=path)
+    if program is None or is_python(words[0]):
+        return [program, *words[1:]] if program else []
+    with open(program, "rb") as script:
+        first, second = (script.readline(1000).decode("utf-8", "replace") for _ in range(2))
+    named = _SHEBANG.match(first) or _EXECUTED.match(second)
+    python = Path(named[1]) if named else Path(program).resolve().with_name("python3")
+    return [str(python)] if python.exists() else []
+
+
+def _found(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, bool]:
+    """The folder of a Python's sglang, "" for none, and whether it has this package."""
+    try:
+        done = subprocess.run(
+            [*words, "-c", _FIND],
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=True,
+        )
+        folder, has_ours = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return "", False
+    return str(folder), bool(has_ours)

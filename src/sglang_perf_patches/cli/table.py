@@ -29,15 +29,19 @@ Row = tuple[str, str, Sequence[str]]
 
 
 def of_patches(
-    rows: Sequence[Row], judged: Iterable[Verdict], release: str, *, with_cost: bool = True
+    rows: Sequence[Row],
+    judged: Iterable[Verdict],
+    release: str,
+    shorts: Mapping[str, Short | None] | None = None,
 ) -> str:
     """The patches of `rows` below a heading for each set; `judged` has the verdict on every patch.
 
-    A gain that was not measured on `release` says so. `with_cost` shows costs, and what each patch
-    works with.
+    A gain that was not measured on `release` says so. `shorts` has a row of the page for each
+    patch; None is the row for `release`.
     """
     by_id = {one.patch.id: one.patch.proven_in(one.variant) for one in judged}
-    shorts = {row[0]: patch_page.read(row[0]).on(release) for row in rows}
+    if shorts is None:
+        shorts = {row[0]: patch_page.read(row[0]).on(release) for row in rows}
 
     def place(row: Row) -> tuple[bool, float]:
         worth, short = by_id[row[0]].worth, shorts[row[0]]
@@ -47,7 +51,7 @@ def of_patches(
     parts = []
     for one in sets.load():
         members = sorted((row for row in rows if by_id[row[0]].set == one.name), key=place)
-        entries = [_entry(by_id, row, shorts[row[0]], release, with_cost) for row in members]
+        entries = [_entry(by_id, row, shorts[row[0]], release) for row in members]
         if entries:
             heading = render.filled(f"{one.name}: {one.summary}", "", "  ")
             parts.append("\n".join([heading, *entries]))
@@ -79,9 +83,7 @@ def _features(patch: Patch, patches: Mapping[str, Patch]) -> str:
     return f"works with {', '.join(works)}" + (f"; off with {', '.join(off)}" if off else "")
 
 
-def _entry(
-    patches: Mapping[str, Patch], row: Row, short: Short | None, release: str, with_cost: bool
-) -> str:
+def _entry(patches: Mapping[str, Patch], row: Row, short: Short | None, release: str) -> str:
     name, state, more = row
     lines = [f"{name}: {state}"]
     if short:
@@ -91,8 +93,7 @@ def _entry(
             lines[0] += f" (for {short.uses})"
         elsewhere = f"; not measured on {release})" if short.release not in ("", release) else ""
         lines.append(short.gain.removesuffix(")") + elsewhere if elsewhere else short.gain)
-        if with_cost:
-            lines += [f"costs: {short.cost}", _features(patches[name], patches)]
+        lines += [f"costs: {short.cost}", _features(patches[name], patches)]
     heading, *others = [*lines, *more]
     first = render.filled(heading, "  ", " " * 6)
     return "\n".join([first, *(render.filled(each, " " * 6) for each in others if each)])

@@ -122,8 +122,7 @@ FAULTS = (
         "access when a request comes near the context limit",
         releases="0.5.9 … 0.5.23",
         threads=(34239, 35985),
-        on="eagle|standalone -draft-trees",
-        reads={"attention_backend": ("fa3",)},
+        on="eagle|standalone -draft-trees fa3",
         help="`--context-length` above what your requests reach",
         patch="mla.page-table-bound",
     ),
@@ -187,6 +186,7 @@ FAULTS = (
         on="decode-server windows -no-window-pool pages",
         reads=_POOL,
         help="`--disable-hybrid-swa-memory`",
+        patch="swa.tail-prealloc",
     ),
     Fault(
         name="prefill-window-cap",

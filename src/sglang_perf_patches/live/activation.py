@@ -121,7 +121,7 @@ class Activation:
 
     def report(self) -> Report:
         """The state of each patch."""
-        states = tuple(PatchState(m.patch.id, *m.status, m.ran.seen) for m in self.registry)
+        states = tuple(PatchState(m.patch.id, *m.shown, m.ran.seen) for m in self.registry)
         return Report(self.selection.text, self._version, states)
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The compute capability of this process's GPU, read without starting CUDA.
+"""The GPUs of this machine, and the capability of this process's, read without starting CUDA.
 
 If torch has started CUDA, torch tells. Else the driver's management library (NVML) does: it opens
 no device and keeps nothing open, so a later fork stays safe.
@@ -9,10 +9,29 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 _LIBRARY = "libnvidia-ml.so.1"
 _OK = 0
+_UNKNOWN = "unknown"
+
+
+class Machine(NamedTuple):
+    """What the driver tells of a machine.
+
+    Attributes:
+        driver: its version.
+        kinds: name and compute capability of each kind of GPU, sorted.
+    """
+
+    driver: str
+    kinds: tuple[tuple[str, str], ...]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the driver told everything, of at least one GPU."""
+        told = [self.driver, *(each for kind in self.kinds for each in kind)]
+        return bool(self.kinds) and all(told) and _UNKNOWN not in told
 
 
 def capability() -> str | None:
@@ -24,11 +43,13 @@ def capability() -> str | None:
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     if hasattr(cuda, "is_initialized") and cuda.is_initialized():
         return _written(cuda.get_device_capability())
-    return _of_machine()
+    found = machine()
+    return ", ".join(sorted({of_it for _, of_it in found.kinds})) or None if found else None
 
 
 @functools.cache
-def _of_machine() -> str | None:
+def machine() -> Machine | None:
+    """What the driver tells of this machine; None without a driver. It is asked once."""
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError:
@@ -39,19 +60,29 @@ def _of_machine() -> str | None:
         count = ctypes.c_uint()
         if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != _OK:
             return None
-        return ", ".join(sorted({_of_device(library, at) for at in range(count.value)})) or None
+        kinds = {_of_device(library, at) for at in range(count.value)}
+        return Machine(_text(library.nvmlSystemGetDriverVersion), tuple(sorted(kinds)))
     finally:
         library.nvmlShutdown()
 
 
-def _of_device(library: Any, at: int) -> str:
+def _of_device(library: Any, at: int) -> tuple[str, str]:
+    """The name and the capability of a GPU."""
     device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
-    found = library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(at), ctypes.byref(device))
-    if found == _OK:
-        found = library.nvmlDeviceGetCudaComputeCapability(
-            device, ctypes.byref(major), ctypes.byref(minor)
-        )
-    return _written((major.value, minor.value)) if found == _OK else "unknown"
+    if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(at), ctypes.byref(device)) != _OK:
+        return _UNKNOWN, _UNKNOWN
+    found = library.nvmlDeviceGetCudaComputeCapability(
+        device, ctypes.byref(major), ctypes.byref(minor)
+    )
+    of_it = _written((major.value, minor.value)) if found == _OK else _UNKNOWN
+    return _text(library.nvmlDeviceGetName, device), of_it
+
+
+def _text(ask: Any, *of: Any) -> str:
+    """A text that the library writes into a buffer."""
+    buffer = ctypes.create_string_buffer(96)
+    found = ask(*of, buffer, ctypes.c_uint(len(buffer)))
+    return buffer.value.decode(errors="replace") if found == _OK else _UNKNOWN
 
 
 def _written(pair: tuple[int, int]) -> str:

@@ -75,6 +75,12 @@ class PatchRuntime:
         return self.status[0]
 
     @property
+    def shown(self) -> tuple[State, str]:
+        """The status; the reason of a live patch may be its own note."""
+        state, reason = self.status
+        return state, reason or (self.ran.note if state == "live" else "")
+
+    @property
     def variant(self) -> Variant:
         """The variant that applies here; only for a patch whose verdict is ``applies``."""
         assert self.verdict is not None

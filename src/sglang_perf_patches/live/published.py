@@ -19,7 +19,9 @@ from typing import Any
 
 from ..model import setups
 from ..model.feature import MISSING, Server, Setup
+from ..model.patch import Patch
 from ..model.ruling import Ruling, ruling
+from . import verified
 from .imports import Watched, is_loaded, is_ready, wait_for
 from .patch_runtime import PatchRuntime, Registry
 
@@ -34,6 +36,13 @@ _KEPT = ("_model_config", "model_config")
 _WINDOWS = ("sliding_window", "sliding_window_size", "sliding_window_pattern")
 _CHUNKS = "attention_chunk_size"  # Llama 4's windows
 _STATES = "mamba2_cache_params"
+_GRANITE, _BAILING = ("GraniteMoeHybridConfig",), ("BailingHybridConfig",)
+_MAMBA2 = (
+    *("NemotronHConfig", "FalconH1Config", *_GRANITE),
+    *("Mamba2Config", "MambaConfig", "FalconMambaConfig"),
+)
+"""The classes of the release whose models it runs by Mamba2's backend. LFM2 and ZAYA, which have
+short convolutions only, have another backend from 0.5.15 on, and were never tested."""
 
 
 class Published:
@@ -54,8 +63,9 @@ class Published:
         """See `model.feature.Server.read`.
 
         Besides arguments it reads ``is_…`` (the functions of ``sglang.srt.utils``), ``model.…``
-        (see `of_model`), ``gpu.capability``, ``GROUP.NAME`` (what the context computes) and names
-        in capitals (environment variables).
+        (see `of_model`), ``attention.…`` (see `_attention`), ``graphs.prefill``,
+        ``gpu.capability``, ``GROUP.NAME`` (what the context computes) and names in capitals
+        (environment variables).
         """
         if name.startswith("is_") and is_loaded(UTILS) and hasattr(sys.modules[UTILS], name):
             return bool(getattr(sys.modules[UTILS], name)())
@@ -69,6 +79,11 @@ class Published:
             from . import gpu  # a server without a GPU never asks
 
             return gpu.capability()
+        if name.startswith("attention."):
+            return self._attention(name.partition(".")[2])
+        if name == "graphs.prefill":
+            config = self.read("cuda_graph_config")
+            return config if config is MISSING else config.prefill.backend
         if "." in name:
             return self._derived(*name.split("."))
         kind = type(self._arguments)
@@ -90,6 +105,22 @@ class Published:
             if value is not default and value != default:
                 changed[name] = value
         return changed
+
+    def _attention(self, phase: str) -> Any:
+        """The attention backend of ``prefill``, ``decode`` or ``draft``; or ``is_split``.
+
+        Raises:
+            LookupError: the release chooses it later.
+        """
+        if phase == "is_split":
+            return self._attention("prefill") != self._attention("decode")
+        names = ("speculative_draft_attention_backend",) if phase == "draft" else ()
+        own = "prefill" if phase == "prefill" else "decode"
+        for name in (*names, f"{own}_attention_backend", "attention_backend"):
+            backend = self.read(name)
+            if backend is not MISSING and backend:
+                return backend
+        raise LookupError(phase)
 
     def _derived(self, group: str, name: str) -> Any:
         """A value that the context computes from arguments; `MISSING` if the release has none."""
@@ -202,7 +233,13 @@ class Gatekeeper:
         needed = [self._registry[name] for name in member.patch.requires]
         # Those that apply here, so not those that are built in upstream.
         acting = [each.patch for each in needed if each.verdict and each.verdict.word == "applies"]
-        return ruling(member.patch.proven_in(member.variant), acting, setup)
+        patch = member.patch.proven_in(member.variant)
+        return ruling(patch, acting, setup, self._lacking_record)
+
+    def _lacking_record(self, patch: Patch) -> str | None:
+        verdict = self._registry[patch.id].verdict
+        assert verdict is not None  # it applies, or it would not be ruled
+        return verified.lacking(verdict)
 
 
 def _publishing() -> tuple[Any, str]:
@@ -278,10 +315,41 @@ def _has_delta_nets(config: Any) -> bool:
     )
 
 
-def _has_other_states(config: Any) -> bool:
-    """Whether the model has states, and none of them is a delta net's, gated or Kimi Linear's."""
-    is_kimi = any(getattr(part, "model_type", "") == "kimi_linear" for part in _parts(config))
-    return _has_states(config) and not (is_kimi or _has_delta_nets(config))
+def _has_mamba2(config: Any) -> bool:
+    """Whether stock computes a part of the model by Mamba2 layers."""
+    return any(
+        _is_a(part, _MAMBA2) and (not _is_a(part, _GRANITE) or "mamba" in part.layer_types)
+        for part in _parts(config)
+    )
+
+
+def _has_lightning(config: Any) -> bool:
+    """Whether stock computes a part of the model by lightning attention."""
+    return any(
+        (_is_a(part, _BAILING) and not getattr(part, "use_kda", False))
+        or getattr(part, "has_lightning_layers", False)
+        for part in _parts(config)
+    )
+
+
+def _has_mrope(config: Any) -> bool:
+    text = config.hf_text_config
+    scaling = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None)
+    return scaling is not None and "mrope_section" in scaling
+
+
+def _has_window_pool(config: Any) -> bool:
+    """Whether stock keeps KV of windows in its usual pool; DeepSeek V4 has pools of its own."""
+    return bool(config.is_hybrid_swa) and not _architecture(config).startswith("DeepseekV4")
+
+
+def _architecture(config: Any) -> str:
+    return str(config.hf_config.architectures[0])
+
+
+def _is_a(part: Any, names: tuple[str, ...]) -> bool:
+    """Whether a configuration is of one of these classes of the release."""
+    return any(kind.__name__ in names for kind in type(part).__mro__)
 
 
 def _has_windows(config: Any) -> bool:
@@ -301,10 +369,14 @@ def _parts(config: Any) -> Iterator[Any]:
 
 
 _ANSWERS: dict[str, Callable[[Any], Any]] = {
-    "architecture": lambda config: str(config.hf_config.architectures[0]),
+    "architecture": _architecture,
     "has_mla": lambda config: config.attention_arch.name == "MLA",
     "has_states": _has_states,
     "has_delta_nets": _has_delta_nets,
-    "has_other_states": _has_other_states,
+    "has_mamba2": _has_mamba2,
+    "has_lightning": _has_lightning,
+    "linear_kernel": lambda config: getattr(config.hf_config, "linear_backend", "seg_la"),
+    "has_mrope": _has_mrope,
     "has_windows": _has_windows,
+    "has_window_pool": _has_window_pool,
 }

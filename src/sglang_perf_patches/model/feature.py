@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import chain
 from typing import Any, Protocol
 
 from .immaterial import makes_no_difference
@@ -21,7 +20,7 @@ NOTHING: tuple[Any, ...] = (None, False, 0, "", "none", "null", "off")
 """Values of an argument that switch nothing on."""
 
 UNPROVEN = ": this patch was not tested with that"
-"""The end of the reason of a patch that was not proven with a feature."""
+"""In the reason of a patch that was not proven with a feature, after the feature."""
 
 
 class Server(Protocol):
@@ -56,11 +55,18 @@ class Condition:
 
     def answers(self, server: Server) -> Iterator[tuple[str, bool]]:
         """Each argument that the release has, and whether it says so."""
-        for values_of, is_one in ((self.off, False), (self.on, True)):
-            for name, values in values_of.items():
-                value = server.read(name)
-                if value is not MISSING:
-                    yield name, (plain(value) in values) == is_one
+        for name in (*self.off, *self.on):
+            value = server.read(name)
+            if value is not MISSING:
+                yield name, self.says(name, value)
+
+    def says(self, name: str, value: Any) -> bool:
+        """Whether this value of one of its arguments means that it holds."""
+        return (
+            plain(value) not in self.off[name]
+            if name in self.off
+            else plain(value) in self.on[name]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,19 +106,21 @@ class Feature(Condition):
     def told(self, server: Server) -> str | None:
         """The clause with its flag: ``LoRA is on (--enable-lora)``; None if the feature is off.
 
-        The flag is the first one that switches it on.
+        The flag is the first of those that switch it on, one that the operator typed before one
+        that the release resolved.
 
         Raises:
             Exception: an argument can't be read.
         """
         if any(plain(server.read(name)) not in values for name, values in self.only.items()):
             return None
-        changed = server.unlike_default() if self.changed else ()
-        switches = (name for name in self.changed if name in changed)
-        answering = (name for name, is_on in self.answers(server) if is_on)
-        name = next(chain(switches, answering), None)
-        if name is None:
+        on = [name for name in self.changed if name in server.unlike_default()]
+        on += [name for name, is_on in self.answers(server) if is_on]
+        if not on:
             return None
+        given = server.unlike_default()
+        typed = [name for name in (*self.off, *self.on) if name in given]
+        name = next((name for name in typed if self.says(name, given[name])), on[0])
         return f"{self.clause} ({flag(name)})" if self._has_flag(name) else self.clause
 
     def _has_flag(self, name: str) -> bool:
@@ -128,9 +136,14 @@ class Use(Condition):
 
     Attributes:
         lacking: the clause for a server without it: "speculation is off".
+        every: whether each of its arguments must say that it is there, not only one.
+        gates: whether a patch is gated on a server without it, not ``not needed``: the patch would
+            have an effect there, and was not tested.
     """
 
     lacking: str
+    every: bool = False
+    gates: bool = False
 
     def is_there(self, server: Server) -> bool | None:
         """Whether a server has it; None if unknown, which the rulings treat as having it."""
@@ -138,7 +151,9 @@ class Use(Condition):
             answers = [is_there for _, is_there in self.answers(server)]
         except Exception:
             return None
-        return any(answers) if answers else None
+        if not answers:
+            return None
+        return all(answers) if self.every else any(answers)
 
 
 @dataclass(frozen=True)
@@ -154,6 +169,13 @@ class Setup:
     on: Mapping[str, str]
     lacking: Mapping[str, str]
     having: frozenset[str] = frozenset()
+
+    def meets(self, words: str) -> bool:
+        """Whether all of these features are on and uses there; ``-word`` must be off or lacking."""
+        there = self.on.keys() | self.having
+        return all(
+            (word.removeprefix("-") in there) != word.startswith("-") for word in words.split()
+        )
 
 
 class Features:
@@ -217,12 +239,15 @@ def cause(reason: str) -> str:
     'because requests have priorities'
     >>> cause("it needs mlx.kv-arena: LoRA is on (--enable-lora)")
     'by LoRA'
+    >>> cause("the GPU is new: this patch was not tested with that; to test it: run X")
+    'because the GPU is new; to test it: run X'
     """
     while reason.startswith("it needs ") and ": " in reason:  # one that may need another
         reason = reason.partition(": ")[2]
-    clause = reason.removesuffix(UNPROVEN).partition(" (--")[0]
+    reason, _, more = reason.partition(UNPROVEN)
+    clause = reason.partition(" (--")[0]
     short = clause.removesuffix(" is on")
-    return f"by {short}" if short != clause else f"because {clause}"
+    return (f"by {short}" if short != clause else f"because {clause}") + more
 
 
 def plain(value: Any) -> Any:

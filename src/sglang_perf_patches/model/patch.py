@@ -53,6 +53,7 @@ class Variant:
             can go live.
         note: what is special about these releases, for ``explain``.
         not_with: features of `Patch.proven_with` that it was not proven with in these releases.
+        only_with: further uses of `Patch.only_with` in these releases.
     """
 
     releases: tuple[str, ...]
@@ -63,6 +64,7 @@ class Variant:
     awaits: tuple[str, ...] = ()
     note: str = ""
     not_with: tuple[str, ...] = ()
+    only_with: tuple[str, ...] = ()
 
     def modules(self) -> tuple[str, ...]:
         """The modules whose import this variant waits for, in order and without repetition."""
@@ -118,7 +120,10 @@ class Patch:
         proven_with: feature (see `model.setups`) → the check that runs the patch with it. On a
             server with any other feature the patch is gated. None: no feature gates it.
         only_with: uses (see `model.uses`). On a server that is known to lack one of them the patch
-            is not needed (see `model.ruling`).
+            is not needed, or gated (see `model.ruling`).
+        gain_with: features and uses of the server on which the page's gain was measured, separated
+            by spaces, as far as the gain depends on them; ``-word`` was off. On another server
+            ``doctor -- COMMAND`` says that no gain was measured.
     """
 
     id: str
@@ -135,6 +140,7 @@ class Patch:
     requires: tuple[str, ...] = ()
     proven_with: Mapping[str, str] | None = None
     only_with: tuple[str, ...] = ()
+    gain_with: str = ""
 
     @property
     def is_default(self) -> bool:
@@ -147,11 +153,13 @@ class Patch:
         return self.id.partition(".")[0]
 
     def proven_in(self, variant: Variant | None) -> Patch:
-        """This patch with only the features that one of its variants was proven with."""
-        if variant is None or not variant.not_with or self.proven_with is None:
+        """This patch with the features that one of its variants was proven with, and its uses."""
+        if variant is None or not (variant.not_with or variant.only_with):
             return self
-        kept = {name: by for name, by in self.proven_with.items() if name not in variant.not_with}
-        return replace(self, proven_with=kept)
+        kept = self.proven_with and {
+            name: by for name, by in self.proven_with.items() if name not in variant.not_with
+        }
+        return replace(self, proven_with=kept, only_with=self.only_with + variant.only_with)
 
     def references(self) -> tuple[str, ...]:
         """Every definition that the variants change or rely on, without repetition."""

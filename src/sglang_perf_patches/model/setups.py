@@ -13,6 +13,9 @@ from typing import Any
 from .feature import NOTHING, Feature, Features
 from .uses import USES
 
+OTHER_GPU = "other-gpu"
+"""The one feature that a record of ``verify`` can prove a patch with (`live.verified`)."""
+
 _AT_MOST_ONE = (None, 0, 1)
 _PLAIN_KV = (None, "auto", "bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32")
 _TRACKING = ("mamba_scheduler_strategy", "mamba_radix_cache_strategy")
@@ -62,7 +65,7 @@ FEATURES = Features(
             device=(None, "cuda", "cpu", "mps"),
         ),
         Feature(
-            name="other-gpu",
+            name=OTHER_GPU,
             clause="the GPU is not a Hopper (H100, H200)",
             off={"gpu.capability": (None, "9.0")},
             only={"device": ("cuda",)},

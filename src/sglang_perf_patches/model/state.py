@@ -104,9 +104,14 @@ class Observer(Protocol):
 
 
 class RunFlag:
-    """Whether patched code has run: set ``seen = True`` there, which costs a store and no call."""
+    """Whether patched code has run: set ``seen = True`` there, which costs a store and no call.
 
-    __slots__ = ("seen",)
+    Attributes:
+        seen: it has.
+        note: what a live patch leaves to stock's code for now, and why: its reason; may be "".
+    """
+
+    __slots__ = ("note", "seen")
 
     def __init__(self) -> None:
-        self.seen = False
+        self.seen, self.note = False, ""

@@ -6,6 +6,7 @@ It imports nothing of the package, so with every patch off a process imports onl
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 VARIABLE = "SGLANG_PERF_PATCHES"
 STRICT_VARIABLE = "SGLANG_PERF_PATCHES_STRICT"
@@ -20,7 +21,12 @@ def from_environment() -> str:
 
 def strict_from_environment() -> bool:
     """Whether ``SGLANG_PERF_PATCHES_STRICT`` is on: exit instead of warning."""
-    return os.environ.get(STRICT_VARIABLE, "").strip().lower() in {"1", "true", "yes", "on"}
+    return is_strict(os.environ)
+
+
+def is_strict(environment: Mapping[str, str]) -> bool:
+    """Whether these variables turn ``SGLANG_PERF_PATCHES_STRICT`` on."""
+    return environment.get(STRICT_VARIABLE, "").strip().lower() in {"1", "true", "yes", "on"}
 
 
 def is_off(text: str) -> bool:

@@ -40,6 +40,10 @@ class Missing(Exception):
     """This machine lacks what a check needs; the text is the reason, for the operator."""
 
 
+class Needless(Missing):
+    """On this device no server runs the patch in the way that a check compares."""
+
+
 class Inputs(Protocol):
     """Where a check's inputs come from: seeded draws, or, in the tests, hypothesis."""
 

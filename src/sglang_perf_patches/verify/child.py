@@ -1,10 +1,12 @@
 """Run checks on this machine's device: ``python -m sglang_perf_patches.verify.child CASE …``.
 
-Prints one JSON line a case: ``case``, ``seconds`` of its checks and one of ``compared`` (how many
-comparisons were equal), ``different``, ``missing`` (what this machine lacks) or ``failed`` (the
-tracebacks of anything else). If other checks of the case were equal, ``compared`` has a line of its
-own before ``missing``. Every check of a case runs, whatever becomes of the others, and each that
-differs or fails is reported by its name; so is one that misses something where others don't.
+Prints one JSON line a case: ``case``, ``seconds`` of its checks, ``gpu`` (the name and the
+capability of the one that kernels ran on) and one of ``compared`` (how many comparisons were
+equal), ``different``, ``missing`` (what this machine lacks; with ``needless`` if no server here
+runs that) or ``failed`` (the tracebacks of anything else). If other checks of the case were equal,
+``compared`` has a line of its own before ``missing``. Every check of a case runs, whatever becomes
+of the others, and each that differs or fails is reported by its name; so is one that misses
+something where others don't.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from random import Random
 from typing import Any, TypeVar
 
 from .. import worker
-from . import Check, Different, Inputs, Missing, checks
+from ..live import verified
+from . import Check, Different, Inputs, Missing, Needless, checks
 
 T = TypeVar("T")
 
@@ -32,9 +35,20 @@ def main(cases: Sequence[str]) -> int:
     """Run the checks of these cases, all of one set; 0 whatever they find."""
     if not cases[0].startswith("mlx."):
         _one_configuration()
+    verified.is_proving = True  # or a GPU that needs a record would never get one
     for line in run(cases, checks, seeded):
-        worker.emit(line)
+        worker.emit({**line, "gpu": _gpu()})
     return 0
+
+
+def _gpu() -> tuple[str, str] | None:
+    """The GPU that this process has used; None if it has used none, or Triton interpreted."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    is_interpreted = os.environ.get("TRITON_INTERPRET", "0") not in {"", "0"}
+    if cuda is None or is_interpreted or not cuda.is_initialized():
+        return None
+    major, minor = cuda.get_device_capability()
+    return cuda.get_device_name(), f"{major}.{minor}"
 
 
 def _one_configuration() -> None:
@@ -77,24 +91,26 @@ def _compared(by_name: Mapping[str, Check], inputs: Inputs) -> list[dict[str, An
     """Run all checks of a case: the worst that became of any, and of which."""
     compared = 0
     reasons_by_word: dict[str, list[str]] = {"failed": [], "different": []}
-    missing: dict[str, str] = {}
+    missing: dict[str, Missing] = {}
     for name, check in by_name.items():
         try:
             compared += check(inputs)
         except Different as error:
             reasons_by_word["different"].append(f"{name}: {error}")
         except Missing as error:
-            missing[name] = str(error)
+            missing[name] = error
         except Exception:
             reasons_by_word["failed"].append(f"{name}:\n{traceback.format_exc()}")
     for word, reasons in reasons_by_word.items():
         if reasons:
             return [{word: ("\n" if word == "failed" else "; ").join(dict.fromkeys(reasons))}]
+    needless = all(isinstance(each, Needless) for each in missing.values())
     if missing and compared:
         named = (f"{name}: {reason}" for name, reason in missing.items())
-        return [{"compared": compared}, {"missing": "; ".join(named)}]
+        return [{"compared": compared}, {"missing": "; ".join(named), "needless": needless}]
     if missing:
-        return [{"missing": "; ".join(dict.fromkeys(missing.values()))}]
+        said = "; ".join(dict.fromkeys(map(str, missing.values())))
+        return [{"missing": said, "needless": needless}]
     return [{"compared": compared}]
 
 

@@ -33,6 +33,8 @@ class Outcome:
         compared: how many comparisons were equal.
         seconds: how long its checks took, without the import of sglang.
         traceback: if anything but a difference ended it.
+        gpu: name and compute capability of the GPU that its process used; empty if it used none.
+        needless: whether it was skipped because no server on this device runs what it compares.
     """
 
     patch: str
@@ -42,6 +44,8 @@ class Outcome:
     compared: int = 0
     seconds: float = 0.0
     traceback: str = ""
+    gpu: tuple[str, ...] = ()
+    needless: bool = False
 
 
 def plan(judged: Sequence[Verdict]) -> tuple[list[Outcome], list[list[Case]]]:
@@ -143,5 +147,14 @@ def _outcome(case: Case, data: dict[str, Any]) -> Outcome:
         word, reason = "skipped", data["missing"]
     else:
         word, reason = "failed", f"its case ended with {data['failed'].strip().splitlines()[-1]}"
-    compared, traceback = data.get("compared", 0), data.get("failed", "")
-    return Outcome(case.patch, word, reason, case.device, compared, data["seconds"], traceback)
+    return Outcome(
+        case.patch,
+        word,
+        reason,
+        case.device,
+        data.get("compared", 0),
+        data["seconds"],
+        data.get("failed", ""),
+        tuple(data.get("gpu") or ()),
+        data.get("needless", False),
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -106,6 +107,7 @@ class Server:
         self.has_cache = not options.get("disable_radix_cache")
         began = time.monotonic()
         self._number = 0
+        self._rids = itertools.count()
         self._ranks = range(int(options.get("tp_size", 1)))
         self._draw = random.Random(0)
         self.engine = _booted(options)
@@ -184,6 +186,36 @@ class Server:
             sum(each.get("spec_verify_ct") or 0 for each in about),
             [[one[0] for one in each.get("output_token_logprobs") or ()] for each in about],
         )
+
+    def mixed(
+        self, sent: Sequence[tuple[list[int], float | None]], output: int
+    ) -> list[tuple[int, list[int]]]:
+        """Send prompts at once, of which those with a number are aborted after so many seconds.
+
+        Returns:
+            how many tokens of each prompt the prefix cache had, and the tokens of its reply.
+        """
+
+        async def one(prompt: list[int], ends: float | None) -> tuple[int, list[int]]:
+            rid = f"mixed-{next(self._rids)}"
+            if ends is not None:
+                manager = self.engine.tokenizer_manager
+                asyncio.get_running_loop().call_later(ends, manager.abort_request, rid)
+            try:
+                reply = await self.engine.async_generate(
+                    input_ids=prompt, sampling_params=greedily(output), rid=rid
+                )
+            except ValueError:  # what some aborts become
+                if ends is None:
+                    raise
+                return 0, []
+            return reply["meta_info"].get("cached_tokens") or 0, list(reply.get("output_ids") or ())
+
+        async def all_of() -> list[Any]:
+            return await asyncio.gather(*(one(*each) for each in sent))
+
+        told: list[tuple[int, list[int]]] = self.engine.loop.run_until_complete(all_of())
+        return told
 
     def profile(self, folder: Path, begin: bool, **options: Any) -> None:
         """Begin a profile that is written below a folder, or end it."""

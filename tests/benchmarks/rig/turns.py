@@ -15,8 +15,8 @@ sglang_perf_patches run`` with SGLANG_PERF_PATCHES, the release and its packages
 
 Variables: ROUNDS (13); CELLS, the prompts of ``ttft`` ("1x130 1x519 8x512 1x4000"); BATCHES
 ("1 16 64"), PROMPT (256) and TOKENS (160) of ``tpot``; SAID (200), the prompts of ``tokens``;
-TOGETHER ("8x60 … 8x810"), those of ``together``. LENT_NAMES=1 lets an older release start next to
-newer kernel wheels.
+MIXED (1000), those of ``mixed``; TOGETHER ("8x60 … 8x810"), those of ``together``. LENT_NAMES=1
+lets an older release start next to newer kernel wheels.
 
 OUT.json is rewritten after each part: ``{"options", "boot s", "said", "patches", PART: …}``. A
 part that takes turns has for each cell ``{FIGURE: {SIDE: {"ms", "ratio"}}}``: quartiles of the
@@ -44,6 +44,7 @@ BATCHES = tuple(map(int, os.environ.get("BATCHES", "1 16 64").split()))
 PROMPT, TOKENS = int(os.environ.get("PROMPT", "256")), int(os.environ.get("TOKENS", "160"))
 TOGETHER = os.environ.get("TOGETHER", "8x60 8x210 8x360 8x510 8x660 8x810").split()
 SAID = int(os.environ.get("SAID", "200"))
+MIXED = int(os.environ.get("MIXED", "1000"))
 WARM = 2
 """Rounds before those that count: kernels compile."""
 PREFIX, CACHED, ENDS = 1030, 1024, 100
@@ -238,6 +239,36 @@ def together(sides: Sides) -> dict[str, Any]:
     return same(replies)
 
 
+def mixed(sides: Sides) -> dict[str, Any]:
+    """Tokens of MIXED random requests, up to 16 at once; half of them continue an earlier one.
+
+    Each twentieth is aborted, at a random moment. At the end stock's code shows how often its own
+    tokens are others the second time: what shares a batch depends on the moment.
+    """
+    server = sides.server
+    replies: dict[str, list[list[int]]] = {}
+    cached, aborted = {}, {}
+    for name in [*sides.off, "stock again"]:
+        sides.show(name.removesuffix(" again"))
+        server.flush()
+        server.seed("mixed")
+        draw, known = random.Random(7), [server.prompts(1, 64)[0]]
+        replies[name], cached[name], aborted[name] = [], 0, 0
+        while len(replies[name]) < MIXED:
+            sent = []
+            for _ in range(min(draw.randint(1, 16), MIXED - len(replies[name]))):
+                more = server.prompts(1, draw.choice((1, 17, 64, 65, 90, 130, 300, 519, 1100)))[0]
+                before = draw.choice(known) if draw.random() < 0.5 else []
+                ends = draw.random() * 0.1 if draw.random() < 0.05 else None
+                sent.append(((before + more)[:4000], ends))
+            known = [*known, *(prompt for prompt, _ in sent)][-64:]
+            for (_, ends), (told, tokens) in zip(sent, server.mixed(sent, 6), strict=True):
+                replies[name].append([] if ends is not None else tokens)
+                cached[name] += tokens != [] and told > 0
+                aborted[name] += ends is not None and len(tokens) < 6
+    return {"tokens equal": same(replies), "found a prefix": cached, "were aborted": aborted}
+
+
 def offloaded(sides: Sides) -> dict[str, Any]:
     """Tokens after prefixes whose states come back from the host while the prefill begins.
 
@@ -307,6 +338,7 @@ PARTS: dict[str, Callable[[Sides], dict[str, Any]]] = {
     "ttft": ttft,
     "tpot": tpot,
     "continued": continued,
+    "mixed": mixed,
     "prefills": prefills,
     "decodes": decodes,
     "offloaded": offloaded,

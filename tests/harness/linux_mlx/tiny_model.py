@@ -99,7 +99,21 @@ _SEES = {
     "video_token_id": CONFIG["vocab_size"] + _VISION.index("<|video_pad|>"),
 }
 
-KINDS = {"dense": CONFIG, "hybrid": HYBRID, "qwen3.5": _SEES}
+# A sliding window in every other layer.
+_WINDOWS = CONFIG | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 4,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 32,
+    "rope_local_base_freq": 10_000.0,
+    "sliding_window": 64,
+    "sliding_window_pattern": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "tie_word_embeddings": True,
+}
+
+KINDS = {"dense": CONFIG, "hybrid": HYBRID, "qwen3.5": _SEES, "windows": _WINDOWS}
 
 
 def write(folder: Path, config: dict[str, Any]) -> None:

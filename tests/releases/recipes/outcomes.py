@@ -1,7 +1,4 @@
-"""What becomes of each patch in each recipe: the release resolves the command, as in ``doctor``.
-
-A patch counts in a recipe only if the code that it changes would run there: see `acts`.
-"""
+"""What becomes of each patch in each recipe: the release resolves it, as in ``doctor``."""
 
 from __future__ import annotations
 
@@ -12,12 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import released
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import verbs
 from sglang_perf_patches.cli.ask import QUICKLY, answer, gpus
 from sglang_perf_patches.cli.table import ONE, WORDS
+from sglang_perf_patches.live import verified
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.feature import Setup
 from sglang_perf_patches.model.patch import by_id
@@ -37,11 +36,6 @@ COUNTED = ("mamba.gdn-prefill-graph", "mamba.slot-exhaustion")
 TABLE = Path(__file__).with_name("table.md")
 
 _RESOLVE = Path(__file__).parents[1] / "resolve.py"
-_MODEL_KINDS = {
-    "mamba.gdn-prefill-graph": ("qwen3_next", "qwen3_5", "qwen3_5_moe"),
-    "mamba.mamba2-chunk-indices": ("nemotron_h", "falcon_h1"),
-    "mamba.lightning-rows": ("bailing_hybrid",),
-}
 _ROW = re.compile(r"\| `(?P<name>[\w.-]+)` \|(?P<cells>.*)\|")
 _HEAD = """# Which patches act in the commands that people run
 
@@ -64,11 +58,13 @@ class Outcome(NamedTuple):
         live: patches that act there.
         gated: patches that would act → the features that keep them off.
         uses: the short names of what the server has on, of `cli.table`.
+        with_records: patches that act there if `verify` has kept a record of each on that GPU.
     """
 
     live: frozenset[str]
     gated: Mapping[str, tuple[str, ...]]
     uses: tuple[str, ...] = ()
+    with_records: frozenset[str] = frozenset()
 
 
 def ask(folder: Path) -> dict[str, Outcome]:
@@ -87,15 +83,18 @@ def ask(folder: Path) -> dict[str, Outcome]:
     for recipe, line in _resolved(folder):
         assert "setup" in line, (recipe.name, line)
         on, lacking, having = line["setup"]
-        states = {
-            fate.patch: fate.state
-            for fate in answer.fates(everything, verdicts, Setup(on, lacking, frozenset(having)))
-            if PATCHES[fate.patch].is_default and acts(fate.patch, recipe, on, line["arguments"])
-        }
+        setup = Setup(on, lacking, frozenset(having))
+        with mock.patch.object(verified, "is_proving", True):  # as if each had its record
+            fates = answer.fates(everything, verdicts, setup, is_here=True)
+        states, with_records = (
+            {fate.patch: fate.state for fate in found_so if PATCHES[fate.patch].is_default}
+            for found_so in (answer.fates(everything, verdicts, setup), fates)
+        )
         found[recipe.name] = Outcome(
             frozenset(patch for patch, state in states.items() if state == answer.LIVE),
             {patch: _missing(patch, on) for patch, state in states.items() if state == "gated"},
             tuple(word for word, feature in WORDS.items() if feature in on),
+            frozenset(patch for patch, state in with_records.items() if state == answer.LIVE),
         )
     return {recipe.name: found[recipe.name] for recipe in RECIPES}
 
@@ -120,28 +119,6 @@ def resolved(
     return [json.loads(line) for line in out.splitlines()]
 
 
-def acts(patch: str, recipe: Recipe, on: Mapping[str, str], arguments: Mapping[str, str]) -> bool:
-    """Whether the code that a patch changes runs, of what `Patch.only_with` does not say.
-
-    Args:
-        patch: its id.
-        recipe: the command.
-        on: the features that the server has on.
-        arguments: as resolved, each as its ``repr``.
-    """
-    attention = [arguments[f"{phase}attention_backend"] for phase in ("", "prefill_", "decode_")]
-    if patch == "mamba.gdn-prefill-graph" and "backend='breakable'" not in re.sub(
-        r"decode=PhaseConfig\(.*?\)", "", arguments["cuda_graph_config"]
-    ):
-        return False
-    if patch == "mla.page-table-bound":
-        return "'fa3'" in attention and arguments["speculative_eagle_topk"] == "1"
-    if patch.startswith("mamba.slot"):
-        return "no-radix-cache" not in on
-    kinds = _MODEL_KINDS.get(patch)
-    return kinds is None or MODELS[recipe.model]["model_type"] in kinds
-
-
 def page(outcomes: Mapping[str, Outcome]) -> str:
     """The text of `TABLE`."""
     lines = []
@@ -162,10 +139,12 @@ def summary(outcomes: Mapping[str, Outcome]) -> list[str]:
 
     def line(what: str, patches: frozenset[str]) -> str:
         live = sum(bool(outcome.live & patches) for outcome in outcomes.values())
+        proven = sum(bool(outcome.with_records & patches) for outcome in outcomes.values())
+        more = f" ({proven} with records of `verify`)" if proven > live else ""
         would = sum(
             bool((outcome.live | set(outcome.gated)) & patches) for outcome in outcomes.values()
         )
-        return f"- {what}: live in {live} of the {would} recipes where it would act"
+        return f"- {what}: live in {live}{more} of the {would} recipes where it would act"
 
     return [
         line(

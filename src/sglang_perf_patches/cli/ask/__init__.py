@@ -2,3 +2,9 @@
 
 QUICKLY, WHOLLY = "quickly", "wholly"
 """How `resolver` imports a release: without modules that no argument depends on, or entirely."""
+
+ENDS, FAILED, GONE, LACKS = "ends", "failed", "gone", "lacks"
+REFUSED, UNFETCHED = "refused", "unfetched"
+"""Why a release gave no server: the arguments only print something; something failed that need not
+be the release's; a path of a model or a package is not here; the release refuses the arguments; a
+model could not be fetched."""

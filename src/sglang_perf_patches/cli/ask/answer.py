@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ... import faults, worker
-from ...compat.source import Tree
 from ...compat.verdict import Verdict
 from ...faults.fault import Fault
+from ...live import verified
 from ...model.errors import OperatorError
 from ...model.feature import Setup
 from ...model.ruling import ruling
 from ...model.selection import Selection
+from ..interpreter import Place
 from ..table import LIVE, OPT_IN
-from . import QUICKLY, WHOLLY, hub
+from . import ENDS, FAILED, GONE, LACKS, QUICKLY, REFUSED, UNFETCHED, WHOLLY, hub
 from .command import Asked
 from .gpus import Gpu
 
-_LIMIT_S = 180.0
-_MISSING = re.compile(r"ModuleNotFoundError: No module named '(?!sglang)([\w.]+)'")
+_LIMIT_S = 60.0
+"""For both tries together."""
+
 _RESOLVER = f"{__package__}.resolver"
 _TELLING = 20
 """Characters of a message that tell one fault from another."""
@@ -49,59 +51,120 @@ class Fate:
     would: str = ""
 
 
-def ask(asked: Asked, gpu: Gpu | None, tree: Tree) -> tuple[Setup, Mapping[str, bool]]:
-    """A server's features and uses, and what `faults.conditions` returns for it.
+@dataclass(frozen=True)
+class Answer:
+    """What a release makes of a command.
 
-    Its release resolves its arguments in a child process.
+    Attributes:
+        setup: the server's features and uses.
+        conditions: what `faults.conditions` returns for it.
+        unasked: what could not be asked here, in words.
+    """
+
+    setup: Setup
+    conditions: Mapping[str, bool]
+    unasked: tuple[str, ...] = ()
+
+
+def ask(asked: Asked, gpu: Gpu | None, place: Place, selection: str) -> Answer:
+    """What the release makes of a command; a child process resolves its arguments.
 
     Args:
         asked: the server's command.
         gpu: the GPUs that it runs on; None for none.
-        tree: the release.
+        place: the release, and the Python that asks it.
+        selection: the text of the patches that the server activates.
 
     Raises:
         OperatorError: the release refuses the arguments, a model could not be fetched, or the child
             could not import the release.
     """
-    own = asked.environment.get("PYTHONPATH", "").split(os.pathsep)
-    search = [str(tree.root.parent), *filter(None, [*own, *sys.path])]
-    environment = {**asked.environment, "PYTHONPATH": os.pathsep.join(search)}
+    environment = dict(asked.environment)
+    if not place.python:
+        own = environment.get("PYTHONPATH", "").split(os.pathsep)
+        search = [str(place.tree.root.parent), *filter(None, [*own, *sys.path])]
+        environment["PYTHONPATH"] = os.pathsep.join(search)
+    task = {"gpu": gpu and asdict(gpu), "selection": selection, "lenient": asked.by_dynamo}
+    end = time.monotonic() + _LIMIT_S
     for how in (QUICKLY, WHOLLY):
         with worker.Child(
             _RESOLVER,
-            [how, json.dumps(gpu and asdict(gpu)), *asked.arguments],
-            limit_s=_LIMIT_S,
+            [json.dumps({**task, "how": how}), *asked.arguments],
+            limit_s=max(end - time.monotonic(), 1),
             environment=environment,
+            python=place.python or (sys.executable,),
         ) as child:
             line: Mapping[str, Any] = next(iter(child), {})
-            why = line.get("failed") or child.why_it_ended()
+            ended = child.why_it_ended()
+        if child.was_late and not line:
+            raise OperatorError(
+                f"sglang {place.tree.version} gave no answer in {_LIMIT_S:g} s. The first answer "
+                "takes longest, because Python compiles torch and sglang: try again"
+            )
         if "on" in line:
             setup = Setup(line["on"], line["lacking"], frozenset(line["having"]))
-            return setup, line["faults"]
-        if "unfetched" in line:
-            raise OperatorError(
-                f"can't fetch config.json of {' or '.join(hub.models(asked.arguments))} from "
-                f"{hub.host(asked.environment)} ({line['unfetched']}): instead of that name, give "
-                "a folder that has the model's config.json"
-            )
-        if "refused" in line:
-            break
-    if line.get("imported", "refused" in line):
-        why = line.get("refused") or why
-        known = fault_of(tree.version, why)
-        hint = f" (known: {known.text()})" if known else ""
-        raise OperatorError(f"sglang {tree.version} refuses this command: {why}{hint}")
-    if missing := _MISSING.search(why):
-        raise OperatorError(
-            f"this Python has no {missing[1]}, which sglang {tree.version} needs to read the "
-            f"command: run this in an environment with sglang {tree.version} (pip install "
-            f"sglang=={tree.version})"
+            return Answer(setup, line["faults"], tuple(line["notes"]))
+        if line.get("outcome") != FAILED:
+            break  # only a failure may be due to what was left out
+    raise _error(asked, place, line, ended)
+
+
+def _error(asked: Asked, place: Place, line: Mapping[str, Any], ended: str) -> OperatorError:
+    """Why there is no answer.
+
+    Args:
+        asked: the command.
+        place: the release that was asked.
+        line: what the child emitted; empty if nothing.
+        ended: why the child ended.
+    """
+    release = f"sglang {place.tree.version}"
+    why, outcome = line.get("why") or ended, line.get("outcome")
+    if outcome == ENDS:
+        return OperatorError(
+            "this command prints something, and starts no server: leave --help out"
         )
-    raise OperatorError(f"sglang {tree.version} could not be asked: {why}")
+    if outcome == GONE:
+        return OperatorError(
+            f"the model's path {why} is not on this machine: give a folder that has its config.json"
+        )
+    if outcome == UNFETCHED:
+        models = " or ".join(line["models"]) or "the model"
+        return OperatorError(
+            f"can't fetch config.json of {models} from {hub.host(asked.environment)} ({why}): "
+            "instead of that name, give a folder that has the model's config.json"
+        )
+    if outcome == REFUSED:
+        known = fault_of(place.tree.version, why, line.get("faults", ()))
+        hint = f" (known: {known.text()})" if known else ""
+        return OperatorError(f"{release} refuses this command: {why}{hint}")
+    python = place.python[0] if place.python else "this Python"
+    if outcome == LACKS:
+        return OperatorError(
+            f"{python} has no {why}, which {release} needs to read the command: run this in an "
+            f"environment with {release} (pip install sglang=={place.tree.version})"
+        )
+    if "transformers" in line:
+        have, needs = line["transformers"]
+        fits = f"transformers{needs}" if needs else f"the one of pip install {release}"
+        return OperatorError(
+            f"{release} could not be asked with transformers {have or 'of this Python'} of "
+            f"{python} ({why}): it needs {fits}"
+        )
+    return OperatorError(f"{release} could not be asked: {why}")
 
 
-def fates(selection: Selection, verdicts: Iterable[Verdict], setup: Setup) -> list[Fate]:
-    """The fate of each patch on that server, in declared order."""
+def fates(
+    selection: Selection, verdicts: Iterable[Verdict], setup: Setup, *, is_here: bool = False
+) -> list[Fate]:
+    """The fate of each patch on that server, in declared order.
+
+    Args:
+        selection: the patches that it chooses.
+        verdicts: of its release.
+        setup: its features and uses.
+        is_here: whether its GPUs are this machine's, so that records of ``verify`` count.
+    """
     by_id = {verdict.patch.id: verdict for verdict in verdicts}
     found = []
     for name, verdict in by_id.items():
@@ -110,7 +173,12 @@ def fates(selection: Selection, verdicts: Iterable[Verdict], setup: Setup) -> li
             continue
         needed = [by_id[each] for each in verdict.patch.requires]
         acting = [each.patch for each in needed if each.word == "applies"]
-        ruled = ruling(verdict.patch.proven_in(verdict.variant), acting, setup)
+        ruled = ruling(
+            verdict.patch.proven_in(verdict.variant),
+            acting,
+            setup,
+            lambda each: verified.lacking(by_id[each.id]) if is_here else verified.hint(each.id),
+        )
         state, reason = ruled or (LIVE, "")
         if name in selection.ids:
             found.append(Fate(name, state, reason))
@@ -120,10 +188,18 @@ def fates(selection: Selection, verdicts: Iterable[Verdict], setup: Setup) -> li
     return found
 
 
-def fault_of(release: str, message: str) -> Fault | None:
-    """The fault of a release whose symptom quotes a part of an error message."""
+def fault_of(release: str, message: str, conditions: Container[str]) -> Fault | None:
+    """The fault of a release whose symptom quotes a part of an error message.
+
+    Args:
+        release: the version of sglang.
+        message: the error's text.
+        conditions: the names of the faults that the server may have.
+    """
     for fault in faults.of_release(release):
         quoted = fault.symptom.split("`")[1::2]
-        if any(len(part) >= _TELLING and part in message for part in quoted):
+        if fault.name in conditions and any(
+            len(part) >= _TELLING and part in message for part in quoted
+        ):
             return fault
     return None

@@ -23,6 +23,7 @@ class Gpu:
         capability: compute capability.
         count: how many there are.
         is_assumed: whether none was found or named, so that this is a default.
+        rocm: the name that ROCm has for the architecture; "" for a GPU of NVIDIA.
     """
 
     name: str
@@ -30,13 +31,14 @@ class Gpu:
     capability: tuple[int, int]
     count: int = 8
     is_assumed: bool = False
+    rocm: str = ""
 
     @property
     def text(self) -> str:
         """The GPUs in words."""
         major, minor = self.capability
-        line = f"{self.count} x {self.name}, {self.memory:,} MiB, compute capability"
-        return f"{line} {major}.{minor}" + (
+        kind = self.rocm or f"compute capability {major}.{minor}"
+        return f"{self.count} x {self.name}, {self.memory:,} MiB, {kind}" + (
             " (assumed, because no GPU is here: --gpu names another one)" if self.is_assumed else ""
         )
 
@@ -44,16 +46,25 @@ class Gpu:
 KINDS = {
     "A100": Gpu("NVIDIA A100-SXM4-80GB", 81920, (8, 0)),
     "B200": Gpu("NVIDIA B200", 183359, (10, 0)),
+    "B300": Gpu("NVIDIA B300 SXM6 AC", 275040, (10, 3)),
+    "GB10": Gpu("NVIDIA GB10", 122572, (12, 1), 1),
+    "GB200": Gpu("NVIDIA GB200", 189471, (10, 0), 4),
+    "GH200": Gpu("NVIDIA GH200 480GB", 97871, (9, 0), 1),
     "H100": Gpu("NVIDIA H100 80GB HBM3", 81559, (9, 0)),
     "H20": Gpu("NVIDIA H20", 97871, (9, 0)),
     "H200": Gpu("NVIDIA H200", 143771, (9, 0)),
     "L4": Gpu("NVIDIA L4", 23034, (8, 9)),
     "L40": Gpu("NVIDIA L40", 46068, (8, 9)),
     "L40S": Gpu("NVIDIA L40S", 46068, (8, 9)),
+    "MI300X": Gpu("AMD Instinct MI300X", 196592, (9, 4), rocm="gfx942"),
     "RTX4090": Gpu("NVIDIA GeForce RTX 4090", 24564, (8, 9)),
+    "RTX5090": Gpu("NVIDIA GeForce RTX 5090", 32607, (12, 0)),
     "RTX6000": Gpu("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, (12, 0)),
 }
 """The kinds of GPU that can be named, next to `NONE`."""
+
+_ALIASES = {"MI300": "MI300X", "SPARK": "GB10"}
+_NAMES = ", ".join([*KINDS, NONE])
 
 
 def named(name: str) -> Gpu | None:
@@ -64,9 +75,11 @@ def named(name: str) -> Gpu | None:
     """
     if name.lower() == NONE:
         return None
-    if name.upper() not in KINDS:
-        raise OperatorError(f"--gpu {name} is unknown: give one of {', '.join([*KINDS, NONE])}")
-    return KINDS[name.upper()]
+    kind = name.upper().replace(" ", "")
+    kind = _ALIASES.get(kind, kind)
+    if kind not in KINDS:
+        raise OperatorError(f"--gpu {name} is unknown: give one of {_NAMES}")
+    return KINDS[kind]
 
 
 def assumed() -> Gpu:
@@ -75,20 +88,41 @@ def assumed() -> Gpu:
 
 
 def here() -> Gpu | None:
-    """This machine's GPUs by ``nvidia-smi``; None if there are none or several kinds."""
+    """This machine's GPUs by ``nvidia-smi``; None if there are none.
+
+    Raises:
+        OperatorError: it has several kinds, or one that can't be read.
+    """
     program = shutil.which("nvidia-smi")
     if program is None:
+        if shutil.which("rocm-smi") or shutil.which("amd-smi"):
+            raise OperatorError("this machine has GPUs of AMD: name the server's with --gpu MI300X")
         return None
     try:
         done = subprocess.run(
             [program, *_QUERY], capture_output=True, text=True, timeout=_SECONDS, check=True
         )
         rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
-        kinds = {(name, int(memory), capability) for name, memory, capability in rows}
+        kinds = {(name, memory, _pair(capability)) for name, memory, capability in rows}
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
-    if len(kinds) != 1:
+    if not kinds:
         return None
+    if len(kinds) > 1:
+        several = " and ".join(sorted(name for name, _, _ in kinds))
+        raise OperatorError(f"this machine has {several}: name the server's GPU with --gpu")
     name, memory, capability = kinds.pop()
+    if not memory.isdecimal():  # one memory for GPU and CPU
+        same = [one for one in KINDS.values() if one.name == name]
+        if not same:
+            raise OperatorError(
+                f"nvidia-smi gives no memory for {name} ({memory}): name a similar GPU with "
+                f"--gpu, one of {_NAMES}"
+            )
+        return replace(same[0], count=len(rows))
+    return Gpu(name, int(memory), capability, len(rows))
+
+
+def _pair(capability: str) -> tuple[int, int]:
     major, minor = capability.split(".")
-    return Gpu(name, memory, (int(major), int(minor)), len(rows))
+    return int(major), int(minor)

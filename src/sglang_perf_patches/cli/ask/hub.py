@@ -11,6 +11,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies
 
@@ -19,22 +20,54 @@ _OFFLINE = "HF_HUB_OFFLINE"
 _OTHERWISE = (_OFFLINE, "TRANSFORMERS_OFFLINE", "SGLANG_USE_MODELSCOPE")
 """Variables with which a server does not ask the hub."""
 
+_LINE = re.compile(r"^\s*[\"']?([\w-]+)[\"']?\s*:\s*[\"']?([^\s\"'#]+)", re.MULTILINE)
 _MODEL = re.compile(r"--(?:[a-z-]*-)?(?:model|model-path|tokenizer-path)")
 
 
 def models(words: Sequence[str]) -> list[str]:
-    """The models among a server's arguments that are no folders or files of this machine."""
-    pairs = itertools.zip_longest(words, words[1:], fillvalue="")
-    named = [word.split("=", 1) if "=" in word else (word, after) for word, after in pairs]
+    """The models among a server's arguments that are no folders or files of this machine.
+
+    Those that look like a path are left out.
+    """
+    return [one for one in _absent(words) if one[0] not in "/.~"]
+
+
+def gone(words: Sequence[str]) -> list[str]:
+    """The models among a server's arguments that are paths which this machine does not have."""
+    return [one for one in _absent(words) if one[0] in "/.~"]
+
+
+def pairs(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Each argument of a server as an option and its value, ``--option=value`` too."""
+    found = itertools.zip_longest(words, words[1:], fillvalue="")
+    return [
+        (word.partition("=")[0], word.partition("=")[2] if "=" in word else after)
+        for word, after in found
+    ]
+
+
+def _absent(words: Sequence[str]) -> list[str]:
+    named = pairs(words)
+    files = [value for option, value in named if option == "--config"]
+    named += itertools.chain.from_iterable(map(_in_file, files))
     return [
         value
         for option, value in named
         if _MODEL.fullmatch(option)
         and value
-        and value[0] not in "-/.~"
+        and not value.startswith("-")
         and "://" not in value
-        and not os.path.exists(value)
+        and not os.path.exists(os.path.expanduser(value))
     ]
+
+
+def _in_file(path: str) -> list[tuple[str, str]]:
+    """The options of a server's configuration file that name a model."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, ValueError):
+        return []
+    return [(f"--{name.replace('_', '-')}", value) for name, value in _LINE.findall(text)]
 
 
 def host(environment: Mapping[str, str]) -> str:
@@ -62,13 +95,10 @@ def skip(words: Sequence[str]) -> bool:
     return False
 
 
-def why(error: BaseException | None) -> str:
-    """The hub's error behind another one, by the name of its class; "" if the hub has no part."""
-    while error is not None:
-        if type(error).__module__.partition(".")[0] == "huggingface_hub":
-            return type(error).__name__
-        error = error.__cause__ or error.__context__
-    return ""
+def why(error: BaseException) -> str:
+    """The name of an error's class if it is the hub's; "" if not."""
+    is_of_hub = type(error).__module__.partition(".")[0] == "huggingface_hub"
+    return type(error).__name__ if is_of_hub else ""
 
 
 def _address(environment: Mapping[str, str]) -> SplitResult:

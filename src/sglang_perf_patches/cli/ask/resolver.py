@@ -1,70 +1,130 @@
-"""The child that resolves a server's arguments: ``python -m …resolver HOW GPU ARGUMENT …``.
+"""The child that resolves a server's arguments: ``python -m …resolver TASK ARGUMENT …``.
 
 It imports the release's ``ServerArgs``, resolves and publishes them as a launch does, and starts no
-server. GPU is the JSON of a `gpus.Gpu`, or ``null``. torch and ``nvidia-smi`` answer as if that GPU
-were here; no real GPU is used. With ``SGLANG_USE_MLX=1`` this machine passes for a Mac. HOW is
-``quickly`` (without torch's compiler and packages that a server may lack) or ``wholly``. It emits
-one line: a `model.feature.Setup`, why the release refuses the arguments, why a model could not be
-fetched, or what failed.
+server. TASK is the JSON of what `main` takes. torch and ``nvidia-smi`` answer as if its GPU were
+here; no real GPU is used. With ``SGLANG_USE_MLX=1`` this machine passes for a Mac. It emits one
+line: a `model.feature.Setup` with what could not be asked, or an outcome and why.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
 import importlib
 import io
 import json
 import os
+import re
 import sys
+import sysconfig
 import tempfile
+import traceback
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from ... import faults, worker
-from ...live import published
+from ...live import engine, published
+from ...live.executor import executor
+from ...model import switch
 from ...model.setups import FEATURES
-from . import QUICKLY, hub, stand_ins
+from . import ENDS, FAILED, GONE, LACKS, QUICKLY, REFUSED, UNFETCHED, hub, stand_ins
 from .command import computes_by_mlx
 
 _ARGUMENTS = "sglang.srt.server_args"
-
+_LIBRARY = sysconfig.get_paths()["stdlib"]
+_NEEDS = re.compile(r"transformers\s*([=<>!~][^;]*)")
+_INFINIBAND = ("--disaggregation-ib-device", "--mooncake-ib-device")
 
 _COMPILER = "torch._dynamo"
 _DISPENSABLE = ("scipy", "torchao")
 
 
-def main(how: str, gpu: dict[str, Any] | None, words: list[str]) -> None:
-    """Resolve, and emit."""
+def main(task: dict[str, Any], words: list[str]) -> None:
+    """Resolve, and emit.
+
+    Args:
+        task: ``how``, `QUICKLY` or `WHOLLY`; ``gpu``, a `gpus.Gpu` or None; ``selection``, the text
+            of the patches that the server activates; ``lenient``, whether arguments that the
+            release does not know are somebody else's.
+        words: the server's arguments.
+    """
+    gpu = task["gpu"]
     said = io.StringIO()
+    notes: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         is_skipped = hub.skip(words)
-        if how == QUICKLY:
+        if task["how"] == QUICKLY:
             leave_out()
         if gpu is not None:
-            stand_ins.lend()
-            pretend(gpu, Path(folder))
+            with contextlib.suppress(ModuleNotFoundError):  # as in `leave_out`
+                stand_ins.lend(rocm=bool(gpu["rocm"]))
+                pretend(gpu, Path(folder))
         else:
             stand_ins.lend_torchvision()
             if computes_by_mlx(os.environ) and sys.platform != "darwin":
                 pretend_mac()
+        for option in _INFINIBAND:
+            device = _value_of(option, words)
+            if device and stand_ins.lend_devices(device):
+                notes.append(f"whether the server's machine has {device} ({option})")
+        if task["lenient"]:
+            take_unknown(notes)
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            activate(task["selection"])
             line = _resolved(words, said, is_skipped=is_skipped)
-    worker.emit(line)
+    worker.emit({**line, "notes": notes})
+
+
+def activate(selection: str) -> None:
+    """Activate what the server would: a patch may change how the release resolves arguments.
+
+    Nothing observes it, so no record is written.
+    """
+    if not switch.is_off(selection):
+        executor.do(lambda: engine.activate_now(selection, strict=False)).result()
+
+
+def take_unknown(notes: list[str]) -> None:
+    """Leave arguments out that the release does not know, and note them."""
+
+    def parse_args(self: Any, words: Any = None, namespace: Any = None) -> Any:
+        taken, unknown = self.parse_known_args(words, namespace)
+        if unknown:
+            notes.append(f"what sglang does not know: {' '.join(unknown)}")
+        return taken
+
+    argparse.ArgumentParser.parse_args = parse_args  # type: ignore[assignment]
 
 
 def _resolved(words: list[str], said: io.StringIO, *, is_skipped: bool) -> dict[str, Any]:
     try:
         resolve(words)
-    except SystemExit:
-        last = said.getvalue().strip().splitlines()[-1:]
-        return {"refused": "".join(last).partition("error: ")[2] or "".join(last)}
+    except SystemExit as end:
+        if not end.code:
+            return {"outcome": ENDS, "why": ""}
+        last = "".join(said.getvalue().strip().splitlines()[-1:])
+        return {"outcome": REFUSED, "why": last.partition("error: ")[2] or last}
     except Exception as error:
-        if (why := hub.why(error)) and hub.models(words):
-            return {"unfetched": "it can't be reached" if is_skipped else why}
         failed = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        return {"failed": failed, "imported": _ARGUMENTS in sys.modules}
+        chain = [*_chain(error)]
+        line: dict[str, Any] = {"why": failed, "outcome": FAILED, "models": hub.models(words)}
+        if gone := hub.gone(words):
+            return {**line, "outcome": GONE, "why": gone[0]}
+        if why := next(filter(None, map(hub.why, chain)), ""):
+            why = "it can't be reached" if is_skipped else why
+            return {**line, "outcome": UNFETCHED, "why": why}
+        if _ARGUMENTS in sys.modules and all(map(_is_of_sglang, chain)):
+            return {**line, "outcome": REFUSED, "faults": _conditions(error)}
+        for each in chain:
+            if isinstance(each, ModuleNotFoundError) and "sglang" not in str(each.name):
+                return {**line, "outcome": LACKS, "why": str(each.name)}
+        if any("transformers" in _place(each) + str(each) for each in chain):
+            line["transformers"] = _transformers()
+        return {**line, "imported": _ARGUMENTS in sys.modules}
     server = published.published()
     setup = FEATURES.setup(server)
     return {
@@ -73,6 +133,66 @@ def _resolved(words: list[str], said: io.StringIO, *, is_skipped: bool) -> dict[
         "having": sorted(setup.having),
         "faults": faults.conditions(server),
     }
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those behind it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _place(error: BaseException) -> str:
+    """The file in which an error was raised."""
+    return traceback.extract_tb(error.__traceback__)[-1].filename if error.__traceback__ else ""
+
+
+def _is_of_sglang(error: BaseException) -> bool:
+    """Whether the release's own code raised an error on purpose, or the standard library did.
+
+    Anything else may come from a stand-in, or from a package that does not fit the release.
+    """
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    path = Path(last.filename)
+    if path.is_relative_to(Path(sys.modules["sglang"].__path__[0])):
+        return isinstance(error, (AssertionError, OSError)) or str(last.line).startswith("raise")
+    return path.is_relative_to(_LIBRARY) and "site-packages" not in path.parts
+
+
+class _Unresolved(published.Published):
+    """A server whose arguments were being resolved: what is ``auto`` can't be read."""
+
+    def read(self, name: str) -> Any:
+        """See `model.feature.Server.read`."""
+        value = super().read(name)
+        if value == "auto":
+            raise LookupError(f"{name} is not resolved")
+        return value
+
+
+def _conditions(error: BaseException) -> list[str]:
+    """The known faults that the server may have, by the arguments that were being resolved."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for value in frame.f_locals.values():
+            if type(value).__name__ == "ServerArgs":
+                return [*faults.conditions(_Unresolved(value))]
+    return []
+
+
+def _transformers() -> list[str]:
+    """The installed version, and the one that the release asks for; "" for what is unknown."""
+    have = needs = ""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        have = metadata.version("transformers")
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        asked = filter(None, map(_NEEDS.match, metadata.requires("sglang") or ()))
+        needs = next((found[1] for found in asked), "")
+    return [have, needs]
+
+
+def _value_of(option: str, words: list[str]) -> str:
+    """The value of an option; "" if it is not there."""
+    return next((value for name, value in hub.pairs(words) if name == option), "")
 
 
 def resolve(words: list[str]) -> Any:
@@ -94,8 +214,9 @@ def leave_out() -> None:
     gc.disable()
     sys.modules.update(dict.fromkeys(_DISPENSABLE))  # type: ignore[arg-type]
     sys.meta_path.insert(0, stand_ins.StandIns((_COMPILER,), lambda _: _unchanged))
-    torch: Any = importlib.import_module("torch")
-    torch.compile = _unchanged
+    with contextlib.suppress(ModuleNotFoundError):  # the release's import says that it is missing
+        torch: Any = importlib.import_module("torch")
+        torch.compile = _unchanged
 
 
 def _unchanged(function: Any = None, *_: Any, **__: Any) -> Any:
@@ -104,12 +225,15 @@ def _unchanged(function: Any = None, *_: Any, **__: Any) -> Any:
 
 
 def pretend(gpu: dict[str, Any], folder: Path) -> None:
-    """Make torch and ``nvidia-smi`` answer as on a machine with these GPUs."""
+    """Make torch and the driver's program answer as on a machine with these GPUs."""
     from ...live import gpu as ours
 
     count, capability, memory = gpu["count"], tuple(gpu["capability"]), gpu["memory"]
-    program = folder / "nvidia-smi"
-    program.write_text("#!/bin/sh\n" + f"echo {memory}\n" * count)
+    program, line = folder / "nvidia-smi", f"echo {memory}\n"
+    if gpu["rocm"]:  # what a release looks for in the text of rocminfo
+        program = folder / "rocminfo"
+        line = f"echo {gpu['rocm']}; echo Pool 1; echo Size: {memory << 10}\n"
+    program.write_text("#!/bin/sh\n" + line * count)
     program.chmod(0o755)
     os.environ["PATH"] = os.pathsep.join([str(folder), os.environ.get("PATH", os.defpath)])
     properties = SimpleNamespace(
@@ -118,11 +242,14 @@ def pretend(gpu: dict[str, Any], folder: Path) -> None:
         minor=capability[1],
         total_memory=memory << 20,
         multi_processor_count=132,
-        gcnArchName="",
+        gcnArchName=gpu["rocm"],
         warp_size=32,
     )
     torch: Any = importlib.import_module("torch")
-    torch.version.cuda = torch.version.cuda or "13.0"
+    if gpu["rocm"]:
+        torch.version.cuda, torch.version.hip = None, "7.0"
+    else:
+        torch.version.cuda = torch.version.cuda or "13.0"
     answers = {
         "is_available": True,
         "device_count": count,
@@ -156,4 +283,4 @@ def _answering(answer: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3:])
+    main(json.loads(sys.argv[1]), sys.argv[2:])

@@ -11,7 +11,9 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,10 @@ from types import ModuleType
 from typing import Any
 
 KERNELS = ("sgl_kernel", "flashinfer")
-"""Wheels of CUDA kernels, which a CPU can't run even if they are installed."""
+"""Wheels of GPU kernels, which a CPU can't run even if they are installed."""
+
+
+_DEVICES = "/sys/class/infiniband"
 
 OPTIONAL = (
     "deep_gemm",
@@ -31,8 +36,11 @@ OPTIONAL = (
 would take a stand-in for the real thing."""
 
 
-def lend() -> None:
+def lend(*, rocm: bool = False) -> None:
     """Prepare this process to import sglang without a GPU.
+
+    Args:
+        rocm: whether it is to import it as for GPUs of AMD.
 
     Raises:
         RuntimeError: triton or sglang is imported already.
@@ -42,6 +50,8 @@ def lend() -> None:
     os.environ["TRITON_INTERPRET"] = "1"  # a kernel is decorated without asking for a driver
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     sys.meta_path.insert(0, StandIns(KERNELS))
+    if rocm:  # sglang calls some of aiter's functions when it is imported
+        sys.meta_path.insert(0, StandIns(("aiter",), lambda name: _made(name.capitalize())))
     lend_packages()
     lend_kernel_sources()
     lend_torchvision()
@@ -80,6 +90,28 @@ def lend_torchvision() -> None:
             )
 
 
+def lend_devices(named: str) -> bool:
+    """Pretend that InfiniBand devices exist which this machine may lack.
+
+    Args:
+        named: their names, in any notation; or a file with them.
+
+    Returns:
+        whether this machine has none.
+    """
+    with contextlib.suppress(OSError):
+        named = Path(named).read_text("utf-8")
+    is_folder, listed = os.path.isdir, os.listdir
+    if is_folder(_DEVICES):
+        return False
+    os.path.isdir = lambda path: path == _DEVICES or is_folder(path)  # type: ignore[assignment]
+    lent = re.findall(r"[\w.-]+", named)
+    os.listdir = lambda path=".": (  # type: ignore[assignment]
+        lent if path == _DEVICES else listed(path)
+    )
+    return True
+
+
 def lend_kernel_sources() -> None:
     """Pretend that the folders of C++ sources exist: a module of sglang checks when imported."""
     exists: Any = Path.exists
@@ -92,8 +124,26 @@ def lend_kernel_sources() -> None:
     Path.exists = seen  # type: ignore[method-assign]
 
 
+class _Anything(dict[str, inspect.Parameter]):
+    """Parameters among which each name is."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+class _Signature(inspect.Signature):
+    """A signature that has any parameter."""
+
+    @property
+    def parameters(self) -> Any:
+        """See `inspect.Signature.parameters`."""
+        return _Anything(super().parameters)
+
+
 class _Names(type):
-    """A class that has any attribute."""
+    """A class that has any attribute, and a signature with any parameter."""
+
+    __signature__ = _Signature()
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):

@@ -1,4 +1,4 @@
-"""``doctor -- COMMAND`` and ``list -- COMMAND``: what the patches will do in that server."""
+"""``doctor -- COMMAND``: what the patches will do in that server."""
 
 from __future__ import annotations
 
@@ -8,23 +8,31 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from ... import faults
 from ...compat.source import Tree
+from ...compat.verdict import Verdict
 from ...model import switch
 from ...model.feature import Setup
 from ...model.selection import Selection
-from .. import entry_point, patch_page, render
+from .. import entry_point, interpreter, patch_page, render
 from ..ask import answer, command, gpus
 from ..ask.answer import Fate
+from ..interpreter import Place
+from ..patch_page import Short
 from ..table import LIVE, OPT_IN, of_patches
 from . import judged, known_faults, selected, tree_at
 
 _SHOWN = (LIVE, "gated", "refused", answer.OFF, OPT_IN)
 _ORDER = (*_SHOWN, "not needed", "built-in", "absent")
+_NO_GAIN = "no gain was measured for this set-up"
+_LIVE_MEANS = (
+    "`live`: the patch will be on in this server. To turn one off, set "
+    f"{switch.VARIABLE}=all,-PATCH. To measure whether they help: "
+    "sglang-perf-patches bench server -- COMMAND"
+)
 HELP = (
     "With a server's command after -- it prints what each patch will do in that server. sglang's "
     "own code reads the command's arguments and the model's config.json. No server is started, and "
@@ -43,36 +51,67 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, *, in_short: bool) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the state of each patch; exit code 1 if one chosen by name will not be live."""
     asked = command.read(args.command, os.environ)
     gpu = _gpu(args.gpu, asked)
-    tree = tree_at(args.sglang_path, args.sglang_version)
+    place = _place(args, asked)
+    tree = place.tree
     selection = selected(asked.environment.get(switch.VARIABLE, "all"))
-    setup, conditions = answer.ask(asked, gpu, tree)
+    obstacle = "" if asked.under_run else entry_point.obstacle(tree, asked.environment)
+    obstacle = place.obstacle or obstacle
+    told = answer.ask(asked, gpu, place, "none" if obstacle else selection.text)
+    setup, conditions = told.setup, told.conditions
     verdicts = judged(tree)
-    found = answer.fates(selection, verdicts, setup)
-    live = {one.patch for one in found if one.state == LIVE}
+    is_here = args.gpu is None and gpu is not None and not gpu.is_assumed
+    found = answer.fates(selection, verdicts, setup, is_here=is_here)
+    live = {one.patch for one in found if one.state == LIVE and not obstacle}
     known = faults.found(tree.version, conditions, live)
+    shorts = _shorts(found, verdicts, tree.version, setup)
+    lost = [one for one in found if selection.is_lost(one.patch, one.state)]
+    is_strict = switch.is_strict(asked.environment)
     if args.json:
-        of_server = [one.data(is_sure=is_sure) for one, is_sure in known]
-        data = _data(asked, gpu, tree, selection, setup, found)
-        print(json.dumps({**data, "faults": of_server}, indent=2))
+        data = {
+            "sglang": {"version": tree.version, "path": str(tree.root)},
+            "selection": selection.text,
+            "gpu": gpu and asdict(gpu),
+            "features": dict(setup.on),
+            "loads_plugin": not obstacle,
+            "strict_exits": bool(is_strict and lost and not obstacle),
+            "patches": [
+                {
+                    "id": one.patch,
+                    "state": one.state,
+                    "reason": one.reason,
+                    "if_chosen": one.would or one.state,
+                    "short": (short := shorts[one.patch]) and short._asdict(),
+                }
+                for one in found
+            ],
+            "faults": [one.data(is_sure=is_sure) for one, is_sure in known],
+            "remarks": _remarks(asked, place, told.unasked),
+        }
+        print(json.dumps(data, indent=2))
     else:
         shown = [one for one in found if args.all or _is_shown(one)]
         machine = gpu.text if gpu else "no GPU"
         if command.computes_by_mlx(asked.environment) and sys.platform != "darwin":
             machine = "a Mac, which SGLANG_USE_MLX=1 needs"
-        parts = [_head(machine, tree, selection, found)]
+        parts = [_head(machine, tree, selection, found, is_loaded=not obstacle)]
+        if is_strict and not obstacle:
+            parts.append(render.filled(_strictly(lost)))
         if shown:
             rows = [(one.patch, one.state, (one.reason,)) for one in shown]
-            parts.append(of_patches(rows, verdicts, tree.version, with_cost=not in_short))
+            parts.append(of_patches(rows, verdicts, tree.version, shorts))
         if len(shown) < len(found):
             parts.append(f"{len(found) - len(shown)} more: add --all")
-        parts += _notes(asked, tree, is_live=bool(live))
+        parts.append(render.filled(obstacle) if obstacle else "")
+        if live:
+            parts.append(render.filled(_LIVE_MEANS))
+        parts += map(render.filled, _remarks(asked, place, told.unasked))
         parts.append(known_faults.of_server(tree.version, known))
         print("\n\n".join(filter(None, parts)))
-    return 1 if any(selection.is_lost(one.patch, one.state) for one in found) else 0
+    return 1 if lost else 0
 
 
 def reject_gpu(args: argparse.Namespace) -> None:
@@ -94,9 +133,20 @@ def _is_shown(fate: Fate) -> bool:
     return fate.state in _SHOWN and fate.would in {"", LIVE}
 
 
-def _head(machine: str, tree: Tree, selection: Selection, found: Sequence[Fate]) -> str:
+def _strictly(lost: Sequence[Fate]) -> str:
+    """What ``SGLANG_PERF_PATCHES_STRICT`` makes of this server."""
+    why = "; ".join(f"{one.patch} is {one.state}: {one.reason}" for one in lost)
+    does = f"this server would exit: {why}" if lost else "no patch keeps this server from starting"
+    return f"With {switch.STRICT_VARIABLE}=1 {does}."
+
+
+def _head(
+    machine: str, tree: Tree, selection: Selection, found: Sequence[Fate], *, is_loaded: bool
+) -> str:
     counted = Counter(one.state for one in found)
     none = "" if counted[LIVE] else "No patch will be live in this server: "
+    if not is_loaded:
+        none = "No patch will be live: this server does not load them (see below). If it did: "
     return (
         none
         + ", ".join(f"{counted[word]} {word}" for word in _ORDER if counted[word])
@@ -106,46 +156,32 @@ def _head(machine: str, tree: Tree, selection: Selection, found: Sequence[Fate])
     )
 
 
-def _notes(asked: command.Asked, tree: Tree, *, is_live: bool) -> list[str]:
-    """Why the server may not load the plugin, and what `live` means if a patch is."""
-    parts = []
-    obstacle = entry_point.obstacle(tree, asked.environment)
-    if obstacle and not asked.under_run:
-        parts.append(render.filled(obstacle))
-    if is_live:
-        parts.append(
-            render.filled(
-                "`live`: the patch will be on in this server. To turn one off, set "
-                f"{switch.VARIABLE}=all,-PATCH. To measure whether they help: "
-                "sglang-perf-patches bench server -- COMMAND"
-            )
-        )
-    return parts
+def _place(args: argparse.Namespace, asked: command.Asked) -> Place:
+    """The sglang that the options name, asked by this Python; else that of the command."""
+    if args.sglang_path is None and args.sglang_version is None:
+        return interpreter.place(asked)
+    return Place(tree_at(args.sglang_path, args.sglang_version))
 
 
-def _data(
-    asked: command.Asked,
-    gpu: gpus.Gpu | None,
-    tree: Tree,
-    selection: Selection,
-    setup: Setup,
-    found: Sequence[Fate],
-) -> Mapping[str, Any]:
-    return {
-        "sglang": {"version": tree.version, "path": str(tree.root)},
-        "selection": selection.text,
-        "gpu": gpu and asdict(gpu),
-        "features": dict(setup.on),
-        "loads_plugin": asked.under_run or not entry_point.obstacle(tree, asked.environment),
-        "patches": [
-            {
-                "id": one.patch,
-                "state": one.state,
-                "reason": one.reason,
-                "if_chosen": one.would or one.state,
-                "short": short and short._asdict(),
-            }
-            for one in found
-            for short in [patch_page.read(one.patch).on(tree.version)]
-        ],
-    }
+def _remarks(asked: command.Asked, place: Place, unasked: Sequence[str]) -> list[str]:
+    """What of the command, or of its machine, the answer does not know."""
+    remarks = [place.note]
+    remarks += [f"Not part of the server's command, and ignored: {one}" for one in asked.ignored]
+    remarks += [f"Not asked: {one}" for one in unasked]
+    return list(filter(None, remarks))
+
+
+def _shorts(
+    found: Sequence[Fate], verdicts: Iterable[Verdict], release: str, setup: Setup
+) -> dict[str, Short | None]:
+    """The row of each patch's page, with the gain for this set-up; None if it would not be live."""
+    by_id = {one.patch.id: one.patch for one in verdicts}
+    shorts: dict[str, Short | None] = {}
+    for one in found:
+        short = None
+        if LIVE in (one.state, one.would):
+            short = patch_page.read(one.patch).on(release)
+            if short is not None and not setup.meets(by_id[one.patch].gain_with):
+                short = short._replace(gain=_NO_GAIN)
+        shorts[one.patch] = short
+    return shorts

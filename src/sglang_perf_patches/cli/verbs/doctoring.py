@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if args.command is not None:
         if args.model is not None:
             args.parser.error("--model and a command after -- exclude each other")
-        return asking.run(args, in_short=False)
+        return asking.run(args)
     asking.reject_gpu(args)
     if args.sglang_path is None and args.sglang_version is None:
         if args.model is None:

@@ -10,9 +10,9 @@ from .. import render
 
 
 def of_server(release: str, found: Sequence[tuple[Fault, bool]]) -> str:
-    """The faults of a server; "" for none."""
+    """The faults of a server, or that none is known."""
     if not found:
-        return ""
+        return f"No known fault of sglang {release} on this server."
     lines = [f"Known faults of sglang {release} on this server:"]
     return "\n".join([*lines, *(render.item(one.text(is_sure=is_sure)) for one, is_sure in found)])
 

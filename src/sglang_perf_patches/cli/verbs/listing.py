@@ -16,7 +16,7 @@ from ...model.releases import supported_until
 from ...model.selection import Selection
 from .. import entry_point, machine, patch_page, render
 from ..table import OFF, OPT_IN, READY, of_patches
-from . import add_json, add_tree, any_is_lost, asking, judged, selected, tree_at
+from . import add_json, add_tree, any_is_lost, judged, selected, tree_at
 
 READY_MEANS = (
     "`ready`: the patch knows this code. It goes live in a server that needs it, unless the server "
@@ -25,15 +25,13 @@ READY_MEANS = (
 
 _CLOSING = (
     "A figure with several numbers has one for each boot or run.",
-    f"{READY_MEANS} For your server: sglang-perf-patches list -- COMMAND",
+    f"{READY_MEANS} For your server: sglang-perf-patches doctor -- COMMAND",
     "More about a patch, and its switch: sglang-perf-patches explain PATCH",
 )
 
 PARSER: dict[str, Any] = {
-    "usage": "%(prog)s [--sglang-version V | --sglang-path DIR] [--all] [--json]\n"
-    "       %(prog)s [--gpu NAME] [options] -- COMMAND",
     "epilog": f"{READY_MEANS} Without --all, a patch that has nothing to do on this machine or "
-    "release is only named. " + asking.HELP,
+    "release is only named. For your server: sglang-perf-patches doctor -- COMMAND",
 }
 
 REFUSED, BUILT_IN, ABSENT, NEEDS = "refused", "built-in", "absent", "needs"
@@ -51,15 +49,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all", action="store_true", help="every patch, with its reason and upstream links"
     )
-    asking.add_options(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the list; exit code 1 if a patch chosen by name is not available."""
-    if args.command is not None:
-        return asking.run(args, in_short=True)
-    asking.reject_gpu(args)
     selection = selected()
     is_here = args.sglang_path is None and args.sglang_version is None
     try:

@@ -15,7 +15,7 @@ from ... import sets
 from ...model import selection
 from ...model.patch import by_id
 from ...model.selection import Selection, SelectionError
-from ...verify import Case
+from ...verify import Case, record
 from ...verify import runner as verify
 from .. import render
 from . import add_json, judged, names_of_patches, tree_at
@@ -49,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
     """Compare, print, and return `verify.exit_code`."""
     named = _named(args.names)
     tree = tree_at()
-    known, processes = verify.plan([each for each in judged(tree) if each.patch.id in named.ids])
+    verdicts = [each for each in judged(tree) if each.patch.id in named.ids]
+    known, processes = verify.plan(verdicts)
+    possible = record.before(verdicts)
     show = not args.json
     is_short = not processes and all(outcome.word == "built-in" for outcome in known)
     if show and not is_short:
@@ -62,14 +64,16 @@ def run(args: argparse.Namespace) -> int:
             room = 6 if outcome.word == "proven" else 10  # that one is read as a sentence
             start = f"{outcome.patch:<{width}}  {outcome.word:<{room}} "
             print(render.filled(_text(outcome), start, "    "), flush=True)
+    kept = record.keep(possible, outcomes)
     if args.json:
         data = {
             "sglang": {"version": tree.version, "path": str(tree.root)},
             "outcomes": [asdict(outcome) for outcome in outcomes],
+            "records": kept,
         }
         print(json.dumps(data, indent=2))
     elif not is_short:
-        print(f"\n{_closing(outcomes)}")
+        print("\n", "\n\n".join([*map(render.filled, kept), _closing(outcomes)]), sep="")
     return verify.exit_code(outcomes, named.in_full)
 
 

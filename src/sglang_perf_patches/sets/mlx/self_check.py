@@ -6,7 +6,7 @@ The patch does the first work of each kind next to stock's code, and compares.
 | --- | --- |
 | being tried | stock; the patch computes it too |
 | passed | the patch |
-| tried as often as it may be, and not passed | stock |
+| tried as often as it may be, and not passed | stock; the patch's state says so |
 | any, after some work was different | stock |
 """
 
@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
+
+from ...model.patching import Patching
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +29,23 @@ class SelfCheck:
     """
 
     def __init__(
-        self, patch: str, gate: Callable[[str], None], *, needed: int = 1, tries: int = 1
+        self,
+        patch: str,
+        patching: Patching,
+        *,
+        needed: int = 1,
+        tries: int = 1,
+        until: str = "this process ends",
     ) -> None:
-        """A kind passes once credited `needed` times, and may be tried `tries` times."""
-        self._patch, self._gate = patch, gate
-        self._needed, self._tries = needed, tries
+        """A kind passes once credited `needed` times, and may be tried `tries` times.
+
+        `until` says how long stock's code serves a kind that ran out of tries.
+        """
+        self._patch, self._gate, self._ran = patch, patching.gate, patching.ran
+        self._needed, self._tries, self._until = needed, tries, until
         self._credits: Counter[Hashable] = Counter()
         self._tried: Counter[Hashable] = Counter()
+        self._left: dict[Hashable, None] = {}
         self.is_over = False
 
     def credits(self, kind: Hashable) -> int:
@@ -45,22 +57,40 @@ class SelfCheck:
         return not self.is_over and self._credits[kind] >= self._needed
 
     def may_try(self, kind: Hashable) -> bool:
-        """Whether a kind is to be tried, and count that as a try; at its last one, say so."""
+        """Whether a kind is to be tried, and count that as a try; when they run out, say so."""
         if self.is_over or self.has_passed(kind):
             return False
-        if self._tried[kind] == self._tries:
-            self._tried[kind] += 1  # says it once
-            logger.warning(
-                "%s runs stock's code for %s: %d tries were too few", self._patch, kind, self._tries
-            )
-        if self._tried[kind] > self._tries:
-            return False
-        self._tried[kind] += 1
-        return True
+        if self._tried[kind] < self._tries:
+            self._tried[kind] += 1
+            return True
+        if kind not in self._left:
+            self._left[kind] = None
+            logger.warning("%s: %s", self._patch, self._note(kind))
+            self._ran.note = self._note(*self._left)
+        return False
+
+    def try_again(self, kind: Hashable) -> None:
+        """Let a kind be tried as often as at first."""
+        self._tried[kind] = 0
+
+    def doubt(self, kind: Hashable) -> None:
+        """A kind that has passed needs one more credit before the patch may serve it again."""
+        self._credits[kind] = self._needed - 1
+        self._tried[kind] = 0
 
     def credit(self, kind: Hashable) -> None:
         """Some work of a kind was equal."""
         self._credits[kind] += 1
+        if self.has_passed(kind) and kind in self._left:
+            del self._left[kind]
+            self._ran.note = self._note(*self._left) if self._left else ""
+
+    def _note(self, first: Hashable, *others: Hashable) -> str:
+        more = f" and {len(others)} other kinds" if others else ""
+        return (
+            f"stock's code runs for {first}{more} until {self._until}: "
+            f"{self._tries} {'try was' if self._tries == 1 else 'tries were'} too few"
+        )
 
     def fail(self, reason: str) -> None:
         """Some work was different: stock's code runs from now on."""

@@ -4,7 +4,7 @@
 process publishes (``tests/releases/test_played.py``).
 """
 
-_EPISODES = "tests/proof/swa/episodes.py: play"
+_EPISODES = "tests/swa/machine.py: play"
 
 BESIDE = dict.fromkeys(
     (
@@ -27,8 +27,7 @@ DECODING = {
     "pages": _EPISODES,
 }
 """A patch that the decode worker of the proof plays: without a radix cache, in both backups."""
-DRAFTS = {"eagle": _EPISODES}
-TREES = {**DRAFTS, "draft-trees": "tests/swa/checks.py: the_bound_holds_with_drafts"}
+TREES = dict.fromkeys(("eagle", "draft-trees"), "tests/swa/checks.py: the_bound_holds_with_drafts")
 RANKS = {"pipeline": _EPISODES, "dp-attention": _EPISODES}
 """Tails are allocated by each rank for itself, from its own pools."""
 IDLE_RANKS = {"dp-attention": "tests/swa/checks.py: an_idle_rank_is_served"}

@@ -22,7 +22,7 @@ import torch
 
 from ...sets.mamba.gdn_prefill_graph import kernel_break
 from ...sets.mamba.gdn_prefill_graph.chunk_tables import ChunkTables
-from .. import Missing, stock
+from .. import Missing, Needless, stock
 from ..comparing import same
 from ..stock import NoneByDefault, called
 from .cases import Batch, Request
@@ -65,6 +65,8 @@ FOLLOWED = (
 """Many requests, then one: leftovers of the first in the tables must not matter."""
 
 ONE = Replays.of(Batch((Request(519),)), Batch((Request(519, 64),)), spare=57)
+NEXT = Replays.of(Batch((Request(130, 64),)), spare=14)
+"""A bucket that is captured after that of `ONE`, so without a warm-up."""
 SEVERAL = Replays.of(Batch((Request(500), Request(500, 64, tracked=False)) * 2), spare=48)
 """Prompts as a GPU gets them, in buckets of a server's."""
 
@@ -265,8 +267,9 @@ class Runner:
 
 
 def _whole(batch: Any) -> Any:
-    """A batch that nothing padded."""
-    batch.global_num_token_non_padded_cpu = int(batch.extend_num_tokens)
+    """A batch that nothing padded, unless it says that something did."""
+    if batch.global_num_token_non_padded_cpu is None:
+        batch.global_num_token_non_padded_cpu = int(batch.extend_num_tokens)
     return batch
 
 
@@ -310,14 +313,15 @@ def is_ours(backend: Any) -> bool:
     return is_patched(backend) and bool(backend.prefill_graph_extend_active())
 
 
-def with_flashinfer(wanted: Replays) -> int:
+def with_flashinfer(*wanted: Replays) -> int:
     """The graph breaks at FlashInfer's kernel, which a Hopper GPU runs by default."""
     module: Any = importlib.import_module(f"{ATTENTION}.linear.kernels.gdn_flashinfer")
-    is_hopper = torch.cuda.get_device_capability()[0] == 9
-    if not is_hopper or not module.is_flashinfer_gdn_prefill_available():
-        raise Missing("FlashInfer's kernel is not for this GPU, or not installed")
+    if torch.cuda.get_device_capability()[0] != 9:  # `BreakTables.unserved`
+        raise Needless("the patch uses FlashInfer's kernel on Hopper GPUs only")
+    if not module.is_flashinfer_gdn_prefill_available():
+        raise Missing("FlashInfer's kernel is not installed")
     captured = Captured(Play(Rig(ON_GPU)), module.FlashInferGDNKernel())
-    return same(PATCH, captured.replayed, [wanted])
+    return same(PATCH, captured.replayed, wanted)
 
 
 CHECKS = {"replays": lambda _: same(PATCH, Captured(Play(Rig(ON_GPU))).replayed, REPLAYS)}

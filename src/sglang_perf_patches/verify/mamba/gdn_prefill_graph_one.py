@@ -1,5 +1,5 @@
 """FlashInfer's kernel gives stock's values for one request, whose sequence it splits."""
 
-from .gdn_prefill_graph import ONE, with_flashinfer
+from .gdn_prefill_graph import NEXT, ONE, with_flashinfer
 
-CHECKS = {"one request with FlashInfer": lambda _: with_flashinfer(ONE)}
+CHECKS = {"one request with FlashInfer": lambda _: with_flashinfer(ONE, NEXT)}

@@ -1,6 +1,6 @@
 """Lets stock sglang's MLX backend, which expects Apple's hardware, run on a Linux CPU.
 
-MLX itself runs on Linux. Four modules need something else that this machine lacks, at their import
+MLX itself runs on Linux. Five modules need something else that this machine lacks, at their import
 or soon after. Each is imported unchanged, and the shims replace only the missing parts. Every class
 and function of the server stays sglang's own.
 """
@@ -41,6 +41,16 @@ def _no_metal_needed(runtime: Any) -> Iterator[None]:
     """Let the backend start where PyTorch and MLX find no Metal device."""
     yield
     runtime._validate_runtime = lambda: None
+
+
+@contextmanager
+def _mlx_weights(quantization: Any) -> Iterator[None]:
+    """Register MLX's ways to quantise weights, which stock registers where Metal is found."""
+    yield
+    if hasattr(quantization, "MlxQuantizationConfig"):
+        methods = dict.fromkeys(("mlx_q4", "mlx_q8"), quantization.MlxQuantizationConfig)
+        for each in ("BASE_QUANTIZATION_METHODS", "QUANTIZATION_METHODS"):
+            getattr(quantization, each).update(methods)
 
 
 @contextmanager
@@ -93,6 +103,7 @@ def _missing_kernel(name: str) -> Callable[..., None]:
 
 _AROUND: dict[str, Callable[[Any], AbstractContextManager[None]]] = {
     "sglang.srt.hardware_backend.mlx.runtime": _no_metal_needed,
+    "sglang.srt.layers.quantization": _mlx_weights,
     "sglang.srt.managers.scheduler": _overlap_loop,
     "sglang.srt.mem_cache.memory_pool_host": _no_transfer_kernels,
     "torchvision.extension": _torchvision_operators,

@@ -27,7 +27,11 @@ _LOADS = "sglang.srt.managers.cache_controller:LayerDoneCounter"
 
 PATCH = Patch(
     id="mamba.gdn-prefill-graph",
-    only_with=("delta-nets", "prefills", "torch"),
+    only_with=(
+        *("delta-nets", "prefills", "torch"),
+        *("breakable-prefills", "captured-extends", "known-gdn-kernel"),
+    ),
+    gain_with="tensor-parallel",
     # Its graphs hold kernels, which were compared on an H100 and an H200: not `other-gpu`. They
     # hold the experts' layers too, and none was captured with DeepEP: not `expert-all-to-all`.
     proven_with={

@@ -7,8 +7,8 @@ depends on the batch's shapes, keeping tracked states, is done next to it.
 
 There are two kinds of tables. With Triton's kernel (`chunk_tables`) the whole layer is captured.
 FlashInfer's kernel picks its algorithm by the batch. So the graph breaks at the kernel's call, and
-all else of the layer is captured (`kernel_break`). With few buckets a second graph also has that
-call, for a batch of one request (`one_request`).
+all else of the layer is captured (`kernel_break`). A second graph also has that call, for a batch
+of one request (`one_request`).
 
 A batch that the tables can't hold replays a second graph of its bucket, which is stock's own with
 its breaks. Buckets that gain little have stock's graph only.
@@ -24,14 +24,11 @@ from weakref import WeakSet
 
 from ....model.patching import Patching, replaces
 from ..references import ATTENTION, BASE, GDN
-from . import HYBRID_BACKEND, RUNNER
+from . import BREAKABLE, HYBRID_BACKEND, RUNNER
 
 SHORT = 2048
 """Tokens up to which layers are captured. The kernels of longer prefills take longer than their
 launches, so nothing is gained, and the graphs of those take most of the memory."""
-FEW = 4
-"""Buckets of up to `SHORT` tokens with which a server also captures graphs of one request: each
-takes some two seconds of its boot."""
 _TAKING_PART: WeakSet[Any] = WeakSet()
 """Stock's hybrid backends whose layers may be captured. A runner holds one for as long as it may
 replay what it captured."""
@@ -41,6 +38,8 @@ _TABLES = "_sglang_perf_patches_tables"
 """On the metadata of a captured prefill."""
 _AGAIN = "_sglang_perf_patches_again"
 """On a backend while a bucket is captured a second time: the metadata of the first."""
+_WARM = "_sglang_perf_patches_warm"
+"""On a backend once the kernels of graphs of one request are compiled."""
 
 
 def install(patching: Patching) -> None:
@@ -122,7 +121,7 @@ def _take_part(patching: Patching) -> None:
             _TAKING_PART.add(self)
             kind = tables_for(backend).__name__
             version = one_request.flashinfer_version()
-            state = (SHORT, FEW, kind, _rows(patching, backend), version)
+            state = (SHORT, ranks.MOST, kind, _rows(patching, backend), version)
             ranks.announce(backend, state)
 
 
@@ -161,15 +160,13 @@ def _capture_one_shape(patching: Patching) -> None:
             if len(stocks) != 1:
                 patching.gate("the runner keeps its graphs elsewhere")
                 return
-        is_few = sum(each <= SHORT for each in self.capture_num_tokens) <= FEW
-        # With DP attention, no rank may choose a graph by its own batch.
-        is_few = is_few and not self.require_mlp_tp_gather
+        has_one = ranks.may_have_one(self, size)
         with _set(backend, _CAPTURING, not stocks):
             for key, ours in capture().items():
                 one = None
                 metadata = self.attn_metadata_buffers[key]
-                if is_few and _tables_of(metadata).prepare_one(backend, patching.module):
-                    with _set(backend, _AGAIN, metadata):
+                if has_one and _tables_of(metadata).prepare_one(backend, patching.module):
+                    with _set(backend, _AGAIN, metadata), _without_warm_up(patching, self, backend):
                         inner(self, size, **kwargs)
                     one = graphs[key]
                 if stocks or one:
@@ -183,6 +180,27 @@ def _leaves_some(runner: Any, size: int, rows: int, backend: Any) -> bool:
         least += max((other for other in runner.capture_num_tokens if other < size), default=0)
     most = min(size, backend.req_to_token_pool.size)
     return rows < most or not tables_for(backend).rounds_alike(least, size)
+
+
+@contextlib.contextmanager
+def _without_warm_up(patching: Patching, runner: Any, backend: Any) -> Iterator[None]:
+    """Within, stock's warm-ups run nothing, but for a server's first graph of one request.
+
+    The capture of the bucket's other graph was warmed up just before, with the same shapes. What
+    only a graph of one request has was compiled for the first one, which is the largest.
+    """
+    if not hasattr(backend, _WARM):
+        yield
+        setattr(backend, _WARM, True)
+        return
+    graphs, capture_one = runner.backend, runner.backend.capture_one
+    capturing = patching.module(BREAKABLE)._current_capture_var
+
+    def captured(key: Any, forward: Any, **rest: Any) -> None:
+        capture_one(key, lambda: forward() if capturing.get() is not None else None, **rest)
+
+    with _set(graphs, "capture_one", captured):
+        yield
 
 
 @contextlib.contextmanager

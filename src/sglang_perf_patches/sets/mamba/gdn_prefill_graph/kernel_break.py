@@ -119,7 +119,7 @@ class BreakTables(Tables):
         every = int(modules("sglang.srt.runtime_context").mamba_cache_chunk_size())
         states = backend.req_to_token_pool.mamba_pool.mamba_cache.temporal
         length = one_request.chunk_length(self._own, states.shape[2], states.device)
-        if length is None or not self.tracks or self.tokens < every:
+        if length is None or not self.tracks or self.tokens <= every:
             return False
         self.one = one_request.OneRequest(self.tokens, every, length, states.device)
         return True
@@ -149,7 +149,8 @@ class BreakTables(Tables):
 
         Rows of no token are zero, as stock's layer leaves them.
         """
-        output.zero_()
+        if self.one is None:
+            output.zero_()
         stocks = copy.copy(self._own)
         stocks._prefill_fn = self._prefill(ssm_states)
         nobody = torch.empty(0, dtype=torch.int64, device=q.device)

@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 
 from .. import host
+from . import track_copies
 
 _LENGTHS = "flashinfer.gdn_kernels.delta_rule_dsl.varlen_helper"
 _READ = ("0.7.2",)
@@ -119,26 +120,91 @@ class OneRequest:
         self, prefill: Callable[..., Any], states: torch.Tensor, kwargs: dict[str, Any]
     ) -> None:
         """Call the kernel, then keep the state at a chunk: what a capture takes note of."""
-        for rows in (kwargs["q"], kwargs["k"], kwargs["v"]):  # stock has just made these three
-            _clear[(self._tokens,)](rows, self.starts, rows.stride(0), HEAD=rows.shape[2])
+        q, v = kwargs["q"], kwargs["v"]
+        size: Any = states[0].numel()
+        before, after = (states.new_empty((1, *states.shape[1:])) for _ in range(2))
         kept = states.new_empty((self._tokens // self._every, *states.shape[1:]))
-        kwargs = kwargs | {
+        parts = triton.cdiv(size, track_copies.STATE_WIDTH)
+        # Stock has just made these four; each node of a graph takes some 10 kB of the GPU's memory.
+        prepare[(self._tokens + parts,)](
+            *(q, kwargs["k"], v, kwargs["output"], self.starts, q.stride(0), v.stride(0)),
+            *(states, self.slot, before, states.stride(0), self._tokens, size),
+            HEAD=q.shape[2],
+            WIDTH=track_copies.STATE_WIDTH,
+        )
+        more = {
+            "initial_state": before,
+            "output_state": after,
             "cu_seqlens": self.starts,
             "state_checkpoints": kept,
             "checkpoint_cu_starts": self.checkpoints,
             "checkpoint_every_n_tokens": self._every,
         }
-        update(prefill, states, self.slot, kwargs)
-        states.index_copy_(0, self.target, kept.index_select(0, self.source))
+        prefill(**kwargs | more)
+        keep[(parts,)](
+            *(after, self.slot, kept, self.source, self.target),
+            *(states, states.stride(0), size),
+            WIDTH=track_copies.STATE_WIDTH,
+        )
+
+
+@triton.jit(do_not_specialize=["tokens"])  # type: ignore[untyped-decorator]
+def prepare(  # type: ignore[no-untyped-def]
+    q,
+    k,
+    v,
+    output,
+    starts,
+    narrow,
+    wide,
+    states,
+    slot,
+    before,
+    slot_stride,
+    tokens,
+    size,
+    HEAD: tl.constexpr,  # noqa: N803
+    WIDTH: tl.constexpr,  # noqa: N803
+):
+    """Write zeros into the rows past the batch, of `narrow` and `wide` values; copy its state.
+
+    A program has a row, of which the batch's own are not touched, or a part of the state.
+    """
+    row = tl.program_id(0)
+    if row >= tokens:
+        at = (row - tokens) * WIDTH + tl.arange(0, WIDTH)
+        source = states + tl.load(slot) * slot_stride + at
+        tl.store(before + at, tl.load(source, mask=at < size), mask=at < size)
+    elif row >= tl.load(starts + 1):
+        for first in range(0, narrow, HEAD):
+            at = row * narrow + first + tl.arange(0, HEAD)
+            tl.store(q + at, 0.0)
+            tl.store(k + at, 0.0)
+        for first in range(0, wide, HEAD):
+            at = row * wide + first + tl.arange(0, HEAD)
+            tl.store(v + at, 0.0)
+            tl.store(output + at, 0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _clear(rows, starts, width, HEAD: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
-    """Write zeros into a row past the batch; the batch's own, most of them, are not touched."""
-    row = tl.program_id(0)
-    if row >= tl.load(starts + 1):
-        for at in range(0, width, HEAD):
-            tl.store(rows + row * width + at + tl.arange(0, HEAD), 0.0)
+def keep(  # type: ignore[no-untyped-def]
+    after,
+    slot,
+    kept,
+    source,
+    target,
+    states,
+    slot_stride,
+    size,
+    WIDTH: tl.constexpr,  # noqa: N803
+):
+    """Copy the state after the batch, then the one at a chunk, to where they are kept."""
+    at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    is_there = at < size
+    own = tl.load(after + at, mask=is_there)
+    tl.store(states + tl.load(slot) * slot_stride + at, own, mask=is_there)
+    at_chunk = tl.load(kept + tl.load(source) * size + at, mask=is_there)
+    tl.store(states + tl.load(target) * slot_stride + at, at_chunk, mask=is_there)
 
 
 def update(

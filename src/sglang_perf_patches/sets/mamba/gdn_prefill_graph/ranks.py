@@ -17,6 +17,9 @@ from typing import Any
 
 from torch import distributed
 
+MOST = 30
+"""Buckets, the smallest ones, of which a server of several ranks also captures graphs of one
+request: each takes some two seconds of its boot. The default has so many of up to 512 tokens."""
 _made = itertools.count()
 _KEY = "_sglang_perf_patches_key"
 
@@ -36,6 +39,14 @@ def announce(backend: Any, state: object) -> None:
 def agree(backend: Any, ranks: Sequence[int]) -> bool:
     """Whether each rank that takes part in a capture's barriers has announced the same state."""
     return len(ranks) == 1 or _store().check([f"{getattr(backend, _KEY)}{rank}" for rank in ranks])
+
+
+def may_have_one(runner: Any, bucket: int) -> bool:
+    """Whether a runner's bucket may also have a graph of one request."""
+    if runner.require_mlp_tp_gather:
+        return False  # with DP attention, no rank may choose a graph by its own batch
+    is_single = len(runner.backend._tp_group.ranks) == 1
+    return is_single or bucket in sorted(runner.capture_num_tokens)[:MOST]
 
 
 def all_fit(tables: Any, forward_batch: Any) -> bool:

@@ -31,7 +31,7 @@ _RELIES = (
 
 PATCH = Patch(
     id="mamba.host-states",
-    only_with=("states", "host-cache"),
+    only_with=("states", "host-cache", "torch", "tokens-per-state", "known-host-cache"),
     proven_with=dict.fromkeys((*STATES, "tensor-parallel", "hierarchical-cache"), "verify"),
     kind="policy",
     summary="sizes the host's state pool to match its KV pool, so that more prefixes are reused",

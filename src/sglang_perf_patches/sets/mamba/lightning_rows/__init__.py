@@ -27,7 +27,8 @@ _DEPENDS = (
 
 PATCH = Patch(
     id="mamba.lightning-rows",
-    only_with=("states", "other-states", "prefills", "torch"),
+    only_with=("lightning", "prefills", "torch"),
+    gain_with="tracked prefix-cache",
     proven_with=dict.fromkeys((*ALL, *RANKS), "verify"),
     summary="lightning-attention prefills select their tracked rows on the host, once per forward",
     worth=Worth(
@@ -41,12 +42,14 @@ PATCH = Patch(
     variants=(
         variant(
             *(__name__, "0.5.10 … 0.5.12.post1", "install_for_minimax"),
+            only_with=("minimax-kernel",),
             targets=_TARGETS,
             depends=_DEPENDS,
         ),
         variant(__name__, "0.5.13 … 0.5.16", targets=_TARGETS, depends=_DEPENDS),
         variant(
             *(__name__, "0.5.17 … 0.5.23", "install_with_track_store"),
+            only_with=("planned-tracks",),
             targets=(*_TARGETS, _TRACK_STORE),
             depends=(*_OWN_LISTS, *_DEPENDS),
         ),

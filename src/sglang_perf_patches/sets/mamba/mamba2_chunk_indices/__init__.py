@@ -1,7 +1,7 @@
 """``mamba.mamba2-chunk-indices``."""
 
 from ....model.patch import Patch, Worth, of, variant
-from ..proven import ALL, TEXT
+from ..proven import ALL
 from ..references import LISTS, METADATA
 
 MAMBA2 = f"{METADATA}:Mamba2Metadata"
@@ -14,15 +14,15 @@ _SHARED = {
 
 PATCH = Patch(
     id="mamba.mamba2-chunk-indices",
-    only_with=("states", "other-states", "prefills", "torch"),
+    only_with=("mamba2", "prefills", "torch"),
     # It reads only a prefill's lists. What is no plain or mixed prefill, whose lists the scheduler
     # passed whole, runs stock's code (`host.prefill`).
     proven_with={
         **dict.fromkeys((*ALL, "hierarchical-cache", "no-radix-cache", "mixed-chunks"), "verify"),
         **dict.fromkeys(
-            ("sessions", "other-tracking", "prefill-server", "eagle", "lora"), "verify"
+            ("sessions", "other-tracking", "prefill-server", "eagle", "lora", "multimodal"),
+            "verify",
         ),
-        **TEXT,
         "tensor-parallel": "tests/mamba/mamba2_rank.py: main",
     },
     summary="computes Mamba2's logical chunks on the host, without a sync",

@@ -97,7 +97,7 @@ _GAVE = of(_STATES, "alloc", "free", "available_size", "fork_from")
 
 PATCH = Patch(
     id="mamba.slot-exhaustion",
-    only_with=("states", "prefix-cache"),
+    only_with=("states", "prefix-cache", "torch", "no-storage"),
     proven_with={
         **dict.fromkeys((*STATES, *_ELSEWHERE), "verify"),
         **TEXT,

@@ -6,7 +6,7 @@ from ..references import BASE, GDN, HYBRID, METADATA
 
 PATCH = Patch(
     id="mamba.zero-sync",
-    only_with=("states", "prefills"),
+    only_with=("states", "prefills", "torch", "tracked"),
     proven_with=dict.fromkeys((*ALL, *RANKS, "mixed-chunks", "no-radix-cache"), "verify"),
     summary="a prefill asks the GPU once which states are tracked, not in each layer",
     worth=Worth("c", "sgl-project/sglang#20522"),

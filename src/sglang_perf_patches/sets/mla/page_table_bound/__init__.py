@@ -28,7 +28,7 @@ _GRAPHS = f"{FLASH}.init_cuda_graph_state"
 
 PATCH = Patch(
     id="mla.page-table-bound",
-    only_with=("speculation",),
+    only_with=("speculation", "single-drafts", "fa3"),
     proven_with={**TABLES, "tracked-states": f"{_CHECKS}: of_a_hybrid_model"},
     summary="makes FlashAttention's page tables long enough for drafts at the context limit",
     worth=Worth("b", "near the context limit, stock crashes with an illegal memory access"),

@@ -14,6 +14,7 @@ PATCH = Patch(
     id="mla.request-broadcast",
     only_with=("speculation", "ranks", "one-host", "own-processes", "polling"),
     proven_with=REQUESTS,
+    gain_with="eagle",
     summary="tensor-parallel ranks hear of new requests through shared memory, not through gloo",
     worth=Worth(
         "a",

@@ -64,7 +64,8 @@ _SHARED = {
 
 PATCH = Patch(
     id="mla.sync-opt-out",
-    only_with=("speculation",),
+    only_with=("speculation", "lengths-on-gpu", "plain-rotary"),
+    gain_with="eagle triton",
     proven_with=dict.fromkeys(METADATA, "verify"),
     summary="a speculative step does not wait for sequence lengths that no backend reads",
     worth=Worth("c", "sgl-project/sglang#26824"),
@@ -94,11 +95,13 @@ PATCH = Patch(
         ),
         variant(
             *(__name__, "0.5.14 … 0.5.15.post1", "install_hybrid"),
+            only_with=("two-backends",),
             depends=(*_DEPENDS, *_DRAFTS),
             **_SHARED,
         ),
         variant(
             *(__name__, "0.5.16", "install_triton_hybrid"),
+            only_with=("two-backends",),
             depends=(*_DEPENDS, f"{COMMON}:build_eagle_verify_input"),
             **_SHARED,
         ),

@@ -15,7 +15,7 @@ TRUNK_FORWARD = f"{RUNNER}._trunk_forward"
 
 PATCH = Patch(
     id="mlx.batched-prefill",
-    only_with=("mlx",),
+    only_with=("mlx", "several-requests"),
     proven_with=PREFILL_AND_DECODE,
     kind="policy",
     summary="computes waiting prompts of similar length in one pass",

@@ -1,10 +1,12 @@
-"""A prompt as it was computed in a group, for the place where stock would compute it."""
+"""A prompt as it was computed in a group: it replaces what stock would compute, or is compared."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from ..trunk import logits_of
 
 
 @dataclass(frozen=True)
@@ -53,18 +55,66 @@ class Row(Part):
 
     first: Part | None = None
 
-    def is_near(self, single: Row, core: Any, part: float) -> bool:
-        """Whether logits, KV and states differ by a part of the other row's largest at most."""
-        pairs = [(self.logits, single.logits)]
-        for mine, its in ((self.first, single.first), (self, single)):
-            if mine is not None and its is not None:
-                for one, other in zip(mine.layers, its.layers, strict=True):
-                    pairs += zip(one, other, strict=True)
+
+@dataclass
+class Trial:
+    """Compares the rows of a group with what stock computes of its prompts, one by one.
+
+    Attributes:
+        kind: what is tried.
+        what: the group, in words.
+        wanted: how many parts of prompts are to be compared.
+        pairs: the group's arrays and stock's, of those that were.
+        parts: how many those are.
+    """
+
+    kind: str
+    what: str
+    wanted: int
+    pairs: list[tuple[Any, Any]] = field(default_factory=list)
+    parts: int = 0
+
+    def model(self, model: Any, row: Row) -> Any:
+        """Stock's model for the last part of a prompt; it is compared with its row once called."""
+
+        def compute(input_ids: Any, *, cache: Sequence[Any]) -> Any:
+            output = model(input_ids, cache=cache)
+            self.pairs.append((row.logits, logits_of(output)[:, -1:]))
+            self.note(row, cache)
+            return output
+
+        return compute
+
+    def note(self, part: Part, cache: Sequence[Any]) -> None:
+        """Keep what stock's caches hold behind a part."""
+        self.parts += 1
+        for arrays, of in zip(part.layers, cache, strict=True):
+            if is_recurrent(of):
+                self.pairs += zip(arrays, of.cache, strict=True)
+                continue
+            held = of.get_kv() if hasattr(of, "get_kv") else (of.keys, of.values)
+            # Of a window, stock keeps the last tokens.
+            self.pairs += [
+                (mine[:, :, -its.shape[2] :], its) for mine, its in zip(arrays, held, strict=True)
+            ]
+
+    def are_near(self, core: Any, roundings: int) -> bool:
+        """Whether all arrays differ by so many roundings of stock's largest value at most."""
+        # What is computed with much rounding may be kept in a finer dtype.
+        bound = roundings * max(_rounding(core, its.dtype) for _, its in self.pairs)
         near = []
-        for one, other in pairs:
-            one, other = one.astype(core.float32), other.astype(core.float32)
-            near.append(core.max(core.abs(one - other)) <= part * core.max(core.abs(other)))
+        for mine, its in self.pairs:
+            if mine.shape != its.shape:
+                return False
+            mine, its = mine.astype(core.float32), its.astype(core.float32)
+            near.append(core.max(core.abs(mine - its)) <= bound * core.max(core.abs(its)))
         return bool(core.all(core.stack(near)).item())
+
+
+def _rounding(core: Any, dtype: Any) -> float:
+    """By which part rounding changes a value at most; GPUs may multiply float32 as TF32."""
+    is_fine = dtype == core.float32 and core.default_device() == core.Device(core.cpu)
+    return 2**-24 if is_fine else 2**-8 if dtype == core.bfloat16 else 2**-11
 
 
 def is_recurrent(cache: Any) -> bool:

@@ -7,6 +7,7 @@ from ..references import ATTENTION, MLX, RUNNER
 PATCH = Patch(
     id="mlx.first-buffer",
     only_with=("mlx",),
+    gain_with="-states -windows",
     proven_with=PREFILL_AND_DECODE,
     summary="sizes a request's first KV buffers to its prompt, not to 4096 tokens",
     worth=Worth(

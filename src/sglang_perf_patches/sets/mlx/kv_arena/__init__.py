@@ -21,7 +21,8 @@ _TARGETS = (CORE, BATCHED_DECODE, RELEASE, CHAINED)
 
 PATCH = Patch(
     id="mlx.kv-arena",
-    only_with=("mlx",),
+    only_with=("mlx", "several-requests"),
+    gain_with="-states -windows",
     proven_with=PREFILL_AND_DECODE,
     summary="a batch's KV stays in one buffer per layer across decode steps",
     worth=Worth(

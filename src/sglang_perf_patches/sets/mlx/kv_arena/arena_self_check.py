@@ -12,16 +12,19 @@ Steps are of a kind, by what selects kernels and by how they follow each other, 
 tried in `PHASES`: an arena of stock's buffers, an enlarged one, and one that was made of other
 arenas' rows. An arena handles a kind only after `STEPS` equal steps of one
 batch in each phase. Steps in groups, which have an arena each, are kinds of their own. A kind that
-has not passed after `TRIES` steps, as the batch changed too often, is left to stock.
+has not passed after `TRIES` steps, as the batch changed too often, is left to stock, until a batch
+lasts for `LASTING` steps. A kind that has passed goes through its last phase again at each
+`EVERY`-th step, which finds faults that come too seldom for the first steps.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ....model.patching import Patching
 from ..device import equal_bits
 from ..self_check import SelfCheck
 from .arena import Arena, Rows, capacity_for
@@ -36,6 +39,12 @@ STEPS = 4
 
 TRIES = 2 * len(PHASES) * STEPS
 """Steps of a kind that are compared at most: enough if a batch lasts for five steps."""
+
+LASTING = TRIES
+"""Steps in a row that stock serves of one batch before a kind without tries gets new ones."""
+
+EVERY = 1024
+"""An arena serves so many steps of a kind, less one, before some are compared again."""
 
 _BEHIND = 2
 _SMALLEST = 8
@@ -103,13 +112,17 @@ class ArenaSelfCheck:
         gate_of_groups: switches off the patch that asks for groups, if there is one.
     """
 
-    def __init__(
-        self, rows: Rows, choice: Choice, moves: Moves, gate: Callable[[str], None]
-    ) -> None:
-        """`gate` switches the patch off, with a reason."""
+    def __init__(self, rows: Rows, choice: Choice, moves: Moves, patching: Patching) -> None:
         self._rows, self._choice, self._moves = rows, choice, moves
-        self._check = SelfCheck("mlx.kv-arena", gate, needed=len(PHASES), tries=TRIES)
-        self._number = 0
+        self._check = SelfCheck(
+            "mlx.kv-arena",
+            patching,
+            needed=len(PHASES),
+            tries=TRIES,
+            until=f"a batch lasts for more than {LASTING} steps",
+        )
+        self._number = self._untried = 0
+        self._served: Counter[Kind] = Counter()
         self._is_open = False
         self._copies: Copies | None = None
         self._noted: list[Any] = []
@@ -127,10 +140,19 @@ class ArenaSelfCheck:
         self._read()
         kind = Kind.of(lengths, groups, self.is_chained)
         # Steps that are queued behind others show more than others.
-        return not any(
-            self._check.has_passed(each) and all(of != each for _, of, _ in self._queued)
+        passed = [
+            each
             for each in {kind, Kind(kind.sizes, is_chained=True)}
-        )
+            if self._check.has_passed(each) and all(of != each for _, of, _ in self._queued)
+        ]
+        if not passed:
+            return True
+        self._served[kind] += 1
+        if self._served[kind] % EVERY:
+            return False
+        for each in passed:
+            self._check.doubt(each)
+        return True
 
     def begin(self, caches: Caches, lengths: list[int], groups: Groups) -> Copies | None:
         """How copies compute a step that stock handles; None to run only stock.
@@ -144,6 +166,9 @@ class ArenaSelfCheck:
             self._drop()
             self._moves.leave(caches)
         is_expected = self._choice.is_expected(caches, lengths)
+        self._untried = self._untried + 1 if is_expected else 0
+        if self._untried > LASTING:
+            self._check.try_again(kind)
         fits = len(groups) > 1 or max(lengths) + 1 <= self._moves.most(caches, lengths)
         # A kind may have passed whose last comparisons have not been read.
         if not is_expected or not fits or not self._check.may_try(kind):
@@ -155,6 +180,7 @@ class ArenaSelfCheck:
             return None
         copies.kind, copies.lengths = kind, [length + 1 for length in lengths]
         COUNTS["tried steps"] += 1
+        self._untried = 0
         self._is_open = True
         return copies
 

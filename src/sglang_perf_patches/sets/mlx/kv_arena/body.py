@@ -76,7 +76,7 @@ def _install(patching: Patching, cache_class: str, field: str) -> None:
     rows = Rows(core, patching.get(cache_class))
     moves = Moves(rows)
     choice = Choice(rows, moves)
-    trial = None if is_proven(core) else ArenaSelfCheck(rows, choice, moves, patching.gate)
+    trial = None if is_proven(core) else ArenaSelfCheck(rows, choice, moves, patching)
     ran = patching.ran
     # Stock would write and read row by row, and MLX copies a shared buffer each time. In the
     # middle of a step the layers' lengths would differ.

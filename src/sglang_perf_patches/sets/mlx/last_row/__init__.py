@@ -15,6 +15,7 @@ _SHARED = {
 PATCH = Patch(
     id="mlx.last-row",
     only_with=("mlx",),
+    gain_with="-states -windows",
     proven_with=PREFILL_AND_DECODE,
     summary="prefill computes the model's head for the last position only",
     worth=Worth(

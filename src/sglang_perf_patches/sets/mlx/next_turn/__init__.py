@@ -10,7 +10,7 @@ _WORKER = f"{MLX}.tp_worker:MlxTpModelWorker"
 PATCH = Patch(
     id="mlx.next-turn",
     # Without the radix cache no prompt continues a turn.
-    only_with=("mlx",),
+    only_with=("mlx", "windows", "prefix-cache"),
     proven_with=ANY | SAMPLING | UNREAD,
     kind="policy",
     summary="keeps a finished request's caches for the next turn of its conversation",

@@ -37,6 +37,7 @@ def _variant(spans: str, install: str, pool: str, prefix: str) -> Variant:
 PATCH = Patch(
     id="mlx.pool-write",
     only_with=("mlx",),
+    gain_with="prefix-cache -states -windows",
     proven_with=PREFILL_AND_DECODE,
     summary="copies a request's KV into the radix cache's pool, so that its own buffers are freed",
     worth=Worth(

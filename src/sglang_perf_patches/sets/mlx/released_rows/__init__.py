@@ -12,7 +12,7 @@ _REQUEST = "sglang.srt.managers.schedule_batch:Req"
 
 PATCH = Patch(
     id="mlx.released-rows",
-    only_with=("mlx",),
+    only_with=("mlx", "prefix-cache"),
     proven_with=PREFILL_AND_DECODE,
     summary="a finished reply's KV no longer overwrites a cached prefix",
     worth=Worth(

@@ -59,7 +59,7 @@ def _variant(spans: str, install: str, allocates: str, *copies: str) -> Variant:
 
 PATCH = Patch(
     id="swa.page-size-1",
-    only_with=("windows", "decode-server", "one-token-pages"),
+    only_with=("window-pool", "decode-server", "one-token-pages"),
     proven_with=DECODING | RANKS | TREES,
     summary="at page size 1, a request in KV transfer reserves sliding-window KV for its window "
     "only",
@@ -74,6 +74,7 @@ PATCH = Patch(
     variants=(
         variant(
             *(__name__, "0.5.9 … 0.5.11"),
+            not_with=("pipeline",),
             targets=(),
             adds=(_GATE,),
             depends=(*ADMITTED, *of(OLD_ALLOCATOR, *_ALLOCATES)),

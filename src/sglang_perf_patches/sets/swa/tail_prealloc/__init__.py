@@ -41,8 +41,8 @@ def _fixes(spans: str, install: str, note: str, *targets: str) -> Variant:
 
 PATCH = Patch(
     id="swa.tail-prealloc",
-    # Up to 0.5.11 it leaves pipelines to stock by itself.
-    only_with=("windows", "decode-server"),
+    only_with=("window-pool", "decode-server"),
+    gain_with="pages",
     proven_with=DECODING | RANKS | TREES,
     summary="a request in KV transfer reserves sliding-window KV for its window only",
     worth=Worth("c", "sgl-project/sglang#24857"),
@@ -58,6 +58,7 @@ PATCH = Patch(
     variants=(
         variant(
             *(__name__, "0.5.9 … 0.5.11"),
+            not_with=("pipeline",),
             targets=(
                 *of(QUEUE, "__init__", "_check_if_req_exceed_kv_capacity", "_allocatable_tokens"),
                 *of(QUEUE, "_pre_alloc", "pop_preallocated", "resume_retracted_reqs"),

@@ -34,7 +34,8 @@ _SHARED = {"targets": (FILLS,), "depends": _RELIES_ON, "awaits": (_POOLS,)}
 
 PATCH = Patch(
     id="swa.window-metadata",
-    only_with=("windows", "torch"),
+    only_with=("windows", "torch", "triton"),
+    gain_with="window-pool",
     proven_with=WINDOWS,
     summary="Triton attention translates its window slots without a wait for the GPU",
     worth=Worth(

@@ -33,7 +33,7 @@ def install(patching: Patching) -> None:
 
     @replaces(patching, DERIVES)
     def _derive_hybrid_model(self: Any, *, inner: Any) -> None:
-        if _is_for_pools(context) and not self.is_draft_model:
+        if _is_for_pools(context):  # no draft model's: speculation gates the patch
             layers = windowed_layers(self)
             reason = unserved(self, layers, context)
             if reason:

@@ -25,14 +25,14 @@ _OWN = {"tensor-parallel", "no-overlap", "no-cuda-graphs", "no-window-pool"}
 """Features that `request_rank`'s own server has on."""
 _SERVERS = (
     {"no-radix-cache", "whole-prefills"},
-    {"data-parallel", "expert-parallel", "expert-all-to-all", "multimodal"},
+    {"data-parallel", "expert-parallel", "expert-all-to-all", "multimodal", "mixed-chunks"},
 )
 """Further ones that it has on, in two servers."""
 _PROOFS = (
-    {"eagle", "draft-trees", "draft-vocabulary", "pages", "quantised-kv", "quantised-weights"}
+    {"eagle", "draft-vocabulary", "pages", "quantised-kv", "quantised-weights"}
     | {"priorities", "hierarchical-cache", "lora", "returned-insides"},
-    {"standalone", "mixed-chunks", "sessions", "deterministic", "forward-metrics"},
-    {"prefill-server", "other-gpu"},
+    {"standalone", "sessions", "deterministic", "forward-metrics"},
+    {"prefill-server", "other-gpu", "draft-trees"},
     {"tracked-states"},
     {"decode-server", "retracted-in-tensors"},
 )

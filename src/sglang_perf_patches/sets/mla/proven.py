@@ -24,12 +24,12 @@ REQUESTS = dict.fromkeys(
     (
         *("tensor-parallel", "data-parallel", "expert-parallel", "expert-all-to-all"),
         *("no-overlap", "no-cuda-graphs", "no-radix-cache", "no-window-pool", "whole-prefills"),
-        "multimodal",
+        *("multimodal", "mixed-chunks"),
     ),
     _BOOTED,
 ) | dict.fromkeys(
     (
-        *("eagle", "standalone", "draft-trees", "draft-vocabulary", "pages", "mixed-chunks"),
+        *("eagle", "standalone", "draft-trees", "draft-vocabulary", "pages"),
         *("lora", "quantised-kv", "quantised-weights", "priorities", "sessions", "deterministic"),
         *("prefill-server", "decode-server", "retracted-in-tensors", "hierarchical-cache"),
         *("returned-insides", "forward-metrics", "tracked-states", "other-gpu"),

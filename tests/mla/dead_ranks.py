@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
-import importlib
 import mmap
 import multiprocessing
 import os
@@ -18,10 +16,12 @@ from typing import Any
 from unittest import mock
 
 import zmq
+from sglang.srt.managers import scheduler
 from sglang.srt.utils.watchdog import SubprocessWatchdog
 
 from sglang_perf_patches.verify.comparing import live
-from tests.proof.mla.request_broadcast import LARGE, LIMIT_S, PATCH, Round, play, ranks
+from tests.proof.mla.request_broadcast import LARGE, PATCH, Round, play, ranks
+from tests.proof.swa.window_server import limit
 
 LATEST_S = 2.0
 _END = 30
@@ -102,7 +102,7 @@ def the_server_ends() -> None:
 def _server(clock: _Clock, folder: Path, killed: int, has_controller: bool) -> None:
     """The main process: stock's ends its server when it gets SIGQUIT."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+    limit()
 
     def hears(*_: Any) -> None:
         clock.note(1)
@@ -115,14 +115,15 @@ def _server(clock: _Clock, folder: Path, killed: int, has_controller: bool) -> N
         SubprocessWatchdog([controller], interval=_WATCH_S).start()
     else:
         _start_ranks(clock, folder, killed)
-    time.sleep(2 * LIMIT_S)
+    time.sleep(60)
 
 
 def _controller(*about: Any) -> None:
     """Stock's has no handler, and checks none of the ranks that it started."""
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    limit()
     _start_ranks(*about)
-    time.sleep(2 * LIMIT_S)
+    time.sleep(60)
 
 
 def _start_ranks(*about: Any) -> None:
@@ -132,8 +133,8 @@ def _start_ranks(*about: Any) -> None:
 
 def _rank(rank: int, clock: _Clock, folder: Path, killed: int) -> None:
     """Stock's process of a scheduler; only the scheduler has a stand-in."""
-    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
-    module: Any = importlib.import_module("sglang.srt.managers.scheduler")
+    limit()
+    module: Any = scheduler
 
     def before(rank: int, number: int) -> None:
         if (rank, number) == (killed, _END):

@@ -25,6 +25,11 @@ def check(patch: str) -> dict[str, str | None]:
     return {name: _raised(function) for name, function in module.CHECKS.items()}
 
 
+def large_requests_in_a_small_memory() -> None:
+    """See `check_request_broadcast`."""
+    importlib.import_module("check_request_broadcast").large_requests_in_a_small_memory()
+
+
 def _raised(function: Any) -> str | None:
     try:
         function()

@@ -3,17 +3,44 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import released
+from feature_examples import example
+from sglang_perf_patches.model.setups import FEATURES
+from sglang_perf_patches.sets.mla.request_broadcast import PATCH
 
 BROADCAST = "mla.request-broadcast"
 _SCRIPT = Path(__file__).with_name("request_rank.py")
 _RELEASES = [pytest.param("0.5.22", marks=pytest.mark.whole_matrix), "0.5.23"]
 _RESULTS = ("received", "tokens", "batches")
+_PLAY = Path(__file__).with_name("request_setups.py")
+_OWN = {"tensor-parallel", "no-overlap", "no-cuda-graphs", "no-window-pool"}
+"""Features that `request_rank`'s own server has on."""
+_SERVERS = (
+    {"no-radix-cache", "whole-prefills"},
+    {"data-parallel", "expert-parallel", "expert-all-to-all", "multimodal", "mixed-chunks"},
+)
+"""Further ones that it has on, in two servers."""
+_PROOFS = (
+    {"eagle", "draft-vocabulary", "pages", "quantised-kv", "quantised-weights"}
+    | {"priorities", "hierarchical-cache", "lora", "returned-insides"},
+    {"standalone", "sessions", "deterministic", "forward-metrics"},
+    {"prefill-server", "other-gpu", "draft-trees"},
+    {"tracked-states"},
+    {"decode-server", "retracted-in-tensors"},
+)
+"""Those of models, drafts and kernels that need a GPU. The patch's proof has them on, in each of
+five servers, and plays the receiver of that server with real ranks."""
+_SMALL = """#!/bin/sh
+mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$@"
+"""
 
 
 @pytest.mark.parametrize("release", _RELEASES)
@@ -30,6 +57,55 @@ def test_ranks_get_the_same_requests_through_shared_memory(release: str) -> None
     assert len(patched[0]["tokens"]) == 5
     for name in _RESULTS:
         assert [each[name] for each in patched] == [each[name] for each in stock], name
+
+
+@pytest.mark.parametrize(
+    "features", [pytest.param(_SERVERS[0], marks=pytest.mark.whole_matrix), _SERVERS[1]]
+)
+def test_ranks_get_the_same_requests_with_further_features(features: set[str]) -> None:
+    asked = _arguments(features)
+    stock, patched = (_ranks("0.5.23", each, each, **asked) for each in ("none", BROADCAST))
+    for each in patched:
+        assert each["patch"] == ["live", ""]
+        assert each["ran"]
+        assert features | _OWN <= set(each["on"]), features - set(each["on"])
+    for name in _RESULTS:
+        assert [each[name] for each in patched] == [each[name] for each in stock], name
+
+
+@pytest.mark.parametrize("features", _PROOFS)
+def test_the_proof_is_played_with_further_features(features: set[str]) -> None:
+    words = ",".join(sorted(features))
+    (line,) = released.answers(released.tree("0.5.23"), _PLAY, words)
+    assert line.get("compared", 0) > 0, line
+    assert features <= set(line["on"]), features - set(line["on"])
+
+
+def test_each_declared_feature_is_played_here() -> None:
+    assert set(PATCH.proven_with or ()) == _OWN.union(*_SERVERS, *_PROOFS)
+
+
+def test_a_queue_that_does_not_fit_is_not_used(tmp_path: Path) -> None:
+    """Else a large request kills the first rank, by SIGBUS."""
+    place = replace(released.tree("0.5.23"), beginning="")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec unshare -rm {tmp_path}/small {place.python} "$@"\n')
+    small = tmp_path / "small"
+    small.write_text(_SMALL)
+    for each in (python, small):
+        each.chmod(0o755)
+    if not shutil.which("unshare") or subprocess.run(["unshare", "-rm", small, "true"]).returncode:
+        pytest.skip("this machine allows no mount; the check with a stand-in does not need one")
+    jobs = Path(__file__).with_name("jobs.py")
+    played = replace(place, python=python)
+    released.value(played, jobs, "large_requests_in_a_small_memory", limit_s=300)
+
+
+def _arguments(features: set[str]) -> dict[str, Any]:
+    chosen = [each for each in FEATURES.all if each.name in features]
+    return {
+        name: value for each in chosen for name, value in example(each).items() if name != "tp_size"
+    }
 
 
 def _ranks(release: str, *selections: str, **server: Any) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ are the receiver's methods, and how images reach it. What they ask of the server
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import pickle
@@ -30,6 +29,7 @@ from sglang.srt.managers.scheduler_components import request_receiver
 from torch import distributed
 
 from sglang_perf_patches.verify.comparing import require, same
+from tests.proof.swa.window_server import limit
 
 PATCH = "mla.request-broadcast"
 LARGE = 5_000_000
@@ -62,10 +62,6 @@ def drawn(random: Random) -> list[Round]:
     return [(some(0.3), some(0.1)) for _ in range(random.randint(5, 40))]
 
 
-LIMIT_S = 30
-"""How long a rank may wait for the others without an end."""
-
-
 def ranks(
     rounds: list[Round],
     before: Callable[[int, int], None] = lambda *_: None,
@@ -90,7 +86,7 @@ def ranks(
             if pid == 0:
                 code = 1
                 try:
-                    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+                    limit()
                     told = play(rank, count, Path(folder), rounds, before, group)
                     (Path(folder) / f"told.{rank}").write_text(json.dumps(told), "utf-8")
                     code = 0

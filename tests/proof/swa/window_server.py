@@ -8,10 +8,12 @@ slots of the window pool are shuffled, so that no slot has the number of its tok
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import math
 import os
 import random
+import signal
 import tempfile
 import zlib
 from array import array
@@ -54,6 +56,8 @@ class WindowServer:
             asked: arguments of the server; those named ``model_…`` change the configuration.
         """
         prepare()
+        self._is_rank = bool(port)
+        self._ran()
         own = {name: value for name, value in asked.items() if name.startswith("model_")}
         asked = {name: value for name, value in asked.items() if name not in own}
         changes = {name.removeprefix("model_"): value for name, value in own.items()}
@@ -103,6 +107,10 @@ class WindowServer:
             _shuffle(self.scheduler.token_to_kv_pool_allocator.swa_attn_allocator)
         self._run: Callable[..., Any] = self.scheduler.run_batch
         self.scheduler.run_batch = self._run_batch
+
+    def _ran(self) -> None:
+        if self._is_rank:
+            limit()
 
     def close(self) -> None:
         """Let another one boot in this process."""
@@ -187,6 +195,7 @@ class WindowServer:
             )
         )
         result = self._run(batch, *args, **kwargs)
+        self._ran()
         rows = result.logits_output.next_token_logits
         for req, row in zip(reqs, rows if rows is not None else [], strict=False):
             self.reqs[req.rid] = req
@@ -229,6 +238,15 @@ class WindowServer:
         require(free == sizes, f"of {sizes} slots {free} are free")
         mapped = allocator.full_to_swa_index_mapping[:-1]
         require(not mapped.any(), "slots of the window pool are still mapped")
+
+
+def limit() -> None:
+    """End this rank with a traceback if 30 s pass before the next call: it may wait for ever.
+
+    Python's own timer is a thread, for which a fork would wait for ever.
+    """
+    faulthandler.register(signal.SIGALRM, chain=True)
+    signal.alarm(30)
 
 
 def _shuffle(allocator: Any) -> None:

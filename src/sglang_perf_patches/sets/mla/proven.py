@@ -18,6 +18,23 @@ _ALSO = dict.fromkeys(("forward-metrics", "multimodal", "prefill-server"), "veri
 TABLES = dict.fromkeys((*METADATA, "dp-attention"), "verify") | _ALSO
 """Of the patches of page tables. Ranks of data-parallel attention have unequal batches: their cases
 have idle ones, and graphs that hold only padding."""
-_RANKS = (*METADATA, "draft-trees", "mixed-chunks", "tracked-states")
-REQUESTS = dict.fromkeys(_RANKS, "tests/mla/request_rank.py: main") | _ALSO
-"""Of how requests reach the ranks: they are pickled objects, whatever is done with them then."""
+_BOOTED = "tests/mla/test_ranks.py: test_ranks_get_the_same_requests_with_further_features"
+_PLAYED = "tests/mla/test_ranks.py: test_the_proof_is_played_with_further_features"
+REQUESTS = dict.fromkeys(
+    (
+        *("tensor-parallel", "data-parallel", "expert-parallel", "expert-all-to-all"),
+        *("no-overlap", "no-cuda-graphs", "no-radix-cache", "no-window-pool", "whole-prefills"),
+        *("multimodal", "mixed-chunks"),
+    ),
+    _BOOTED,
+) | dict.fromkeys(
+    (
+        *("eagle", "standalone", "draft-trees", "draft-vocabulary", "pages"),
+        *("lora", "quantised-kv", "quantised-weights", "priorities", "sessions", "deterministic"),
+        *("prefill-server", "decode-server", "retracted-in-tensors", "hierarchical-cache"),
+        *("returned-insides", "forward-metrics", "tracked-states", "other-gpu"),
+    ),
+    _PLAYED,
+)
+"""Of how requests reach the ranks. Whole servers of two ranks where a CPU can run them; else the
+patch's proof, with real ranks and the receiver of a server that has published the feature."""

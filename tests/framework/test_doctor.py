@@ -117,7 +117,6 @@ SWITCHES = {
     "SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR=1": "0.5.23",
     "SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN=1": "0.5.23",
     "SGLANG_OPT_CUDA_GRAPH_FILL_FAST_PATH=1": "0.5.23",
-    "--cuda-graph-bs-prefill 160 576 1536 4096": "0.5.22",
     "MLX_USE_CUDA_GRAPHS=0": "0.5.10",
 }
 """Name → the first release that has it."""

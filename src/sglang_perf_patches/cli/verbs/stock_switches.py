@@ -19,7 +19,6 @@ from . import measured_by, text_of
 _ENVIRON = "sglang.srt.environ"
 _CACHE_ACTIONS = "sglang.srt.mem_cache.unified_cache.cache_action"
 _MLX = "sglang.srt.hardware_backend.mlx.model_runner"
-_HYBRID = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
 _PREFILL = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 
 
@@ -102,17 +101,6 @@ SWITCHES = (
         "and 0.72 on four H200. A model with gated delta nets did not start",
         _PREFILL,
         "Backend.FULL",
-    ),
-    Switch(
-        "--cuda-graph-bs-prefill 160 576 1536 4096",
-        "the boot captures 4 prefill graphs instead of 58. With a gated-delta-net model, "
-        "mamba.gdn-prefill-graph then captures FlashInfer's kernel too: with Qwen3.5-35B's "
-        "dimensions, a 130-token prompt's first token took 0.26 of stock's time on four H200, and "
-        "with 58 graphs 0.56 on four H100",
-        "a prompt is padded to the next of these sizes, or runs without a graph if that is more "
-        "than twice as long",
-        _HYBRID,
-        "supports_prefill_graph_extend",
     ),
     Switch(
         "MLX_USE_CUDA_GRAPHS=0",

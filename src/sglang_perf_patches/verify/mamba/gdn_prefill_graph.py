@@ -150,13 +150,16 @@ class Captured:
         """As a server's: one request without a prefix, and buffers that track nothing."""
         batch = self.play.batch(Batch((Request(wanted.bucket, tracked=False),)))
         batch.mamba_prefill_track_mask_cpu = batch.mamba_track_seqlens_cpu = None
-        with self.play.counting(), self._few_compiled():  # the tables are the device's
+        has_one = any(len(each.requests) == 1 for each in wanted.batches)
+        with self.play.counting(), self._few_compiled(has_one):  # the tables are the device's
             return Runner(self.play, batch, wanted.smaller)
 
-    def _few_compiled(self) -> Any:
-        """Within a capture: no call of FlashInfer's kernel without checkpoints.
+    def _few_compiled(self, has_one: bool) -> Any:
+        """Within a capture: only those calls of FlashInfer's kernel whose results a replay reads.
 
-        No graph holds it, and nothing reads its results. But FlashInfer would compile four kernels.
+        These are calls with checkpoints, and only if a batch has one request: for others the graph
+        breaks there, and a replay of the wrong graph gives zeros. FlashInfer would compile four
+        kernels for each kind of call.
         """
         if self.kernel is None:
             return nullcontext()
@@ -164,7 +167,7 @@ class Captured:
 
         @functools.wraps(run)
         def prefill(**arguments: Any) -> Any:
-            if arguments["checkpoint_every_n_tokens"]:
+            if has_one and arguments["checkpoint_every_n_tokens"]:
                 return run(**arguments)
             return arguments["output"].zero_(), arguments["output_state"].zero_()
 

@@ -31,7 +31,6 @@ PATCH = Patch(
         *("delta-nets", "prefills", "torch"),
         *("breakable-prefills", "captured-extends", "known-gdn-kernel"),
     ),
-    gain_with="tensor-parallel",
     # Its graphs hold kernels, which were compared on an H100 and an H200: not `other-gpu`. They
     # hold the experts' layers too, and none was captured with DeepEP: not `expert-all-to-all`.
     proven_with={

@@ -29,10 +29,4 @@ PREFILL_AND_DECODE = (
     ANY | WITHOUT_CACHE | SAMPLING | REPLICAS | UNREAD | IMAGES | {"quantised-weights": _CASE}
 )
 MIXED = {"mixed-chunks": _HYBRID}
-HYBRIDS = (
-    dict.fromkeys((*ANY, *SAMPLING, "quantised-weights"), _HYBRID)
-    | REPLICAS
-    | UNREAD
-    | MIXED
-    | IMAGES
-)
+HYBRIDS = dict.fromkeys((*ANY, *SAMPLING), _HYBRID) | REPLICAS | UNREAD | MIXED | IMAGES

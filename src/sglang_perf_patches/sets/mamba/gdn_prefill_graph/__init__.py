@@ -27,6 +27,7 @@ _LOADS = "sglang.srt.managers.cache_controller:LayerDoneCounter"
 
 PATCH = Patch(
     id="mamba.gdn-prefill-graph",
+    gain_with="-tensor-parallel",
     only_with=(
         *("delta-nets", "prefills", "torch"),
         *("breakable-prefills", "captured-extends", "known-gdn-kernel"),

@@ -482,7 +482,6 @@ USES = {
         {"attention_backend": "fa3", "decode_attention_backend": "flashinfer"},
         {"attention_backend": "flashinfer", **dict.fromkeys(_BACKENDS, "triton")},
     ),
-    "limited-requests": ({}, {"max_running_requests": 8}),
     "several-requests": ({"max_running_requests": 1}, {"max_running_requests": 2}),
     "no-storage": (
         {"hicache_storage_backend": "file", "enable_hierarchical_cache": True},

@@ -151,12 +151,6 @@ USES = (
         gates=True,
     ),
     Use(
-        name="limited-requests",
-        lacking="--max-running-requests is not given",
-        off={"max_running_requests": NOTHING},
-        gates=True,
-    ),
-    Use(
         name="several-requests",
         lacking="one request runs at a time (--max-running-requests 1)",
         off={"max_running_requests": (1,)},

@@ -12,7 +12,7 @@ CAP = "compute_swa_request_cap"
 PATCH = Patch(
     id="swa.pool-ratio",
     # What stock calls no window pool may be one that `swa.window-pool` gives.
-    only_with=("windows", "torch", "limited-requests"),
+    only_with=("windows", "torch"),
     proven_with=BESIDE | dict.fromkeys(("pages", "no-radix-cache", "no-window-pool"), "verify"),
     kind="policy",
     summary="sizes the sliding-window pool by the running requests and the window",

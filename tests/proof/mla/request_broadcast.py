@@ -99,10 +99,10 @@ def ranks(
         wanted = [signal.SIGKILL if rank == killed else 0 for rank in range(count)]
         require(codes == wanted, f"a rank failed: {codes}")
         files = [Path(folder) / f"told.{rank}" for rank in range(count) if rank != killed]
-        told = [json.loads(file.read_text("utf-8")) for file in files]
-    raised = [each["raised"] for each in told]
+        played = [json.loads(file.read_text("utf-8")) for file in files]
+    raised = [each["raised"] for each in played]
     require(killed is not None or not any(raised), f"a rank raised: {raised}")
-    return told
+    return played
 
 
 def play(

@@ -35,6 +35,8 @@ _NEAR = 13
 _NEAR_HYBRID = 52
 """The same for hybrids, with their states: 20 %. Rounding gave up to 8 % through 24 layers."""
 
+_TRIES = 8
+"""How many groups of a kind may be tried before stock keeps the kind."""
 _ALIKE = 8
 """A prefix that has at most one in this many tokens of its prompt is computed again. Prompts that
 have nothing else in common often share their first token."""
@@ -144,7 +146,8 @@ class _Batches:
     def __init__(self, patching: Patching) -> None:
         self._core: Any = patching.module("mlx.core")
         self._masks: Any = patching.module(f"{MLX}.kv_cache.attention_kv_cache")
-        self._check = SelfCheck("mlx.batched-prefill", patching)
+        # Stock may not compute what a trial waits for: one try could leave a kind to it for good.
+        self._check = SelfCheck("mlx.batched-prefill", patching, tries=_TRIES)
         self._ran, self._is_proven = patching.ran, is_proven(self._core)
         self._plans = attends_by_cudnn(self._core)
         self._rows: dict[str, Row] = {}

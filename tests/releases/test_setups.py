@@ -29,6 +29,7 @@ BRINGS = {
     "dp-attention": {"tensor-parallel", "data-parallel"},
     "expert-parallel": {"tensor-parallel"},
     "expert-all-to-all": {"tensor-parallel", "expert-parallel"},
+    "elastic-ranks": {"tensor-parallel", "expert-parallel"},
     "pipeline": {"no-overlap"},
     "eagle": {"no-overlap"},
     "standalone": {"no-overlap"},
@@ -92,6 +93,7 @@ def test_what_a_release_resolves_is_read(release: str) -> None:
     there |= {"captured-extends", "known-gdn-kernel"}
     # Not every release has the arguments of these, or the same defaults.
     differs = {"known-host-cache", "known-gdn-kernel", "breakable-prefills"}
+    differs |= {"own-processes"}
     assert set(plain["having"]) - differs == there - differs
     uses = {use.name for use in setups.FEATURES.uses}
     assert set(plain["lacking"]) - differs == uses - there - differs

@@ -421,6 +421,7 @@ USES = {
     "ranks": ({"tp_size": 1}, {"tp_size": 2}),
     "one-host": ({"nnodes": 2}, {"nnodes": 1}),
     "polling": ({"sleep_on_idle": True}, {"sleep_on_idle": False}),
+    "own-processes": ({"use_ray": True}, {"use_ray": False}),
     "trtllm-mla": (
         {"attention_backend": "fa3"},
         {"attention_backend": "fa3", "decode_attention_backend": "trtllm_mla"},

@@ -139,11 +139,12 @@ def changes(patching):
     patching.override(f"{{A}}:{kind}", lambda inner: inner)
 installs.changes = changes
 import sglang_perf_patches.live.swap as swap
-place = swap.Slot.place
-def noted(slot):
-    placed.append(slot.name)
-    place(slot)
-swap.Slot.place = noted
+steps = swap.Slot.steps
+def noted(slot, change):
+    if change.layers:
+        placed.append(slot.name)
+    return steps(slot, change)
+swap.Slot.steps = noted
 use(declare("one.bad", install="changes", targets=(f"{{A}}:Worker.step", f"{{A}}:{kind}")), HELPER)
 report = ours.activate("all")
 assert report.of("one.bad").state == "failed", report

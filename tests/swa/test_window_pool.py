@@ -34,11 +34,11 @@ BROKEN = (
 SAYS = {
     "images": "takes images",
     "no pool": "--disable-hybrid-swa-memory",
-    "backend": "torch_native",
-    "two backends": "different attention backends",
+    "backend": "--attention-backend",
+    "two backends": "prefill and decode have different attention backends",
     "windows alone": "not both kinds of layers",
     "both directions": "prefills are not chunked",  # stock resolves that for such a model
-    "another model": "the model has no sliding windows",
+    "another model": "the model is not Gemma 2 or 3",
 }
 """What is said where a server is left to stock."""
 

@@ -139,14 +139,15 @@ USES = (
     ),
     Use(
         name="known-pool-backend",
-        lacking="the attention backend was not tested with a window pool of ours",
+        lacking="this --attention-backend was not tested with a window pool of ours",
         on=dict.fromkeys(_PHASES[:2], ("fa3", "triton")),
         every=True,
         gates=True,
     ),
     Use(
         name="one-backend",
-        lacking="prefill and decode have different attention backends, which was not tested",
+        lacking="prefill and decode have different attention backends, which was not tested "
+        "(--prefill-attention-backend, --decode-attention-backend)",
         on={"attention.is_split": NOTHING},
         gates=True,
     ),

@@ -32,13 +32,13 @@ import sglang_perf_patches
 from sglang_perf_patches.live import engine
 from sglang_perf_patches.live.published import Published
 from sglang_perf_patches.model.setups import FEATURES
+from sglang_perf_patches.sets import graphs
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import (
     PATCH,
     chunk_tables,
     kernel_break,
     one_request,
     prefill_tables,
-    ranks,
 )
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
 from sglang_perf_patches.verify.mamba.cases import Batch, Request
@@ -221,7 +221,7 @@ def ones() -> dict[str, list[int]]:
             require_mlp_tp_gather=is_gathered,
             backend=NoneByDefault(_tp_group=NoneByDefault(ranks=[*range(count)])),
         )
-        having = [size for size in sizes if ranks.may_have_one(runner, size)]
+        having = [size for size in sizes if graphs.may_have_further(runner, size)]
         results[name] = [len(having), max(having, default=0)]
     return results
 

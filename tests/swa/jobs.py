@@ -22,6 +22,7 @@ for name in ("sglang", "sglang_perf_patches"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
 import checks  # noqa: E402
+import graph_checks  # noqa: E402
 import leaving_checks  # noqa: E402
 import metadata_checks  # noqa: E402
 import pool_checks  # noqa: E402
@@ -36,7 +37,15 @@ from sglang_perf_patches.verify.stock import publish_server as publish  # noqa: 
 from tests import proof  # noqa: E402
 from tests.proof.swa import cases  # noqa: E402
 
-_MODULES = (checks, leaving_checks, metadata_checks, pool_checks, together_checks, cases)
+_MODULES = (
+    checks,
+    graph_checks,
+    leaving_checks,
+    metadata_checks,
+    pool_checks,
+    together_checks,
+    cases,
+)
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

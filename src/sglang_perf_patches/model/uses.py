@@ -43,6 +43,11 @@ USES = (
         on=dict.fromkeys(_PHASES, _FA3),
     ),
     Use(
+        name="fa3-prefills",
+        lacking="the attention of prefills does not run on FlashAttention 3",
+        on={"attention.prefill": ("fa3",)},
+    ),
+    Use(
         name="triton",
         lacking="attention does not run on Triton",
         # Stock drafts on Triton with that algorithm, whatever else it runs on.

@@ -242,6 +242,53 @@ SHAPES: dict[str, Shape] = {
             "layer_types": [*["linear_attention"] * 3, "full_attention"] * 10,
         }
     ),
+    "gpt-oss-20b": Shape(
+        {
+            **_GPT_OSS,
+            "vocab_size": 201088,
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "layer_types": ["sliding_attention", "full_attention"] * 12,
+            "num_local_experts": 32,
+            "num_experts_per_tok": 4,
+        }
+    ),
+    "gemma-3-12b": Shape(
+        {
+            **_COMMON,
+            "architectures": ["Gemma3ForCausalLM"],
+            "model_type": "gemma3_text",
+            "vocab_size": 262208,
+            "hidden_size": 3840,
+            "intermediate_size": 15360,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 10000.0,
+            "sliding_window": 1024,
+            "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 8,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "tie_word_embeddings": True,
+        }
+    ),
+    # Llama-3.1-8B's dimensions, with stock's own choices.
+    "llama-8b-plain": Shape(
+        {
+            **_LLAMA,
+            "vocab_size": 128256,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+        }
+    ),
     "gpt-oss-small": Shape(
         {
             **_GPT_OSS,

@@ -124,7 +124,7 @@ def compared(
     return results
 
 
-def same(taken: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, Any]:
+def same(taken: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Any]:
     """For how many replies each side has stock's tokens, and how many tokens there are at all."""
     stock = taken["stock"]
     return {
@@ -198,7 +198,9 @@ def continued(sides: Sides) -> dict[str, Any]:
 
 
 def tokens(sides: Sides) -> dict[str, Any]:
-    """Greedy tokens of many prompts, of longer ones that begin with them, and the final states.
+    """Greedy tokens of many prompts and of longer ones that begin with them, and what they leave.
+
+    Compared are also the tokens' log-probabilities, and the states or the KV at the end.
 
     One at a time: no race may decide which requests share a batch.
     """
@@ -208,14 +210,17 @@ def tokens(sides: Sides) -> dict[str, Any]:
     longer = [prompt + server.prompts(1, 130)[0] for prompt in first]
     replies: dict[str, list[list[int]]] = {}
     sums: dict[str, list[list[int]]] = {}
+    logprobs: dict[str, list[list[float]]] = {}
     for name in sides.off:
         sides.show(name)
         server.flush()
         server.ask("zero")
-        replies[name] = [server.generate([each], 4).tokens[0] for each in (*first, *longer)]
+        told = [server.generate([each], 4, return_logprob=True) for each in (*first, *longer)]
+        replies[name] = [each.tokens[0] for each in told]
+        logprobs[name] = [each.logprobs[0] for each in told]
         sums[name] = server.ask("sums") or []
     server.flush()
-    results: dict[str, Any] = {"tokens equal": same(replies)}
+    results: dict[str, Any] = {"tokens equal": same(replies), "logprobs equal": same(logprobs)}
     for name, layers in sums.items():
         pairs = list(zip(sums["stock"], layers, strict=True))
         if pairs:

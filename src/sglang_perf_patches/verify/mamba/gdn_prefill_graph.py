@@ -220,7 +220,7 @@ class Runner:
             *("_is_full_backend", "_capture_chunked_prefix", "require_mlp_tp_gather"),
         ):
             setattr(stocks, name, None)
-        stocks.backend = _graph_backend(stocks)
+        stocks.backend = graph_backend(stocks)
         stocks.capture_prepare = lambda _: (_whole(capture), hybrid)
         stocks._run_forward = self._run
         # The release captures all graphs of a process into one pool and keeps its handle. Once the
@@ -293,7 +293,7 @@ def _hybrid(rig: Rig) -> Any:
         return module.HybridLinearAttnBackend(Full(), rig.backend, [])
 
 
-def _graph_backend(runner: Any) -> Any:
+def graph_backend(runner: Any) -> Any:
     """The release's."""
     module = importlib.import_module(f"{_EXECUTOR}.runner_backend.breakable_cuda_graph_backend")
     idle = SimpleNamespace(synchronize=lambda: None, graph_pool_handle=object)

@@ -250,7 +250,7 @@ class Windows:
         if not self.wanted.windowed:
             # As a model has it whose window pool is off: both kinds of layers in one pool.
             pool, allocator = pool.full_kv_pool, NoneByDefault(get_kvcache=NoneByDefault)
-            allocator.__class__ = _Plain
+            allocator.__class__ = Plain
         self.pool = pool
         runner = rig.model_runner(
             self.arguments,
@@ -266,7 +266,7 @@ class Windows:
         return runner
 
 
-class _Plain(NoneByDefault):
+class Plain(NoneByDefault):
     """An allocator without windows: an attribute that it lacks it does not have."""
 
     def __getattr__(self, name: str) -> Any:

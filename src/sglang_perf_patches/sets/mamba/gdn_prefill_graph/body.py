@@ -24,7 +24,7 @@ from weakref import WeakSet
 
 from ....model.patching import Patching, replaces
 from ..references import ATTENTION, BASE, GDN
-from . import BREAKABLE, HYBRID_BACKEND, RUNNER
+from . import BREAKABLE, HYBRID_BACKEND, PATCH, RUNNER
 
 SHORT = 2048
 """Tokens up to which layers are captured. The kernels of longer prefills take longer than their
@@ -40,6 +40,8 @@ _AGAIN = "_sglang_perf_patches_again"
 """On a backend while a bucket is captured a second time: the metadata of the first."""
 _WARM = "_sglang_perf_patches_warm"
 """On a backend once the kernels of graphs of one request are compiled."""
+_KEY = "_sglang_perf_patches_key"
+"""On a backend: what its ranks have announced."""
 
 
 def install(patching: Patching) -> None:
@@ -108,7 +110,8 @@ def _supports(patching: Patching) -> Any:
 
 
 def _take_part(patching: Patching) -> None:
-    from . import one_request, ranks
+    from ... import graphs
+    from . import one_request
 
     gdn = patching.get(GDN)
 
@@ -121,8 +124,8 @@ def _take_part(patching: Patching) -> None:
             _TAKING_PART.add(self)
             kind = tables_for(backend).__name__
             version = one_request.flashinfer_version()
-            state = (SHORT, ranks.MOST, kind, _rows(patching, backend), version)
-            ranks.announce(backend, state)
+            state = (SHORT, graphs.MOST, kind, _rows(patching, backend), version)
+            setattr(backend, _KEY, graphs.announce(PATCH.id, state))
 
 
 def _rows(patching: Patching, backend: Any) -> int:
@@ -133,7 +136,7 @@ def _rows(patching: Patching, backend: Any) -> int:
 
 def _capture_one_shape(patching: Patching) -> None:
     """Capture a bucket on tables, and as stock does it if some of its batches don't fit."""
-    from . import ranks
+    from ...graphs import agree, may_have_further
 
     gdn = patching.get(GDN)
 
@@ -141,26 +144,29 @@ def _capture_one_shape(patching: Patching) -> None:
     def capture_one_shape(self: Any, size: int, *, inner: Any, **kwargs: Any) -> None:
         backend: Any = getattr(self.model_runner.attn_backend, "linear_attn_backend", None)
         takes_part = self.use_captured_attn_metadata and isinstance(backend, gdn)
-        if takes_part and not ranks.agree(backend, self.backend._tp_group.ranks):
+        if takes_part and not agree(getattr(backend, _KEY), self.backend._tp_group.ranks):
             patching.gate("a rank of this server runs stock's code here")
             takes_part = False
         if not takes_part or size > SHORT:
             inner(self, size, **kwargs)
             return
         stocks: dict[Any, Any] = {}
-        graphs = self.backend._graphs
+        graphs, inputs = self.backend._graphs, self.backend._capture_inputs
+        held: list[Any] = []  # graphs keep addresses of the inputs, and stock those of the last one
 
         def capture() -> dict[Any, Any]:
             before = dict(graphs)
             inner(self, size, **kwargs)
-            return {key: made for key, made in graphs.items() if made is not before.get(key)}
+            made = {key: each for key, each in graphs.items() if each is not before.get(key)}
+            held.extend(inputs.get(key) for key in made)
+            return made
 
         if _leaves_some(self, size, _rows(patching, backend), backend):
             stocks = capture()
             if len(stocks) != 1:
                 patching.gate("the runner keeps its graphs elsewhere")
                 return
-        has_one = ranks.may_have_one(self, size)
+        has_one = may_have_further(self, size)
         with _set(backend, _CAPTURING, not stocks):
             for key, ours in capture().items():
                 one = None
@@ -170,7 +176,7 @@ def _capture_one_shape(patching: Patching) -> None:
                         inner(self, size, **kwargs)
                     one = graphs[key]
                 if stocks or one:
-                    graphs[key] = _Either(backend, ours, stocks.get(key), one)
+                    graphs[key] = _Either(backend, ours, stocks.get(key), one, held)
 
 
 def _leaves_some(runner: Any, size: int, rows: int, backend: Any) -> bool:
@@ -189,17 +195,13 @@ def _without_warm_up(patching: Patching, runner: Any, backend: Any) -> Iterator[
     The capture of the bucket's other graph was warmed up just before, with the same shapes. What
     only a graph of one request has was compiled for the first one, which is the largest.
     """
+    from ...graphs import without_warm_up
+
     if not hasattr(backend, _WARM):
         yield
         setattr(backend, _WARM, True)
         return
-    graphs, capture_one = runner.backend, runner.backend.capture_one
-    capturing = patching.module(BREAKABLE)._current_capture_var
-
-    def captured(key: Any, forward: Any, **rest: Any) -> None:
-        capture_one(key, lambda: forward() if capturing.get() is not None else None, **rest)
-
-    with _set(graphs, "capture_one", captured):
+    with without_warm_up(runner, patching.module(BREAKABLE)._current_capture_var):
         yield
 
 
@@ -216,11 +218,12 @@ def _set(backend: Any, name: str, value: Any) -> Iterator[None]:
 class _Either:
     """The graphs of a bucket: replays the one that the metadata of a batch is made for."""
 
-    def __init__(self, backend: Any, ours: Any, stocks: Any, one: Any) -> None:
+    def __init__(self, backend: Any, ours: Any, stocks: Any, one: Any, held: Any) -> None:
         self._backend = backend
         self._ours = ours
         self._stocks = stocks
         self._one = one
+        self._held = held
 
     def replay(self) -> None:
         tables = _tables_of(self._backend.forward_metadata)
@@ -343,18 +346,11 @@ def _tracked(
 
 
 def _wait_for_loads(backend: Any, tables: Any) -> None:
-    """Wait, as stock's eager layers do one by one, until the states of a request are loaded.
+    """With a hierarchical cache, wait until the states of a request are in its own slots."""
+    from ...graphs import wait_for_loads
 
-    With a hierarchical cache a request's states may still be on their way from the host, straight
-    into its own slots. The pool waits for that in Python, whenever a layer asks for its states.
-    A replay asks for nothing. So every captured layer's part is asked for here, by stock's own
-    code: neither that the last layer comes last nor what else a counter does is taken for granted.
-    """
     pool = backend.req_to_token_pool
-    counter = pool.layer_transfer_counter
-    if counter is not None and getattr(counter, "consumer_index", 0) >= 0:
-        for layer_id in tables.layers:
-            pool.mamba2_layer_cache(layer_id)
+    wait_for_loads(pool.layer_transfer_counter, pool.mamba2_layer_cache, tables.layers)
 
 
 # -- within the graph -----------------------------------------------------------------------------

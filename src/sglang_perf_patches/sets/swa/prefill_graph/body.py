@@ -1,0 +1,266 @@
+"""``swa.prefill-graph``: attention inside the breakable prefill graph, for one request.
+
+Stock's graph breaks at each attention layer, whose Python then launches its kernels. Here each
+bucket has a second graph without these breaks. Stock's own code of the layer is captured, on
+tensors at fixed addresses (`inputs`). Which batches it computes as stock does follows from what
+FlashAttention chooses on the host (`choices`). All other batches replay stock's graph.
+
+What the Python of a layer does besides launching kernels:
+
+| dropped by the capture | at a replay |
+| --- | --- |
+| the pool waits until the layer's KV is loaded from the host | waits for all layers, before |
+| input and output are cut to the batch's tokens | all rows of the bucket; see `_captured` |
+| ``out_cache_loc`` is narrowed | rows of no token write slot 0, which stock keeps for that |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ....model.patching import Patching, replaces
+from . import ATTENTION, BREAKABLE, PATCH, RADIX, RUNNER
+from .choices import Kind
+
+LONGEST = 2048
+"""Tokens up to which a bucket has a second graph: the kernels of longer prefills take longer than
+their launches."""
+_STATE = "_sglang_perf_patches_attention"
+"""On a runner: its `_State`, or None if it stays stock's."""
+
+
+class _State:
+    """What a runner captures and replays with.
+
+    Attributes:
+        key: what its ranks have announced.
+        layers: its RadixAttentions.
+        inputs: what the captured layers read.
+    """
+
+    def __init__(self, key: str, layers: list[Any], inputs: Any) -> None:
+        self.key = key
+        self.layers = layers
+        self.inputs = inputs
+
+
+class Either:
+    """The graphs of a bucket.
+
+    Attributes:
+        is_ours: whether the next replay is of the graph with the layers.
+    """
+
+    def __init__(self, stocks: Any, ours: Any, state: _State, tokens: int, held: Any) -> None:
+        self._stocks = stocks
+        self._ours = ours
+        self._state = state
+        self._tokens = tokens
+        self._choices = state.inputs.choices(tokens, tokens)
+        self._held = held  # graphs keep addresses, not what is there
+        self.is_ours = False
+
+    def replay(self) -> None:
+        """Replay the chosen one."""
+        ours, self.is_ours = self.is_ours, False
+        (self._ours if ours else self._stocks).replay()
+
+    def prepare(self, backend: Any, forward_batch: Any) -> None:
+        """Choose a graph for a batch, for which stock has just made its metadata."""
+        from ...graphs import wait_for_loads
+
+        tokens = _tokens(forward_batch)
+        if not tokens:
+            return
+        inputs, pool = self._state.inputs, backend.token_to_kv_pool
+        length = tokens + int(forward_batch.extend_prefix_lens_cpu[0])
+        if inputs.choices(tokens, length) != self._choices:
+            return
+        inputs.fill(backend.forward_metadata, tokens, self._tokens)
+        wait_for_loads(pool.layer_transfer_counter, pool.get_kv_buffer, [*inputs.kinds])
+        self.is_ours = True
+
+
+def install(patching: Patching) -> None:
+    """Capture each bucket once more, and choose before each replay."""
+    patching.anytime("a bucket's second graph is replayed only if the patch asked for it before")
+    ran = patching.ran
+
+    @replaces(patching, f"{RUNNER}.capture_one_shape")
+    def capture_one_shape(self: Any, size: int, *, inner: Any, **kwargs: Any) -> None:
+        if not hasattr(self, _STATE):
+            setattr(self, _STATE, _state(patching, self))
+        state = getattr(self, _STATE)
+        graphs = getattr(self.backend, "_graphs", {})
+        before = dict(graphs)
+        inner(self, size, **kwargs)
+        if state is None or size > LONGEST or size < 2:
+            return
+        _capture_again(patching, self, state, before, lambda: inner(self, size, **kwargs))
+
+    @replaces(patching, f"{RUNNER}._prepare_forward_metadata_for_replay")
+    def prepare(self: Any, forward_batch: Any, static: Any, shape_key: Any, *, inner: Any) -> Any:
+        ends = inner(self, forward_batch, static, shape_key)
+        either = self.backend._graphs.get(shape_key) if hasattr(self, _STATE) else None
+        if type(either) is Either:
+            either.prepare(self.model_runner.attn_backend, forward_batch)
+            ran.seen = ran.seen or either.is_ours
+        return ends
+
+
+def _capture_again(
+    patching: Patching, runner: Any, state: _State, before: dict[Any, Any], capture: Any
+) -> None:
+    from ...graphs import agree, may_have_further, without_warm_up
+
+    graphs, held = runner.backend._graphs, runner.backend._capture_inputs
+    made = [key for key, graph in graphs.items() if graph is not before.get(key)]
+    if len(made) != 1:
+        patching.gate("the runner keeps its graphs elsewhere")
+        setattr(runner, _STATE, None)
+        return
+    key = made[0]
+    if not agree(state.key, runner.backend._tp_group.ranks):
+        patching.gate("a rank of this server runs stock's code here")
+        setattr(runner, _STATE, None)
+        return
+    if not may_have_further(runner, key.size):
+        return
+    stocks, kept = graphs[key], held.get(key)
+    backend = runner.model_runner.attn_backend
+    capturing = patching.module(BREAKABLE)._current_capture_var
+    with without_warm_up(runner, capturing), _captured(backend, state, key.size, capturing):
+        capture()
+    graphs[key] = Either(stocks, graphs[key], state, key.size, kept)
+
+
+@contextmanager
+def _captured(backend: Any, state: _State, tokens: int, capturing: Any) -> Iterator[None]:
+    """Within, a capture has the layers in the graph.
+
+    A replay computes rows of no token too. They come last, so no other row attends to them, and
+    their output is set to zero, as stock leaves it.
+    """
+    choices, inputs = state.inputs.choices(tokens, tokens), state.inputs
+    splits = backend.num_splits
+    unused = inputs.unused[:tokens]
+    made: list[Any] = []
+
+    def in_graph(layer: Any) -> Any:
+        run = type(layer)._eager_attention.run_eager
+
+        def attention(q: Any, k: Any, v: Any, output: Any, *rest: Any, **more: Any) -> None:
+            if not made:
+                made.append(inputs.metadata(backend.forward_metadata, tokens))
+            backend.forward_metadata = made[0]
+            backend.num_splits = choices[inputs.kinds[layer.layer_id]].splits
+            run(layer, q, k, v, output, *rest, **more)
+            output.masked_fill_(unused.view(-1, *(1,) * (output.dim() - 1)), 0)
+
+        return attention
+
+    try:
+        for layer in state.layers:
+            layer._eager_attention = in_graph(layer)
+        yield
+    finally:
+        backend.num_splits = splits
+        for layer in state.layers:
+            vars(layer).pop("_eager_attention", None)
+
+
+def _tokens(forward_batch: Any) -> int:
+    """The new tokens of a batch of one request that a second graph may compute; else 0."""
+    lens = forward_batch.extend_seq_lens_cpu
+    if lens is None or len(lens) != 1 or forward_batch.forward_mode.name != "EXTEND":
+        return 0
+    plain = (
+        forward_batch.global_num_token_non_padded_cpu == lens[0]
+        and forward_batch.multi_item_delimiter_indices is None
+        and forward_batch.encoder_lens is None
+        and forward_batch.dcp_kv_mask is None
+        and not forward_batch.mha_return_lse
+    )
+    return int(lens[0]) if plain and lens[0] > 1 else 0
+
+
+# -- at boot --------------------------------------------------------------------------------------
+
+
+def _state(patching: Patching, runner: Any) -> _State | None:
+    """What a PrefillCudaGraphRunner captures with; None if its graphs stay stock's."""
+    from ...graphs import announce
+    from .inputs import Inputs
+
+    if runner.model_runner.is_draft_worker:
+        return None  # its target model may still be captured
+    backend = runner.model_runner.attn_backend
+    radix = patching.get(RADIX.partition(":")[0] + ":RadixAttention")
+    layers = [each for each in runner.layer_model.modules() if isinstance(each, radix)]
+    reason = unserved(patching.module, runner, layers)
+    if reason is not None:
+        patching.gate(reason)
+        return None
+    kinds = {
+        each.layer_id: Kind(
+            each.sliding_window_size if each.sliding_window_size > -1 else -1,
+            *(each.tp_q_head_num, each.tp_k_head_num, each.head_dim, each.v_head_dim),
+        )
+        for each in layers
+    }
+    buckets = sorted(size for size in runner.capture_num_tokens if 1 < size <= LONGEST)
+    inputs = Inputs(backend, buckets[-1], kinds, backend.device)
+    if not _agrees(patching, backend, inputs, buckets):
+        patching.gate("FlashAttention chooses in another way than the one tested")
+        return None
+    return _State(announce(PATCH.id, (LONGEST, sorted(map(str, kinds.items())))), layers, inputs)
+
+
+def _agrees(patching: Patching, backend: Any, inputs: Any, buckets: list[int]) -> bool:
+    """Whether drawn prefills give stock's bits in buckets, which are sorted."""
+    from .trial import is_equal
+
+    attention = patching.module(f"{ATTENTION}.flashattention_backend").flash_attn_with_kvcache
+    like = backend.req_to_token.new_empty(0, dtype=backend.kv_cache_dtype)
+    for smaller, bucket in zip([1, *buckets], buckets, strict=False):
+        captured = inputs.choices(bucket, bucket)
+        for tokens in {smaller + 1, (smaller + 1 + bucket) // 2, bucket}:
+            for kind, chosen in inputs.choices(tokens, tokens).items():
+                given = (attention, kind, backend.page_size, tokens, bucket, chosen.splits, like)
+                if chosen == captured[kind] and not is_equal(*given):
+                    return False
+    return True
+
+
+def unserved(modules: Any, runner: Any, layers: list[Any]) -> str | None:
+    """Why a runner's attention stays as stock runs it; None if it can be captured."""
+    backend = runner.model_runner.attn_backend
+    flash = modules(f"{ATTENTION}.flashattention_backend").FlashAttentionBackend
+    if type(backend) is not flash or backend.fa_impl_ver != 3:
+        return f"{type(backend).__name__} was not captured in any proof"
+    if type(runner.backend).__name__ != "BreakableCudaGraphBackend" or runner.backend._debug_eager:
+        return "prefills run without breakable CUDA graphs"
+    if backend.use_mla or backend.is_encoder_decoder or backend.local_attn_builder is not None:
+        return "the model has another kind of attention"
+    if (
+        backend.kv_index_translator.is_translating
+        or backend._kv_shard_pool is not None
+        or backend.fa_skip_kv_cache
+        or backend.attn_cp_size != 1
+        or runner.enable_cp_bcg_capture
+    ):
+        return "the KV pool is of another kind"
+    if backend.kv_cache_dtype.itemsize != 2 or backend.kv_cache_is_mxfp8:
+        return "KV is quantised (--kv-cache-dtype)"
+    if not layers or not any(size <= LONGEST for size in runner.capture_num_tokens):
+        return f"no prefill graph has up to {LONGEST} tokens"
+    if not all(
+        each.attn_type.value == "decoder"
+        and not (each.is_cross_attention or each.use_irope)
+        and each.use_prefill_attention_wrapper
+        for each in layers
+    ):
+        return "a layer attends in another way"
+    return None

@@ -1,0 +1,70 @@
+"""What captured attention layers read: a prefill of one request, at fixed addresses.
+
+Needs torch: imported by the install function only.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .choices import Choice, Kind, choice
+
+
+class Inputs:
+    """Tensors that all buckets of a runner share, of which a replay reads those of one batch.
+
+    Attributes:
+        kinds: each layer's number → its kind.
+        unused: whether a row of a bucket has no token, bool of shape ``[tokens]``.
+    """
+
+    def __init__(self, backend: Any, tokens: int, kinds: Mapping[int, Kind], device: Any) -> None:
+        """Allocate, for buckets of up to so many tokens of a FlashAttentionBackend."""
+        self.kinds = dict(kinds)
+        self._page = int(backend.page_size)
+        self._units = torch.cuda.get_device_properties(device).multi_processor_count
+        self._lengths = torch.zeros(5, dtype=torch.int32, device=device)
+        width = backend.max_num_pages
+        self._table = torch.zeros((1, width), dtype=torch.int32, device=device)
+        self._window_table = self._window_slots = None
+        if backend.use_sliding_window_kv_pool:
+            self._window_table = torch.zeros_like(self._table)
+            self._window_slots = torch.zeros(tokens, dtype=torch.int64, device=device)
+        self._numbers = torch.arange(tokens, dtype=torch.int32, device=device)
+        self.unused = torch.zeros(tokens, dtype=torch.bool, device=device)
+        # Loads its kernel: a capture must not.
+        self.unused.new_zeros(tokens, dtype=backend.kv_cache_dtype).masked_fill_(self.unused, 0)
+
+    def metadata(self, stocks: Any, tokens: int) -> Any:
+        """Stock's FlashAttentionMetadata of a capture of so many tokens, on these tensors."""
+        made = copy.copy(stocks)
+        made.cache_seqlens_int32 = self._lengths[:1]
+        made.cu_seqlens_q, made.cu_seqlens_k = self._lengths[1:3], self._lengths[3:]
+        # Its width decides; the kernel reads as far as the request's length, also past the view.
+        pages = stocks.page_table.shape[1]
+        made.page_table = self._table[:, :pages]
+        if self._window_table is not None and self._window_slots is not None:
+            made.swa_page_table = self._window_table[:, :pages]
+            made.swa_out_cache_loc = self._window_slots[:tokens]
+        return made
+
+    def choices(self, tokens: int, length: int) -> dict[Kind, Choice]:
+        """What each kind of layer chooses for a request of new tokens and a length with them."""
+        kinds = set(self.kinds.values())
+        return {each: choice(each, tokens, length, self._page, self._units) for each in kinds}
+
+    def fill(self, metadata: Any, tokens: int, bucket: int) -> None:
+        """Copy stock's metadata of a batch of so many tokens."""
+        lengths = (metadata.cache_seqlens_int32, metadata.cu_seqlens_q, metadata.cu_seqlens_k)
+        torch.cat(lengths, out=self._lengths)
+        pages = metadata.page_table.shape[1]
+        self._table[:, :pages].copy_(metadata.page_table)
+        if self._window_table is not None and self._window_slots is not None:
+            self._window_table[:, :pages].copy_(metadata.swa_page_table)
+            self._window_slots[:tokens].copy_(metadata.swa_out_cache_loc[:tokens])
+            self._window_slots[tokens:bucket].zero_()  # rows of no token write where nobody reads
+        torch.ge(self._numbers, tokens, out=self.unused)

@@ -1,0 +1,359 @@
+"""Replayed prefills give the outputs and the KV of stock's graphs, whose attention runs eagerly.
+
+Both sides are captured and replayed by the release's own runner and backend of breakable prefill
+graphs, for two attention layers: one with a window and one without. Pools and backend are the
+release's, too. Left out is what comes before attention: the runner's buffers, and the model around
+the layers. A patched replay runs what its capture took note of, and no Python of a layer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention import flashattention_backend
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.runner import prefill_cuda_graph_runner
+
+from ...sets.swa.prefill_graph.body import Either
+from .. import Different, Inputs, Needless, stock
+from ..comparing import same, some
+from ..mamba.gdn_prefill_graph import graph_backend
+from ..mla import rig
+from ..mla.cases import Batch, forward_batch
+from ..stock import NoneByDefault
+from .window_metadata import Plain
+
+PATCH = "swa.prefill-graph"
+_EXECUTOR = "sglang.srt.model_executor"
+CONTEXT, ROWS = 1536, 3
+LAYERS = {"window": 0, "full": 1}
+"""The numbers of the layers, as `stock.window_pools` has them."""
+
+
+@dataclass(frozen=True)
+class Play:
+    """Prefills that follow each other, each replayed in the same bucket.
+
+    Attributes:
+        batches: new tokens and cached ones of each request of each prefill.
+        bucket: tokens of the capture, no less than those of any prefill.
+        left: prefills that replay stock's graph, counted from the first; None for any.
+        window: what a token attends to on its left.
+        heads: query heads.
+        kv_heads: KV heads.
+        width: values of a head.
+        page: tokens of a KV page.
+        windowed: whether there is a window pool.
+        smaller: the next smaller bucket of the server.
+    """
+
+    batches: tuple[tuple[tuple[int, int], ...], ...]
+    bucket: int
+    left: frozenset[int] | None = frozenset()
+    window: int = 127
+    heads: int = 8
+    kv_heads: int = 1
+    width: int = 64
+    page: int = 1
+    windowed: bool = True
+    smaller: int = 64
+
+
+GEMMA: dict[str, Any] = {
+    "window": 1023,
+    "heads": 4,
+    "kv_heads": 2,
+    "width": 256,
+    "windowed": False,
+    "smaller": 80,
+}
+EDGES: Sequence[Play] = (
+    # Two requests and a long prefix between prompts that fit; the last one fills the bucket.
+    Play(
+        (((130, 0),), ((60, 0), (60, 0)), ((90, 60),), ((2, 900),), ((144, 0),)),
+        144,
+        frozenset({1, 3}),
+    ),
+    Play((((519, 0),), ((519, 64),), ((576, 0),)), 576, None, smaller=512),
+    Play((((100, 0),), ((90, 0),)), 112, **GEMMA),
+    Play((((1150, 0),), ((1100, 200),)), 1152, None, **{**GEMMA, "smaller": 1024}),
+    Play((((130, 0),), ((100, 128),)), 192, page=64),
+)
+
+
+def drawn(random: Random) -> Play:
+    """One or two prefills of one request, and sometimes one of two."""
+    bucket = random.choice((8, 48, 144, 320))
+    batches = []
+    for _ in range(random.randint(1, 3)):
+        new = random.randint(1, bucket)
+        cut = random.randint(1, new) if random.random() < 0.2 else 0
+        news = [each for each in (new - cut, cut) if each]
+        batches.append(tuple((each, random.choice((0, 0, 1, 70, 300))) for each in news))
+    shape = random.choice(({}, {"windowed": False}, {"window": 16}, {"page": 16}))
+    return Play(tuple(batches), bucket, None, **shape, smaller=bucket // 2)
+
+
+class Rig:
+    """Two layers, their backend and pools, and the release's runner."""
+
+    def __init__(self, wanted: Play) -> None:
+        """Build everything; inside of `furnished`."""
+        self.wanted = wanted
+        self.device = stock.device()
+        self._noise = torch.Generator().manual_seed(wanted.bucket)
+        self.pool, self.allocator = self._pools()
+        self.runner = self._model_runner()
+        self.backend: Any = flashattention_backend.FlashAttentionBackend(self.runner)
+        module: Any = importlib.import_module("sglang.srt.layers.radix_attention")
+        self.layers = torch.nn.ModuleList(
+            module.RadixAttention(
+                num_heads=wanted.heads,
+                head_dim=wanted.width,
+                scaling=wanted.width**-0.5,
+                num_kv_heads=wanted.kv_heads,
+                layer_id=number,
+                sliding_window_size=wanted.window if kind == "window" else -1,
+            )
+            for kind, number in LAYERS.items()
+        )
+        sizes = (wanted.heads, wanted.kv_heads, wanted.kv_heads)
+        self.inputs = [
+            [self._random(wanted.bucket, count * wanted.width) for count in sizes] for _ in LAYERS
+        ]
+        self.slots = torch.zeros(wanted.bucket, dtype=torch.int64, device=self.device)
+        self.stocks = self._prefill_runner()
+
+    # -- what the tests have of their own, in place of a GPU --------------------------------------
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Within, the backend captures."""
+        torch.cuda.synchronize()  # what it warms up with must be done before
+        stream = torch.cuda.Stream()  # a capture can't be on the default stream
+        with torch.cuda.stream(stream), self.stocks.backend.capture_session(stream):
+            yield
+        torch.cuda.synchronize()
+
+    def replaying(self) -> AbstractContextManager[Any]:
+        """Within, graphs can be replayed."""
+        return contextlib.nullcontext()
+
+    # -- a server ---------------------------------------------------------------------------------
+
+    def capture(self) -> None:
+        """Capture the bucket."""
+        pools: Any = importlib.import_module(f"{_EXECUTOR}.runner_utils.pool")
+        pools.set_global_graph_memory_pool(None)  # see `mamba.gdn_prefill_graph.Runner`
+        with self.capturing():
+            self.stocks.capture_one_shape(self.wanted.bucket)
+
+    def replay(self, requests: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, bool]:
+        """What the layers put out, of shape ``[bucket, …]``, and whether the graph was ours."""
+        for layer in self.inputs:
+            for held in layer:
+                held.copy_(self._random(*held.shape))
+        batch = self.batch(requests)
+        tokens = batch.extend_num_tokens
+        self.slots.zero_()
+        self.slots[:tokens].copy_(batch.out_cache_loc)
+        static = copy.copy(batch)
+        static.out_cache_loc = self.slots
+        key = self._key(self.wanted.bucket)
+        graph = self.stocks.backend._graphs[key]
+        with self.replaying(), self.stocks.backend.replay_session():
+            self.stocks._prepare_forward_metadata_for_replay(batch, static, key)
+            is_ours = isinstance(graph, Either) and graph.is_ours
+            with self.stocks._prefill_forward_context(
+                static, num_tokens=self.wanted.bucket, raw_num_tokens=tokens
+            ):
+                output: torch.Tensor = self.stocks.backend.replay(key, static)
+        return output.clone(), is_ours
+
+    def kv(self) -> list[torch.Tensor]:
+        """All KV but that of the page where rows without a token are written."""
+        parts = (self.pool.full_kv_pool, self.pool.swa_kv_pool)
+        return [
+            held[self.wanted.page :].clone()
+            for part in parts
+            for held in (*part.k_buffer, *part.v_buffer)
+        ]
+
+    def batch(self, requests: Sequence[tuple[int, int]], *, captured: bool = False) -> Batch:
+        """A plain prefill of the first requests of the pool."""
+        new = torch.tensor([each for each, _ in requests], device=self.device)
+        before = torch.tensor([each for _, each in requests], device=self.device)
+        table = self.runner.req_to_token_pool.req_to_token
+        slots = [
+            table[row, cached : cached + count] for row, (count, cached) in enumerate(requests)
+        ]
+        batch = forward_batch(
+            self.runner,
+            ForwardMode.EXTEND,
+            torch.arange(len(requests), device=self.device),
+            before + new,
+            extend_seq_lens=new,
+            extend_seq_lens_cpu=new.tolist(),
+            extend_prefix_lens=before,
+            extend_prefix_lens_cpu=before.tolist(),
+            extend_num_tokens=int(new.sum()),
+            global_num_token_non_padded_cpu=int(new.sum()),
+            positions=torch.zeros(int(new.sum()), dtype=torch.int64, device=self.device),
+            out_cache_loc=self.slots if captured else torch.cat(slots).to(torch.int64),
+            out_cache_loc_is_physical=False,
+        )
+        self.runner.kv_index_translator.own_plan(batch, runner_slots=captured).bind(
+            batch, self.runner.kv_index_translator
+        )
+        return batch
+
+    def _key(self, size: int) -> Any:
+        return importlib.import_module(f"{_EXECUTOR}.runner.shape_key").ShapeKey(size=size)
+
+    def _prefill_runner(self) -> Any:
+        runner: Any = object.__new__(prefill_cuda_graph_runner.PrefillCudaGraphRunner)
+        runner.model_runner = self.runner
+        self.runner.attn_backend = self.backend
+        runner.use_captured_attn_metadata = False
+        runner.capture_num_tokens = [self.wanted.smaller, self.wanted.bucket]
+        runner.layer_model, runner.attention_layers = self.layers, [*self.layers]
+        for name in (
+            *("quant_config", "moe_layers", "moe_fusions", "dsa_indexers", "dllm_attention"),
+            *("mha_companion_layers", "enable_cp_bcg_capture", "attn_metadata_buffers"),
+            *("_is_full_backend", "_capture_chunked_prefix", "require_mlp_tp_gather"),
+        ):
+            setattr(runner, name, None)
+        runner.backend = graph_backend(runner)
+        runner.capture_prepare = lambda size: (
+            self.batch([(size, 0)], captured=True),
+            self.backend,
+        )
+        runner._run_forward = self._run
+        return runner
+
+    def _run(self, batch: Any, _: int) -> torch.Tensor:
+        with self.stocks._prefill_forward_context(batch):
+            outputs = [
+                layer(*given, batch) for layer, given in zip(self.layers, self.inputs, strict=True)
+            ]
+        return torch.cat(outputs, dim=1)
+
+    def _random(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self._noise).to(self.device, torch.bfloat16)
+
+    def _pools(self) -> tuple[Any, Any]:
+        wanted, tokens = self.wanted, ROWS * CONTEXT
+        pool, allocator = stock.window_pools(
+            *(tokens, tokens, wanted.page, torch.bfloat16),
+            heads=wanted.kv_heads,
+            head_dim=wanted.width,
+            device=self.device,
+        )
+        for part in (allocator.full_attn_allocator, allocator.swa_attn_allocator):
+            order = torch.randperm(len(part.free_pages), generator=self._noise)
+            part.free_pages = part.free_pages[order.to(self.device)]
+        for part in (pool.full_kv_pool, pool.swa_kv_pool):
+            for buffer in (*part.k_buffer, *part.v_buffer):
+                buffer.copy_(self._random(*buffer.shape))
+        return pool, allocator
+
+    def _model_runner(self) -> NoneByDefault:
+        wanted, tokens = self.wanted, ROWS * CONTEXT
+        full = self.allocator.full_attn_allocator.alloc(tokens).to(torch.int64)
+        windowed = self.allocator.swa_attn_allocator.alloc(tokens).to(torch.int64)
+        self.allocator.full_to_swa_index_mapping[full] = windowed
+        rows = NoneByDefault(
+            size=ROWS, req_to_token=full.view(ROWS, CONTEXT).to(torch.int32).contiguous()
+        )
+        pool, allocator = self.pool, self.allocator
+        if not wanted.windowed:
+            pool, allocator = _Both(pool), Plain(get_kvcache=NoneByDefault)
+        runner = rig.model_runner(
+            arguments(wanted),
+            context=CONTEXT,
+            requests=ROWS,
+            device=self.device,
+            sliding_window_size=wanted.window,
+            req_to_token_pool=rows,
+            token_to_kv_pool=pool,
+            token_to_kv_pool_allocator=allocator,
+            is_draft_worker=False,
+            kv_cache_dtype_str="auto",
+        )
+        runner.model_config.context_len = CONTEXT
+        return runner
+
+
+class _Both:
+    """Both kinds of layers in one pool of tokens, as of a model without a window pool."""
+
+    layer_transfer_counter = None
+
+    def __init__(self, pool: Any) -> None:
+        self._parts = {0: pool.swa_kv_pool, 1: pool.full_kv_pool}
+
+    def get_kv_buffer(self, layer: int) -> Any:
+        return self._parts[layer].get_kv_buffer(0)
+
+    def set_kv_buffer(self, layer: Any, where: Any, k: Any, v: Any, *scales: Any) -> None:
+        self._parts[layer.layer_id].set_kv_buffer(None, where, k, v, layer_id_override=0)
+
+
+def arguments(wanted: Play) -> NoneByDefault:
+    """The options of a server without speculation."""
+    return rig.server_args(
+        page_size=wanted.page,
+        speculative_algorithm=None,
+        speculative_num_draft_tokens=None,
+        speculative_num_steps=None,
+        speculative_eagle_topk=None,
+        disable_hybrid_swa_memory=not wanted.windowed,
+        get_model_config=lambda: NoneByDefault(hf_text_config=NoneByDefault()),
+    )
+
+
+def furnished(wanted: Play) -> Any:
+    """The process's context, in which a rig is built and asked."""
+    modules = (flashattention_backend.__name__, prefill_cuda_graph_runner.__name__)
+    return rig.furnished(arguments(wanted), *modules)
+
+
+def play(wanted: Play, make: Any = Rig) -> dict[str, Any]:
+    """Outputs and KV of each prefill.
+
+    Raises:
+        Different: another graph was replayed than the play says.
+    """
+    with furnished(wanted):
+        server = make(wanted)
+        server.capture()
+        is_patched = any(
+            isinstance(each, Either) for each in server.stocks.backend._graphs.values()
+        )
+        found = []
+        for number, requests in enumerate(wanted.batches):
+            output, is_ours = server.replay(requests)
+            left = wanted.left is not None and number in wanted.left
+            if is_patched and wanted.left is not None and is_ours == left:
+                raise Different(f"{wanted!r}: prefill {number} replayed the other graph")
+            found.append({"output": output, "kv": server.kv()})
+    return {"prefills": found}
+
+
+def replays(inputs: Inputs) -> int:
+    """Prefills one after the other."""
+    if stock.device() == "cuda" and torch.cuda.get_device_capability()[0] != 9:
+        raise Needless("FlashAttention 3 is for Hopper GPUs")
+    stock.publish_server()
+    return same(PATCH, play, [*some(inputs, EDGES), *inputs(drawn)])
+
+
+CHECKS = {"replays": replays}

@@ -1,0 +1,79 @@
+"""swa.prefill-graph on each release that it is declared for: real runner, backend and pools.
+
+The kernel is a stand-in here; `verify` has the real one, on a GPU. `test_proofs` compares replays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sglang_perf_patches import sets
+from sglang_perf_patches.model.patch import by_id
+
+pytestmark = pytest.mark.newest
+
+Jobs = Callable[..., list[dict[str, Any]]]
+
+PATCH = by_id(sets.load())["swa.prefill-graph"]
+RELEASES = tuple(release for variant in PATCH.variants for release in variant.releases)
+BROKEN = (
+    "nothing is filled",
+    "rows without a token keep their output",
+    "rows without a token write a request's slot",
+    "any choice",
+)
+SAYS = {
+    "another version": "FlashAttentionBackend was not captured",
+    "MLA": "another kind of attention",
+    "quantised KV": "--kv-cache-dtype",
+    "a context-parallel server": "KV pool",
+    "a layer without causality": "another way",
+    "long buckets": "up to 2048 tokens",
+    "another kernel": "chooses in another way",
+}
+"""What is said where a server keeps stock's graphs. A draft's do not gate its target's."""
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def answers(request: pytest.FixtureRequest, run_jobs: Jobs) -> dict[str, Any]:
+    """What every job answers on a release."""
+    jobs: dict[str, tuple[str, dict[str, Any]]] = {
+        "waits": ("waits_for_each_layer", {}),
+        "off": ("stocks_once_it_is_off", {}),
+        "left": ("left_to_stock", {}),
+        "choices": ("choices_of_lengths", {}),
+        **{how: ("broken_graphs", {"how": how}) for how in BROKEN},
+    }
+    given = run_jobs(request.param, list(jobs.values()))
+    for key, line in zip(jobs, given, strict=True):
+        assert "error" not in line, f"{request.param}, {key}:\n{line.get('error')}"
+    return {key: line["value"] for key, line in zip(jobs, given, strict=True)}
+
+
+def test_a_replay_waits_for_what_each_layer_loads(answers: dict[str, Any]) -> None:
+    assert answers["waits"] == [0, 1]
+
+
+def test_without_the_patch_stocks_graph_is_replayed(answers: dict[str, Any]) -> None:
+    assert answers["off"] == [True, False]
+
+
+def test_what_is_not_proven_keeps_stocks_graphs(answers: dict[str, Any]) -> None:
+    reasons = dict(answers["left"])
+    assert not reasons.pop("a draft")
+    assert reasons.keys() == SAYS.keys()
+    for name, reason in reasons.items():
+        assert SAYS[name] in (reason or ""), (name, reason)
+
+
+def test_the_choices_are_flash_attentions(answers: dict[str, Any]) -> None:
+    assert answers["choices"]["others"] == 0
+    assert answers["choices"]["seen"] > 1000
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_patch_is_noticed(answers: dict[str, Any], how: str) -> None:
+    assert "Different" in (answers[how] or ""), answers[how]

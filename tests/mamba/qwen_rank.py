@@ -23,7 +23,7 @@ import torch
 from torch import distributed
 
 import sglang_perf_patches
-from sglang_perf_patches.live import published
+from sglang_perf_patches.live import engine, published
 from sglang_perf_patches.model.setups import FEATURES
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import prefill_tables
 from tests.proof.swa.window_server import WindowServer
@@ -59,6 +59,7 @@ def main(rank: int, ranks: int, port: int, selection: str, arguments: str) -> No
     )
     with filled as fills, qwen_server.served(buckets, **asked) as server:
         computed = qwen_jobs.computed(server)
+        engine.look_again()  # a gate is noted at the next check
         graph = sglang_perf_patches.report().of(qwen_jobs.GRAPH)
     told = {
         "computed": computed,

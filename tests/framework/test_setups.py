@@ -5,14 +5,18 @@ The throwaway package publishes its server's arguments in each of the ways of th
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from throwaway import BEGINNING, PUBLISHING, Throwaway
 
+from sglang_perf_patches.live import gpu, published
 from sglang_perf_patches.model import setups, uses
 
 _USED = {name for use in uses.USES for name in (*use.off, *use.on) if not name.isupper()}
 _BACKENDS = {f"{phase}_attention_backend" for phase in ("prefill", "decode", "speculative_draft")}
 _USED |= {*_BACKENDS, "attention_backend", "cuda_graph_config"}
+_USED |= {"linear_attn_backend", "linear_attn_prefill_backend", "mamba_ssm_dtype"}
 FIELDS = sorted(name for name in setups.FEATURES._named | _USED if name.isidentifier())
 OLD = f"""
 from dataclasses import dataclass
@@ -452,8 +456,8 @@ USES = {
         {"SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND": "0"},
     ),
     "known-gdn-kernel": (
-        {"linear_attn_prefill_backend": "cutedsl"},
-        {"linear_attn_prefill_backend": "triton"},
+        {"linear_attn_backend": "cutedsl"},
+        {"linear_attn_backend": "cutedsl", "linear_attn_prefill_backend": "triton"},
     ),
     "plain-rotary": ("Model(rope_scaling={'mrope_section': [8]})", "Model()"),
     "window-pool": ("Model(of='DeepseekV4ForCausalLM', pool=True)", "Model(pool=True)"),
@@ -545,6 +549,41 @@ for name, (without, having) in USES.items():
 """
     given = {"USES": USES, "GATES": set(uses.GATES), "UNKNOWN": _OF_MODEL | _OF_ATTENTION}
     server.play("".join(f"{name} = {value!r}\n" for name, value in given.items()) + script)
+
+
+KERNELS = (
+    # --linear-attn-prefill-backend, --linear-attn-backend, --mamba-ssm-dtype, chunk, GPU: kernel
+    (None, "triton", None, 8192, "9.0", "triton"),
+    (None, "cutedsl", None, 8192, "9.0", "cutedsl"),
+    ("triton", "cutedsl", "bfloat16", 8192, "10.0", "triton"),
+    ("flashinfer", "triton", "float32", 8192, "9.0", "flashinfer"),
+    ("flashinfer", "triton", "bfloat16", 8192, "9.0", "flashinfer-pool"),
+    (None, "flashinfer", None, 8192, "12.0", "flashinfer-pool"),
+    # Stock's own default on a Blackwell.
+    (None, "triton", "bfloat16", 8192, "10.0", "flashinfer-pool"),
+    (None, "triton", "bfloat16", 16384, "10.3", "triton"),
+    (None, "triton", "bfloat16", 8192, "9.0", "triton"),
+    (None, "triton", None, 8192, "10.0", "triton"),
+)
+
+
+@pytest.mark.parametrize(("prefill", "base", "dtype", "chunk", "gpu_is", "kernel"), KERNELS)
+def test_the_prefill_kernel_of_delta_nets_is_read_as_stock_chooses_it(
+    monkeypatch: pytest.MonkeyPatch,
+    prefill: str | None,
+    base: str,
+    dtype: str | None,
+    chunk: int,
+    gpu_is: str,
+    kernel: str,
+) -> None:
+    monkeypatch.setattr(gpu, "capability", lambda: gpu_is)
+    names = ("linear_attn_prefill_backend", "linear_attn_backend", "mamba_ssm_dtype")
+    given = dict(zip(names, (prefill, base, dtype), strict=True))
+    server = published.Published(SimpleNamespace(**given, chunked_prefill_size=chunk))
+    assert server.read("gdn.prefill") == kernel
+    (known,) = (use for use in uses.USES if use.name == "known-gdn-kernel")
+    assert known.is_there(server) == (kernel in {"triton", "flashinfer"})
 
 
 STRICTLY = {

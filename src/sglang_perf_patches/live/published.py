@@ -63,7 +63,7 @@ class Published:
         """See `model.feature.Server.read`.
 
         Besides arguments it reads ``is_…`` (the functions of ``sglang.srt.utils``), ``model.…``
-        (see `of_model`), ``attention.…`` (see `_attention`), ``graphs.prefill``,
+        (see `of_model`), ``attention.…`` (see `_attention`), ``graphs.prefill``, ``gdn.prefill``,
         ``gpu.capability``, ``GROUP.NAME`` (what the context computes) and names in capitals
         (environment variables).
         """
@@ -84,6 +84,8 @@ class Published:
         if name == "graphs.prefill":
             config = self.read("cuda_graph_config")
             return config if config is MISSING else config.prefill.backend
+        if name == "gdn.prefill":
+            return self._delta_kernel()
         if "." in name:
             return self._derived(*name.split("."))
         kind = type(self._arguments)
@@ -121,6 +123,27 @@ class Published:
             if backend is not MISSING and backend:
                 return backend
         raise LookupError(phase)
+
+    def _delta_kernel(self) -> Any:
+        """The prefill kernel of gated delta nets, by stock's choice.
+
+        ``flashinfer-pool`` is FlashInfer's other kernel: on a Blackwell, or with states that it
+        converts.
+        """
+        names = ("linear_attn_prefill_backend", "linear_attn_backend", "mamba_ssm_dtype")
+        given, base, dtype = map(self.read, names)
+        kernel = given or base
+        is_narrow = dtype not in (None, "float32")
+        if kernel != "flashinfer" and (kernel != "triton" or given or not is_narrow):
+            return kernel
+        major = str(self.read("gpu.capability")).partition(".")[0]
+        is_newer = major.isdecimal() and int(major) >= 10
+        if kernel == "flashinfer":
+            return "flashinfer-pool" if is_newer or is_narrow else kernel
+        # Stock's default for these states.
+        tokens = self.read("chunked_prefill_size") or 0
+        is_pool = major == "10" and dtype == "bfloat16" and 1 <= tokens <= 8192
+        return "flashinfer-pool" if is_pool else kernel
 
     def _derived(self, group: str, name: str) -> Any:
         """A value that the context computes from arguments; `MISSING` if the release has none."""

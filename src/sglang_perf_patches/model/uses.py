@@ -112,9 +112,9 @@ USES = (
     ),
     Use(
         name="known-gdn-kernel",
-        lacking="the prefill kernel of linear attention was not tested "
-        "(--linear-attn-prefill-backend)",
-        on={"linear_attn_prefill_backend": (None, "triton", "flashinfer")},
+        lacking="the prefill kernel of gated delta nets was not tested "
+        "(--linear-attn-prefill-backend, --linear-attn-backend, --mamba-ssm-dtype)",
+        on={"gdn.prefill": (None, "triton", "flashinfer")},
         gates=True,
     ),
     Use(
@@ -225,8 +225,8 @@ USES = (
         gates=True,
     ),
 )
-"""All uses. ``model.…`` is read from the release's ``ModelConfig``, ``attention.…`` and
-``graphs.…`` from several arguments (`live.published`)."""
+"""All uses. ``model.…`` is read from the release's ``ModelConfig``; ``attention.…``, ``graphs.…`` and
+``gdn.…`` are read from several arguments (`live.published`)."""
 
 GATES = frozenset(use.name for use in USES if use.gates)
 """Those whose lack gates a patch."""

@@ -146,7 +146,11 @@ def _error(asked: Asked, place: Place, line: Mapping[str, Any], ended: str) -> O
         )
     if "transformers" in line:
         have, needs = line["transformers"]
-        fits = f"transformers{needs}" if needs else f"the one of pip install {release}"
+        if needs == f"=={have}":  # then the model is at fault
+            why = f"transformers {have}, which fits it, failed ({why})"
+            return OperatorError(f"{release} could not be asked: {why}")
+        own = f"the one of pip install sglang=={place.tree.version}"
+        fits = f"transformers{needs}" if needs else own
         return OperatorError(
             f"{release} could not be asked with transformers {have or 'of this Python'} of "
             f"{python} ({why}): it needs {fits}"

@@ -2,9 +2,9 @@
 
 The release is on PYTHONPATH, and HOW is that of `resolver`. Stdin has a JSON list of servers, each
 with its GPU (that of `resolver`) and its arguments. The first server tells whether there are GPUs
-and whose, none, or a Mac's (``mps``). Each is resolved in a fork of its own. Prints one JSON line a server:
-its ``setup``, its ``arguments`` as resolved and its known ``faults``, each with whether it is sure;
-or why it is ``refused`` or ``failed``.
+and whose, none, or a Mac's (``mps``). Each is resolved in a fork of its own. Prints one JSON line a
+server: its ``setup``, its ``arguments`` as resolved and its known ``faults``, each with whether it
+is sure; or why it is ``refused`` or ``failed``.
 """
 
 from __future__ import annotations

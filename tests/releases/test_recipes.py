@@ -11,12 +11,6 @@ from tests.releases.recipes.models import MODELS
 from tests.releases.recipes.outcomes import RECIPES, Outcome
 
 pytestmark = pytest.mark.whole_matrix  # it resolves all commands, in two minutes
-TESTED = {
-    one.patch.id: one.patch.proven_in(one.variant).proven_with or {}
-    for one in verbs.judged(verbs.tree_at(version=outcomes.RELEASE))
-    if one.word == "applies"
-}
-"""Patch that applies → the features that it was tested with."""
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +35,18 @@ def test_no_recipe_loses_a_patch(found: dict[str, Outcome]) -> None:
 def test_each_line_is_what_the_arguments_and_the_bodies_say(found: dict[str, Outcome]) -> None:
     """`oracle` reads no declaration of features and uses."""
     assert len(RECIPES) > 50
+    tested = {
+        one.patch.id: one.patch.proven_in(one.variant).proven_with or {}
+        for one in verbs.judged(verbs.tree_at(version=outcomes.RELEASE))
+        if one.word == "applies"
+    }
     for recipe in RECIPES:
         outcome = found[recipe.name]
         architecture = MODELS[recipe.model]["architectures"][0]
         server = oracle.Server(architecture, recipe.gpu, outcome.arguments)
         assert oracle.features(server) == outcome.on, recipe.name
         assert set(outcome.states) == set(oracle.ACTS), recipe.name
-        expected = {patch: oracle.state(patch, server, TESTED[patch]) for patch in oracle.ACTS}
+        expected = {patch: oracle.state(patch, server, tested[patch]) for patch in oracle.ACTS}
         assert outcome.states == expected, recipe.name
 
 

@@ -225,8 +225,8 @@ USES = (
         gates=True,
     ),
 )
-"""All uses. ``model.…`` is read from the release's ``ModelConfig``; ``attention.…``, ``graphs.…`` and
-``gdn.…`` are read from several arguments (`live.published`)."""
+"""All uses. ``model.…`` is read from the release's ``ModelConfig``; ``attention.…``, ``graphs.…``
+and ``gdn.…`` are read from several arguments (`live.published`)."""
 
 GATES = frozenset(use.name for use in USES if use.gates)
 """Those whose lack gates a patch."""

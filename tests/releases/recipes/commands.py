@@ -129,9 +129,8 @@ GIVEN = (
         "oss-120-1gpu",
         "gpt-oss-120b",
         "H100",
-        "a public script",
-        "--mem-fraction-static 0.8 --max-running-requests 64 --tool-call-parser gpt-oss "
-        "--context-length 8192",
+        "sglang cookbook on GitBook",
+        "--mem-fraction-static 0.95",
     ),
     Recipe(
         "oss-120-tp8",

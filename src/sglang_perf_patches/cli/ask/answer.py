@@ -104,8 +104,8 @@ def ask(asked: Asked, gpu: Gpu | None, place: Place, selection: str) -> Answer:
         if "on" in line:
             setup = Setup(line["on"], line["lacking"], frozenset(line["having"]))
             return Answer(setup, line["faults"], tuple(line["notes"]))
-        if line.get("outcome") != FAILED:
-            break  # only a failure may be due to what was left out
+        if line.get("outcome") != FAILED or "transformers" in line:
+            break  # only another failure may be due to what was left out
     raise _error(asked, place, line, ended)
 
 

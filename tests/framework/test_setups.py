@@ -487,6 +487,11 @@ USES = {
         {"attention_backend": "fa3", "decode_attention_backend": "flashinfer"},
         {"attention_backend": "flashinfer", **dict.fromkeys(_BACKENDS, "triton")},
     ),
+    "request-limit": ({"max_running_requests": None}, {"max_running_requests": 24}),
+    "stock-window-ratio": (
+        {"swa_full_tokens_ratio": 0.8, "_swa_full_tokens_ratio_explicitly_set": True},
+        {"swa_full_tokens_ratio": 0.8, "_swa_full_tokens_ratio_explicitly_set": False},
+    ),
     "several-requests": ({"max_running_requests": 1}, {"max_running_requests": 2}),
     "no-storage": (
         {"hicache_storage_backend": "file", "enable_hierarchical_cache": True},
@@ -497,7 +502,10 @@ USES = {
         _HOST_CACHE,
     ),
     "tokens-per-state": ({}, {"SGLANG_PERF_PATCHES_TOKENS_PER_STATE": "512"}),
-    "windows": ("Model(sliding_window=None, layer_types=['full'])", "Model(sliding_window=8)"),
+    "windows": (
+        "Model(of='DeepseekV4ForCausalLM', pool=True, sliding_window=8)",
+        "Model(sliding_window=8)",
+    ),
 }
 """Use → a server that is known to lack it, and one that has it; a text is evaluated there."""
 _OF_MODEL = {
@@ -509,7 +517,7 @@ _OF_ATTENTION = {"fa3", "trtllm-mla", "lengths-on-gpu", "two-backends", "one-bac
 
 GATES = {
     *("known-gdn-kernel", "known-pool-backend", "one-backend", "no-storage", "known-host-cache"),
-    "tokens-per-state",
+    *("tokens-per-state", "request-limit", "stock-window-ratio"),
 }
 """The uses without which a patch would have an effect that nobody tested."""
 

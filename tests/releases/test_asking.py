@@ -124,7 +124,19 @@ ACTS = {
         {"mamba.lightning-rows": "not needed"},
     ),
     "gpt-oss": ("windows", "", "0.5.23", {"swa.window-pool": "not needed"}),
-    "a Gemma": ("gemma", "", "0.5.23", {"swa.window-pool": "live"}),
+    "a Gemma": ("gemma", "", "0.5.23", {"swa.window-pool": "live", "swa.pool-ratio": "gated"}),
+    "a limit": ("windows", "--max-running-requests 24", "0.5.23", {"swa.pool-ratio": "live"}),
+    "a ratio": (
+        *("windows", "--max-running-requests 24 --swa-full-tokens-ratio 0.5", "0.5.23"),
+        {"swa.pool-ratio": "gated"},
+    ),
+    "no prefix cache": (
+        *("windows", "--max-running-requests 24 --disable-radix-cache", "0.5.23"),
+        {"swa.pool-ratio": "not needed"},
+    ),
+    "another kernel": (
+        *("next", "--linear-attn-backend cutedsl", "0.5.23", {"mamba.gdn-prefill-graph": "gated"}),
+    ),
     "a Gemma on FlashInfer": (
         *("gemma", "--attention-backend flashinfer", "0.5.23", {"swa.window-pool": "gated"}),
     ),

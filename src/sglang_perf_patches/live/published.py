@@ -367,7 +367,7 @@ def _has_window_pool(config: Any) -> bool:
 
 
 def _architecture(config: Any) -> str:
-    return str(config.hf_config.architectures[0])
+    return str((config.hf_config.architectures or ("",))[0])
 
 
 def _is_a(part: Any, names: tuple[str, ...]) -> bool:
@@ -376,7 +376,9 @@ def _is_a(part: Any, names: tuple[str, ...]) -> bool:
 
 
 def _has_windows(config: Any) -> bool:
-    """Whether any layer may attend within a window, with a pool of its own or without."""
+    """Whether any layer may attend within a window, with the usual pool for it or without."""
+    if _architecture(config).startswith("DeepseekV4"):
+        return False  # nothing of its pools, sizes and metadata is what patches change
     return bool(config.is_hybrid_swa) or any(
         any(getattr(part, name, None) for name in (*_WINDOWS, _CHUNKS))
         or any("sliding" in str(kind) for kind in getattr(part, "layer_types", None) or ())

@@ -119,7 +119,7 @@ USES = (
     ),
     Use(
         name="windows",
-        lacking="the model has no sliding windows",
+        lacking="the model has no sliding windows of the usual kind",
         off={"model.has_windows": NOTHING},
     ),
     Use(
@@ -155,6 +155,22 @@ USES = (
         name="several-requests",
         lacking="one request runs at a time (--max-running-requests 1)",
         off={"max_running_requests": (1,)},
+    ),
+    Use(
+        name="request-limit",
+        lacking="--max-running-requests is not given",
+        off={"max_running_requests": NOTHING},
+        gates=True,
+    ),
+    Use(
+        name="stock-window-ratio",
+        lacking="the operator or the model sizes the sliding-window pool (--swa-full-tokens-ratio)",
+        on={
+            "swa_full_tokens_ratio": (None, 0.8),
+            "_swa_full_tokens_ratio_explicitly_set": NOTHING,
+        },
+        every=True,
+        gates=True,
     ),
     Use(
         name="decode-server",

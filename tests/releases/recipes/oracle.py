@@ -25,7 +25,7 @@ POOLED = (
     *("GptOssForCausalLM", "MiMoV2FlashForCausalLM", "Llama4ForConditionalGeneration"),
     *("Gemma4ForConditionalGeneration", "Step3p5ForCausalLM"),
 )
-WINDOWED = (*POOLED, "DeepseekV4ForCausalLM", "Gemma3ForConditionalGeneration")
+WINDOWED = (*POOLED, "Gemma3ForConditionalGeneration")
 LATENT = (
     *("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeLiteForCausalLM"),
     *("GlmMoeDsaForCausalLM", "KimiK25ForConditionalGeneration", "KimiLinearForCausalLM"),
@@ -158,9 +158,27 @@ ACTS: Mapping[str, Callable[[Server], bool]] = {
     "swa.page-size-1": lambda server: _decodes_windows(server) and server.page_size == 1,
     "swa.idle-admission": _decodes_windows,
     "swa.window-pool": lambda server: server.architecture == "Gemma3ForConditionalGeneration",
-    "swa.pool-ratio": lambda server: server.architecture in WINDOWED and bool(server.gpu),
+    # `HybridSWAPoolConfigurator` itself, not the subclass that stock takes without a prefix cache
+    "swa.pool-ratio": lambda server: (
+        server.architecture in WINDOWED and bool(server.gpu) and not server.disable_radix_cache
+    ),
 }
 """Patch that applies on 0.5.23 → whether the code that it changes has any effect in a server."""
+
+GATES: Mapping[str, Callable[[Server], bool]] = {
+    # `unserved` of each body, as far as arguments decide it
+    "mamba.gdn-prefill-graph": lambda server: (
+        (server.linear_attn_prefill_backend or server.linear_attn_backend) != "triton"
+    ),
+    "mamba.slot-exhaustion": lambda server: server.enable_hierarchical_cache,
+    "swa.window-pool": lambda server: not {*server.backends[:2]} < {"fa3", "triton"},
+    "swa.pool-ratio": lambda server: (
+        not server.max_running_requests
+        or server.swa_full_tokens_ratio != 0.8
+        or server._swa_full_tokens_ratio_explicitly_set
+    ),
+}
+"""Patch → whether its own code turns itself off in a server, though it would have an effect."""
 
 FEATURES: Mapping[str, Callable[[Server], bool]] = {
     "tensor-parallel": lambda server: server.tp_size > 1,
@@ -207,4 +225,5 @@ def state(patch: str, server: Server, tested: Collection[str]) -> str:
     """
     if not ACTS[patch](server):
         return "not needed"
-    return "gated" if features(server) - set(tested) else "live"
+    is_off = patch in GATES and GATES[patch](server)
+    return "gated" if is_off or features(server) - set(tested) else "live"

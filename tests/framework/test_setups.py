@@ -462,6 +462,10 @@ USES = {
     "plain-rotary": ("Model(rope_scaling={'mrope_section': [8]})", "Model()"),
     "window-pool": ("Model(of='DeepseekV4ForCausalLM', pool=True)", "Model(pool=True)"),
     "poolless-windows": ("Model(of='GptOssForCausalLM')", "Model(of='Gemma3ForCausalLM')"),
+    "drafts-of-one": (
+        {"speculative_algorithm": "EAGLE", "dp_size": 1, "attn_dp_size": 2},
+        {"speculative_algorithm": "EAGLE", "dp_size": 1, "attn_dp_size": 1},
+    ),
     "single-drafts": ({"speculative_eagle_topk": 4}, {"speculative_eagle_topk": 1}),
     "fa3": (
         {"attention_backend": "triton", "speculative_draft_attention_backend": "flashinfer"},
@@ -517,7 +521,7 @@ _OF_ATTENTION = {"fa3", "trtllm-mla", "lengths-on-gpu", "two-backends", "one-bac
 
 GATES = {
     *("known-gdn-kernel", "known-pool-backend", "one-backend", "no-storage", "known-host-cache"),
-    *("tokens-per-state", "request-limit", "stock-window-ratio"),
+    *("tokens-per-state", "request-limit", "stock-window-ratio", "drafts-of-one"),
 }
 """The uses without which a patch would have an effect that nobody tested."""
 

@@ -134,6 +134,14 @@ ACTS = {
         *("windows", "--max-running-requests 24 --disable-radix-cache", "0.5.23"),
         {"swa.pool-ratio": "not needed"},
     ),
+    "drafts on replicas": (
+        *("windows", f"--tp 2 --dp 2 --enable-dp-attention {TOPK} 1", "0.5.23"),
+        {"swa.idle-admission": "not needed"},
+    ),
+    "they decode": (
+        *("windows", f"--tp 2 --dp 2 --enable-dp-attention --disaggregation-mode decode {TOPK} 1"),
+        *("0.5.23", {"swa.idle-admission": "gated", "swa.page-size-1": "live"}),
+    ),
     "another kernel": (
         *("next", "--linear-attn-backend cutedsl", "0.5.23", {"mamba.gdn-prefill-graph": "gated"}),
     ),

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..model import setups
-from ..model.feature import MISSING, Server, Setup
+from ..model.feature import MISSING, NOTHING, Server, Setup
 from ..model.patch import Patch
 from ..model.ruling import Ruling, ruling
 from . import verified
@@ -64,6 +64,7 @@ class Published:
 
         Besides arguments it reads ``is_…`` (the functions of ``sglang.srt.utils``), ``model.…``
         (see `of_model`), ``attention.…`` (see `_attention`), ``graphs.prefill``, ``gdn.prefill``,
+        ``drafts.replicated``,
         ``gpu.capability``, ``GROUP.NAME`` (what the context computes) and names in capitals
         (environment variables).
         """
@@ -86,6 +87,10 @@ class Published:
             return config if config is MISSING else config.prefill.backend
         if name == "gdn.prefill":
             return self._delta_kernel()
+        if name == "drafts.replicated":
+            sizes = map(self.read, ("dp_size", "attn_dp_size", "dwdp_size"))
+            several = any(isinstance(size, int) and size > 1 for size in sizes)
+            return several and self.read("speculative_algorithm") not in NOTHING
         if "." in name:
             return self._derived(*name.split("."))
         kind = type(self._arguments)

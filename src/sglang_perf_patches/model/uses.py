@@ -49,6 +49,12 @@ USES = (
         on={**dict.fromkeys(_PHASES, ("triton",)), "speculative_algorithm": ("frozen_kv_mtp",)},
     ),
     Use(
+        name="drafts-of-one",
+        lacking="data parallelism is on with a draft model, which was not tested",
+        on={"drafts.replicated": NOTHING},
+        gates=True,
+    ),
+    Use(
         name="trtllm-mla",
         lacking="the attention backend of drafts is not TRT-LLM MLA",
         on={"attention.draft": _TRTLLM_MLA},
@@ -241,8 +247,8 @@ USES = (
         gates=True,
     ),
 )
-"""All uses. ``model.…`` is read from the release's ``ModelConfig``; ``attention.…``, ``graphs.…``
-and ``gdn.…`` are read from several arguments (`live.published`)."""
+"""All uses. ``model.…`` is read from the release's ``ModelConfig``; ``attention.…``, ``graphs.…``,
+``gdn.…`` and ``drafts.…`` are read from several arguments (`live.published`)."""
 
 GATES = frozenset(use.name for use in USES if use.gates)
 """Those whose lack gates a patch."""

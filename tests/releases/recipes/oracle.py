@@ -171,6 +171,9 @@ GATES: Mapping[str, Callable[[Server], bool]] = {
         (server.linear_attn_prefill_backend or server.linear_attn_backend) != "triton"
     ),
     "mamba.slot-exhaustion": lambda server: server.enable_hierarchical_cache,
+    "swa.idle-admission": lambda server: (
+        server.drafts and max(server.dp_size, server.attn_dp_size or 1) > 1
+    ),
     "swa.window-pool": lambda server: not {*server.backends[:2]} < {"fa3", "triton"},
     "swa.pool-ratio": lambda server: (
         not server.max_running_requests

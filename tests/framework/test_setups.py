@@ -5,14 +5,18 @@ The throwaway package publishes its server's arguments in each of the ways of th
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from throwaway import BEGINNING, PUBLISHING, Throwaway
 
+from sglang_perf_patches.live import gpu, published
 from sglang_perf_patches.model import setups, uses
 
 _USED = {name for use in uses.USES for name in (*use.off, *use.on) if not name.isupper()}
 _BACKENDS = {f"{phase}_attention_backend" for phase in ("prefill", "decode", "speculative_draft")}
 _USED |= {*_BACKENDS, "attention_backend", "cuda_graph_config"}
+_USED |= {"linear_attn_backend", "linear_attn_prefill_backend", "mamba_ssm_dtype"}
 FIELDS = sorted(name for name in setups.FEATURES._named | _USED if name.isidentifier())
 OLD = f"""
 from dataclasses import dataclass
@@ -452,12 +456,16 @@ USES = {
         {"SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND": "0"},
     ),
     "known-gdn-kernel": (
-        {"linear_attn_prefill_backend": "cutedsl"},
-        {"linear_attn_prefill_backend": "triton"},
+        {"linear_attn_backend": "cutedsl"},
+        {"linear_attn_backend": "cutedsl", "linear_attn_prefill_backend": "triton"},
     ),
     "plain-rotary": ("Model(rope_scaling={'mrope_section': [8]})", "Model()"),
     "window-pool": ("Model(of='DeepseekV4ForCausalLM', pool=True)", "Model(pool=True)"),
     "poolless-windows": ("Model(of='GptOssForCausalLM')", "Model(of='Gemma3ForCausalLM')"),
+    "drafts-of-one": (
+        {"speculative_algorithm": "EAGLE", "dp_size": 1, "attn_dp_size": 2},
+        {"speculative_algorithm": "EAGLE", "dp_size": 1, "attn_dp_size": 1},
+    ),
     "single-drafts": ({"speculative_eagle_topk": 4}, {"speculative_eagle_topk": 1}),
     "fa3": (
         {"attention_backend": "triton", "speculative_draft_attention_backend": "flashinfer"},
@@ -483,6 +491,11 @@ USES = {
         {"attention_backend": "fa3", "decode_attention_backend": "flashinfer"},
         {"attention_backend": "flashinfer", **dict.fromkeys(_BACKENDS, "triton")},
     ),
+    "request-limit": ({"max_running_requests": None}, {"max_running_requests": 24}),
+    "stock-window-ratio": (
+        {"swa_full_tokens_ratio": 0.8, "_swa_full_tokens_ratio_explicitly_set": True},
+        {"swa_full_tokens_ratio": 0.8, "_swa_full_tokens_ratio_explicitly_set": False},
+    ),
     "several-requests": ({"max_running_requests": 1}, {"max_running_requests": 2}),
     "no-storage": (
         {"hicache_storage_backend": "file", "enable_hierarchical_cache": True},
@@ -493,7 +506,10 @@ USES = {
         _HOST_CACHE,
     ),
     "tokens-per-state": ({}, {"SGLANG_PERF_PATCHES_TOKENS_PER_STATE": "512"}),
-    "windows": ("Model(sliding_window=None, layer_types=['full'])", "Model(sliding_window=8)"),
+    "windows": (
+        "Model(of='DeepseekV4ForCausalLM', pool=True, sliding_window=8)",
+        "Model(sliding_window=8)",
+    ),
 }
 """Use → a server that is known to lack it, and one that has it; a text is evaluated there."""
 _OF_MODEL = {
@@ -501,6 +517,13 @@ _OF_MODEL = {
     *("window-pool", "poolless-windows", "plain-rotary"),
 }
 _OF_ATTENTION = {"fa3", "trtllm-mla", "lengths-on-gpu", "two-backends", "one-backend"}
+
+
+GATES = {
+    *("known-gdn-kernel", "known-pool-backend", "one-backend", "no-storage", "known-host-cache"),
+    *("tokens-per-state", "request-limit", "stock-window-ratio", "drafts-of-one"),
+}
+"""The uses without which a patch would have an effect that nobody tested."""
 
 
 def test_each_use_is_read(server: Throwaway) -> None:
@@ -543,8 +566,43 @@ for name, (without, having) in USES.items():
         assert state() == ("live", ""), (name, "nobody says what the model or the backend is")
         ours.deactivate()
 """
-    given = {"USES": USES, "GATES": set(uses.GATES), "UNKNOWN": _OF_MODEL | _OF_ATTENTION}
+    given = {"USES": USES, "GATES": GATES, "UNKNOWN": _OF_MODEL | _OF_ATTENTION}
     server.play("".join(f"{name} = {value!r}\n" for name, value in given.items()) + script)
+
+
+KERNELS = (
+    # --linear-attn-prefill-backend, --linear-attn-backend, --mamba-ssm-dtype, chunk, GPU: kernel
+    (None, "triton", None, 8192, "9.0", "triton"),
+    (None, "cutedsl", None, 8192, "9.0", "cutedsl"),
+    ("triton", "cutedsl", "bfloat16", 8192, "10.0", "triton"),
+    ("flashinfer", "triton", "float32", 8192, "9.0", "flashinfer"),
+    ("flashinfer", "triton", "bfloat16", 8192, "9.0", "flashinfer-pool"),
+    (None, "flashinfer", None, 8192, "12.0", "flashinfer-pool"),
+    # Stock's own default on a Blackwell.
+    (None, "triton", "bfloat16", 8192, "10.0", "flashinfer-pool"),
+    (None, "triton", "bfloat16", 16384, "10.3", "triton"),
+    (None, "triton", "bfloat16", 8192, "9.0", "triton"),
+    (None, "triton", None, 8192, "10.0", "triton"),
+)
+
+
+@pytest.mark.parametrize(("prefill", "base", "dtype", "chunk", "gpu_is", "kernel"), KERNELS)
+def test_the_prefill_kernel_of_delta_nets_is_read_as_stock_chooses_it(
+    monkeypatch: pytest.MonkeyPatch,
+    prefill: str | None,
+    base: str,
+    dtype: str | None,
+    chunk: int,
+    gpu_is: str,
+    kernel: str,
+) -> None:
+    monkeypatch.setattr(gpu, "capability", lambda: gpu_is)
+    names = ("linear_attn_prefill_backend", "linear_attn_backend", "mamba_ssm_dtype")
+    given = dict(zip(names, (prefill, base, dtype), strict=True))
+    server = published.Published(SimpleNamespace(**given, chunked_prefill_size=chunk))
+    assert server.read("gdn.prefill") == kernel
+    (known,) = (use for use in uses.USES if use.name == "known-gdn-kernel")
+    assert known.is_there(server) == (kernel in {"triton", "flashinfer"})
 
 
 STRICTLY = {

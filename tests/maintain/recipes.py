@@ -1,4 +1,4 @@
-"""``python3 -m tests.maintain.recipes`` rewrites the table of recipes, in half a minute.
+"""``python3 -m tests.maintain.recipes`` rewrites the table of recipes, in two minutes.
 
 It needs the environment of the tests: run it with ``.venv``'s Python.
 """

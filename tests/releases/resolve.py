@@ -1,10 +1,10 @@
 """Resolve servers' arguments as ``doctor -- COMMAND`` does: ``python resolve.py HOW RELEASE``.
 
 The release is on PYTHONPATH, and HOW is that of `resolver`. Stdin has a JSON list of servers, each
-with its GPU (that of `resolver`) and its arguments. The first server tells whether there are GPUs,
-none, or a Mac's (``mps``). Each is resolved in a fork of its own. Prints one JSON line a server:
-its ``setup``, its ``arguments`` as resolved and its known ``faults``, each with whether it is sure;
-or why it is ``refused`` or ``failed``.
+with its GPU (that of `resolver`) and its arguments. The first server tells whether there are GPUs
+and whose, none, or a Mac's (``mps``). Each is resolved in a fork of its own. Prints one JSON line a
+server: its ``setup``, its ``arguments`` as resolved and its known ``faults``, each with whether it
+is sure; or why it is ``refused`` or ``failed``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 from sglang_perf_patches import faults
 from sglang_perf_patches.cli.ask import QUICKLY, resolver, stand_ins
+from sglang_perf_patches.cli.ask.command import computes_by_mlx
 from sglang_perf_patches.live import published
 from sglang_perf_patches.model.setups import FEATURES
 
@@ -36,7 +37,7 @@ def main(how: str, release: str) -> None:
         first, words = servers[0]
         is_mac = "mps" in words
         if first is not None or is_mac:
-            stand_ins.lend()
+            stand_ins.lend(rocm=bool(first and first["rocm"]))
         if first is not None:
             resolver.pretend(first, Path(folder))
         if is_mac:
@@ -73,6 +74,8 @@ def resolved(release: str, words: list[str]) -> dict[str, Any]:
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
+            if computes_by_mlx(os.environ):  # a hybrid's defaults need a patch there
+                resolver.activate("all")
             arguments = resolver.resolve(words)
         except SystemExit:
             return {"refused": said.getvalue().splitlines()[-1]}

@@ -20,6 +20,7 @@ from configurations import write
 from fake_driver import DRIVER
 from sglang_perf_patches.cli import verbs
 from sglang_perf_patches.cli.ask import QUICKLY, WHOLLY, answer, gpus
+from sglang_perf_patches.cli.verbs import asking
 from sglang_perf_patches.model.feature import Setup
 from sglang_perf_patches.model.selection import Selection
 from tests.releases.recipes.models import MODELS
@@ -123,7 +124,27 @@ ACTS = {
         {"mamba.lightning-rows": "not needed"},
     ),
     "gpt-oss": ("windows", "", "0.5.23", {"swa.window-pool": "not needed"}),
-    "a Gemma": ("gemma", "", "0.5.23", {"swa.window-pool": "live"}),
+    "a Gemma": ("gemma", "", "0.5.23", {"swa.window-pool": "live", "swa.pool-ratio": "gated"}),
+    "a limit": ("windows", "--max-running-requests 24", "0.5.23", {"swa.pool-ratio": "live"}),
+    "a ratio": (
+        *("windows", "--max-running-requests 24 --swa-full-tokens-ratio 0.5", "0.5.23"),
+        {"swa.pool-ratio": "gated"},
+    ),
+    "no prefix cache": (
+        *("windows", "--max-running-requests 24 --disable-radix-cache", "0.5.23"),
+        {"swa.pool-ratio": "not needed"},
+    ),
+    "drafts on replicas": (
+        *("windows", f"--tp 2 --dp 2 --enable-dp-attention {TOPK} 1", "0.5.23"),
+        {"swa.idle-admission": "not needed"},
+    ),
+    "they decode": (
+        *("windows", f"--tp 2 --dp 2 --enable-dp-attention --disaggregation-mode decode {TOPK} 1"),
+        *("0.5.23", {"swa.idle-admission": "gated", "swa.page-size-1": "live"}),
+    ),
+    "another kernel": (
+        *("next", "--linear-attn-backend cutedsl", "0.5.23", {"mamba.gdn-prefill-graph": "gated"}),
+    ),
     "a Gemma on FlashInfer": (
         *("gemma", "--attention-backend flashinfer", "0.5.23", {"swa.window-pool": "gated"}),
     ),
@@ -188,6 +209,30 @@ def test_strict_and_the_typed_flag_are_told(models: Path) -> None:
 
 def short_of(data: dict[str, Any], patch: str) -> Any:
     return next(each["short"] for each in data["patches"] if each["id"] == patch)
+
+
+def test_a_gain_is_for_this_set_up_or_none_was_measured() -> None:
+    """Each patch with a gain: once in a set-up that meets its words, once in one that does not."""
+    verdicts = [
+        one
+        for one in verbs.judged(verbs.tree_at(version="0.5.23"))
+        if one.word == "applies" and one.patch.gain_with
+    ]
+    assert len(verdicts) > 5
+    for one in verdicts:
+        words = one.patch.gain_with.split()
+        wanted = frozenset(word for word in words if not word.startswith("-"))
+        unwanted = {word[1:]: "it is on" for word in words if word.startswith("-")}
+        fate = answer.Fate(one.patch.id, "live", "")
+        for setup, is_met in (
+            (Setup({}, {}, wanted), True),
+            (Setup(unwanted, {}, wanted), not unwanted),
+            (Setup(unwanted, {}, frozenset()), False),
+        ):
+            (short,) = asking._shorts([fate], [one], "0.5.23", setup).values()
+            assert short is not None
+            assert (short.gain == "no gain was measured for this set-up") == (not is_met), words
+            assert short.gain
 
 
 @pytest.mark.whole_matrix
@@ -271,6 +316,41 @@ def test_a_model_that_the_hub_does_not_give_is_one_sentence(release: str) -> Non
         words = (str(place.python), *server)
         with pytest.raises(AssertionError, match=r"can't fetch config\.json of nobody/model from"):
             released.run(place, *ask, *words, **hub)
+
+
+@pytest.mark.whole_matrix
+def test_the_transformers_that_fits_is_told(tmp_path: Path) -> None:
+    """By the metadata of an installed release, and transformers' own error."""
+    older = Path(released.slim("0.5.10.post1").python).parents[1]
+    (packages,) = older.glob("lib/python3*/site-packages")
+    for found in packages.glob("transformers*"):
+        (tmp_path / found.name).symlink_to(found)
+    place = released.slim("0.5.17")
+    asking = {"place": place, "older": replace(place, search=(tmp_path, *place.search))}
+
+    def said(where: str, kind: str, architecture: str) -> str:
+        model = tmp_path / kind
+        model.mkdir(exist_ok=True)
+        (model / "config.json").write_text(
+            json.dumps({"architectures": [architecture], "model_type": kind})
+        )
+        ask = ("-m", "sglang_perf_patches", "doctor", "--", "SGLANG_USE_MLX=1", str(place.python))
+        words = ("-m", "sglang.launch_server", "--model-path", str(model), "--device", "cpu")
+        with pytest.raises(AssertionError) as lost:  # exit code 2
+            released.run(asking[where], *ask, *words, HF_HUB_OFFLINE="1")
+        return str(lost.value)
+
+    unknown = "ValueError: The checkpoint you are trying to load has model type `{}` but"
+    newer = said("older", "exaone4_5", "Exaone4_5_ForConditionalGeneration")
+    assert f"sglang 0.5.17 could not be asked with transformers 5.3.0 of {place.python}" in newer
+    assert unknown.format("exaone4_5") in newer
+    assert newer.rstrip().endswith("it needs transformers==5.12.1")
+    nobody_s = said("place", "llada2_moe", "LLaDA2MoeModelLM")
+    assert (
+        "sglang 0.5.17 could not be asked: transformers 5.12.1, which fits it, failed "
+        f"({unknown.format('llada2_moe')}" in nobody_s
+    )
+    assert "it needs" not in nobody_s
 
 
 @pytest.mark.whole_matrix

@@ -78,5 +78,5 @@ def _put_on() -> None:
     sglang_perf_patches.deactivate()
     gc.collect()  # patches stay while requests of earlier checks do
     sglang_perf_patches.deactivate()
-    publish()
+    publish(max_running_requests=64)
     sglang_perf_patches.activate("swa.pool-ratio")

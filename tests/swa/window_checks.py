@@ -41,7 +41,7 @@ PATCH = "swa.window-pool"
 def booted(selection: str, model: str = "gemma-3", **asked: Any) -> Iterator[WindowServer]:
     """A server under a selection of patches, which went live before it was published."""
     prepare()
-    publish()  # an earlier server of this process is over
+    publish(max_running_requests=8)  # an earlier server of this process is over
     sglang_perf_patches.activate(selection)
     try:
         server = WindowServer(model, **asked)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..model import setups
-from ..model.feature import MISSING, Server, Setup
+from ..model.feature import MISSING, NOTHING, Server, Setup
 from ..model.patch import Patch
 from ..model.ruling import Ruling, ruling
 from . import verified
@@ -63,7 +63,8 @@ class Published:
         """See `model.feature.Server.read`.
 
         Besides arguments it reads ``is_…`` (the functions of ``sglang.srt.utils``), ``model.…``
-        (see `of_model`), ``attention.…`` (see `_attention`), ``graphs.prefill``,
+        (see `of_model`), ``attention.…`` (see `_attention`), ``graphs.prefill``, ``gdn.prefill``,
+        ``drafts.replicated``,
         ``gpu.capability``, ``GROUP.NAME`` (what the context computes) and names in capitals
         (environment variables).
         """
@@ -84,6 +85,12 @@ class Published:
         if name == "graphs.prefill":
             config = self.read("cuda_graph_config")
             return config if config is MISSING else config.prefill.backend
+        if name == "gdn.prefill":
+            return self._delta_kernel()
+        if name == "drafts.replicated":
+            sizes = map(self.read, ("dp_size", "attn_dp_size", "dwdp_size"))
+            several = any(isinstance(size, int) and size > 1 for size in sizes)
+            return several and self.read("speculative_algorithm") not in NOTHING
         if "." in name:
             return self._derived(*name.split("."))
         kind = type(self._arguments)
@@ -121,6 +128,27 @@ class Published:
             if backend is not MISSING and backend:
                 return backend
         raise LookupError(phase)
+
+    def _delta_kernel(self) -> Any:
+        """The prefill kernel of gated delta nets, by stock's choice.
+
+        ``flashinfer-pool`` is FlashInfer's other kernel: on a Blackwell, or with states that it
+        converts.
+        """
+        names = ("linear_attn_prefill_backend", "linear_attn_backend", "mamba_ssm_dtype")
+        given, base, dtype = map(self.read, names)
+        kernel = given or base
+        is_narrow = dtype not in (None, "float32")
+        if kernel != "flashinfer" and (kernel != "triton" or given or not is_narrow):
+            return kernel
+        major = str(self.read("gpu.capability")).partition(".")[0]
+        is_newer = major.isdecimal() and int(major) >= 10
+        if kernel == "flashinfer":
+            return "flashinfer-pool" if is_newer or is_narrow else kernel
+        # Stock's default for these states.
+        tokens = self.read("chunked_prefill_size") or 0
+        is_pool = major == "10" and dtype == "bfloat16" and 1 <= tokens <= 8192
+        return "flashinfer-pool" if is_pool else kernel
 
     def _derived(self, group: str, name: str) -> Any:
         """A value that the context computes from arguments; `MISSING` if the release has none."""
@@ -344,7 +372,7 @@ def _has_window_pool(config: Any) -> bool:
 
 
 def _architecture(config: Any) -> str:
-    return str(config.hf_config.architectures[0])
+    return str((config.hf_config.architectures or ("",))[0])
 
 
 def _is_a(part: Any, names: tuple[str, ...]) -> bool:
@@ -353,7 +381,9 @@ def _is_a(part: Any, names: tuple[str, ...]) -> bool:
 
 
 def _has_windows(config: Any) -> bool:
-    """Whether any layer may attend within a window, with a pool of its own or without."""
+    """Whether any layer may attend within a window, with the usual pool for it or without."""
+    if _architecture(config).startswith("DeepseekV4"):
+        return False  # nothing of its pools, sizes and metadata is what patches change
     return bool(config.is_hybrid_swa) or any(
         any(getattr(part, name, None) for name in (*_WINDOWS, _CHUNKS))
         or any("sliding" in str(kind) for kind in getattr(part, "layer_types", None) or ())

@@ -54,6 +54,12 @@ USES = (
         on={**dict.fromkeys(_PHASES, ("triton",)), "speculative_algorithm": ("frozen_kv_mtp",)},
     ),
     Use(
+        name="drafts-of-one",
+        lacking="data parallelism is on with a draft model, which was not tested",
+        on={"drafts.replicated": NOTHING},
+        gates=True,
+    ),
+    Use(
         name="trtllm-mla",
         lacking="the attention backend of drafts is not TRT-LLM MLA",
         on={"attention.draft": _TRTLLM_MLA},
@@ -117,14 +123,14 @@ USES = (
     ),
     Use(
         name="known-gdn-kernel",
-        lacking="the prefill kernel of linear attention was not tested "
-        "(--linear-attn-prefill-backend)",
-        on={"linear_attn_prefill_backend": (None, "triton", "flashinfer")},
+        lacking="the prefill kernel of gated delta nets was not tested "
+        "(--linear-attn-prefill-backend, --linear-attn-backend, --mamba-ssm-dtype)",
+        on={"gdn.prefill": (None, "triton", "flashinfer")},
         gates=True,
     ),
     Use(
         name="windows",
-        lacking="the model has no sliding windows",
+        lacking="the model has no sliding windows of the usual kind",
         off={"model.has_windows": NOTHING},
     ),
     Use(
@@ -160,6 +166,22 @@ USES = (
         name="several-requests",
         lacking="one request runs at a time (--max-running-requests 1)",
         off={"max_running_requests": (1,)},
+    ),
+    Use(
+        name="request-limit",
+        lacking="--max-running-requests is not given",
+        off={"max_running_requests": NOTHING},
+        gates=True,
+    ),
+    Use(
+        name="stock-window-ratio",
+        lacking="the operator or the model sizes the sliding-window pool (--swa-full-tokens-ratio)",
+        on={
+            "swa_full_tokens_ratio": (None, 0.8),
+            "_swa_full_tokens_ratio_explicitly_set": NOTHING,
+        },
+        every=True,
+        gates=True,
     ),
     Use(
         name="decode-server",
@@ -230,8 +252,8 @@ USES = (
         gates=True,
     ),
 )
-"""All uses. ``model.…`` is read from the release's ``ModelConfig``, ``attention.…`` and
-``graphs.…`` from several arguments (`live.published`)."""
+"""All uses. ``model.…`` is read from the release's ``ModelConfig``; ``attention.…``, ``graphs.…``,
+``gdn.…`` and ``drafts.…`` are read from several arguments (`live.published`)."""
 
 GATES = frozenset(use.name for use in USES if use.gates)
 """Those whose lack gates a patch."""

@@ -25,7 +25,7 @@ def budgets(inputs: Inputs) -> int:
     """Drawn budgets, and `DERIVED`."""
     loads = [*inputs(drawn, 24), *DERIVED]
     stock = [pools_or_none(*load) for load in loads]
-    publish()
+    publish(max_running_requests=64)
     with live(PATCH):
         patched = [pools_or_none(*load, published=True) for load in loads]
     for plain, ours in zip(stock[-len(DERIVED) :], patched[-len(DERIVED) :], strict=True):
@@ -97,7 +97,7 @@ def pools_or_none(available: int, load: Load, *, published: bool = False) -> tup
     """
     if published:
         caches = {"disable_radix_cache": True} if load.get("disable_radix_cache") else {}
-        publish(page_size=load["page_size"], **caches)
+        publish(page_size=load["page_size"], max_running_requests=64, **caches)
     try:
         return pools(available, **load)
     except (RuntimeError, ValueError):

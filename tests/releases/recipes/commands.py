@@ -33,14 +33,14 @@ _COOKBOOK = "sglang cookbook, "
 _ISSUE = "sgl-project/sglang#"
 _INFERENCEX = "SemiAnalysis InferenceX, "
 _DYNAMO = "NVIDIA Dynamo, gpt-oss-120b disaggregated, "
-_QWEN = "--reasoning-parser qwen3 --tool-call-parser qwen3_coder"
-_DRAFTS = (
+QWEN = "--reasoning-parser qwen3 --tool-call-parser qwen3_coder"
+DRAFTS = (
     "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4 "
     "--speculative-algorithm "
 )
 _PD = "--tp 4 --trust-remote-code --skip-tokenizer-init --disaggregation-transfer-backend nixl"
 
-RECIPES = (
+GIVEN = (
     # -- gated delta net
     Recipe("qnext-docs-tp4", "qwen3-next-80b", "H200", "sglang docs, Qwen3-Next", "--tp 4"),
     Recipe(
@@ -48,7 +48,7 @@ RECIPES = (
         "qwen3-next-80b",
         "H200",
         _COOKBOOK + "Qwen3-Next, MTP",
-        f"--tp 2 {_DRAFTS}EAGLE --mamba-radix-cache-strategy extra_buffer --page-size 64",
+        f"--tp 2 {DRAFTS}EAGLE --mamba-radix-cache-strategy extra_buffer --page-size 64",
     ),
     Recipe(
         "qcoder-next-1gpu",
@@ -64,14 +64,14 @@ RECIPES = (
         "qwen3.5-397b",
         "H200",
         _COOKBOOK + "Qwen3.5-397B, low latency",
-        f"--tp 8 {_QWEN} {_DRAFTS}NEXTN --mem-fraction-static 0.8",
+        f"--tp 8 {QWEN} {DRAFTS}NEXTN --mem-fraction-static 0.8",
     ),
     Recipe(
         "q35-397-h200-ht",
         "qwen3.5-397b",
         "H200",
         _COOKBOOK + "Qwen3.5-397B, high throughput",
-        f"--tp 8 {_QWEN} --enable-flashinfer-allreduce-fusion --tokenizer-worker-num 6 "
+        f"--tp 8 {QWEN} --enable-flashinfer-allreduce-fusion --tokenizer-worker-num 6 "
         "--mem-fraction-static 0.8",
     ),
     Recipe(
@@ -79,7 +79,7 @@ RECIPES = (
         "qwen3.5-397b-fp8",
         "H200",
         _INFERENCEX + "qwen3.5_fp8_h200.sh",
-        f"--tp 8 --expert-parallel-size 8 {_QWEN} --enable-flashinfer-allreduce-fusion "
+        f"--tp 8 --expert-parallel-size 8 {QWEN} --enable-flashinfer-allreduce-fusion "
         "--max-running-requests 128 --chunked-prefill-size 16384 --decode-log-interval 1 "
         "--mem-fraction-static 0.8 --cuda-graph-max-bs-decode 64 --context-length 9236 "
         "--kv-cache-dtype fp8_e4m3 --quantization fp8 --attention-backend flashinfer "
@@ -91,7 +91,7 @@ RECIPES = (
         "qwen3.5-35b",
         "H100",
         _COOKBOOK + "Qwen3.5-35B, high throughput",
-        f"{_QWEN} --mem-fraction-static 0.8",
+        f"{QWEN} --mem-fraction-static 0.8",
     ),
     Recipe("q35-4b-user", "qwen3.5-4b", "L40", _ISSUE + "26122"),
     # -- other models with states
@@ -118,10 +118,10 @@ RECIPES = (
     ),
     Recipe(
         "falcon-h1",
-        "falcon-h1-34b",
+        "falcon-h1-7b",
         "H200",
-        "no command was found: assumed",
-        "--trust-remote-code",
+        "tiiuae/Falcon-H1: README.md",
+        "--dtype bfloat16 --trust-remote-code",
     ),
     # -- sliding windows
     Recipe("oss-20-1gpu", "gpt-oss-20b", "H100", "sglang cookbook on GitBook"),
@@ -129,9 +129,8 @@ RECIPES = (
         "oss-120-1gpu",
         "gpt-oss-120b",
         "H100",
-        "a public script",
-        "--mem-fraction-static 0.8 --max-running-requests 64 --tool-call-parser gpt-oss "
-        "--context-length 8192",
+        "sglang cookbook on GitBook",
+        "--mem-fraction-static 0.95",
     ),
     Recipe(
         "oss-120-tp8",
@@ -194,7 +193,7 @@ RECIPES = (
         "deepseek-v4-flash",
         "H200",
         _COOKBOOK + "DeepSeek-V4, low latency",
-        f"--trust-remote-code --tp 4 {_DRAFTS}EAGLE",
+        f"--trust-remote-code --tp 4 {DRAFTS}EAGLE",
     ),
     # -- MLA
     Recipe(
@@ -205,7 +204,7 @@ RECIPES = (
         "--trust-remote-code --tensor-parallel-size 8 --data-parallel-size 1 --ep-size 1 "
         "--disable-radix-cache --max-running-requests 256 --cuda-graph-max-bs-decode 256 "
         "--chunked-prefill-size 32768 --max-prefill-tokens 32768 --mem-fraction-static 0.82 "
-        f"--attention-backend flashinfer --stream-interval 10 --decode-log-interval 1 {_DRAFTS}"
+        f"--attention-backend flashinfer --stream-interval 10 --decode-log-interval 1 {DRAFTS}"
         "EAGLE",
     ),
     Recipe(
@@ -213,7 +212,7 @@ RECIPES = (
         "deepseek-v3.2",
         "H200",
         _COOKBOOK + "DeepSeek-V3.2",
-        f"--tp 8 --dp 8 --enable-dp-attention --ep 8 {_DRAFTS}EAGLE "
+        f"--tp 8 --dp 8 --enable-dp-attention --ep 8 {DRAFTS}EAGLE "
         "--tool-call-parser deepseekv32 --reasoning-parser deepseek-v3",
     ),
     Recipe(
@@ -242,7 +241,7 @@ RECIPES = (
         "kimi-k2.5",
         "H200",
         _COOKBOOK + "Kimi-K2.5, all features",
-        f"--tp 8 --reasoning-parser kimi_k2 --tool-call-parser kimi_k2 {_DRAFTS}EAGLE3 "
+        f"--tp 8 --reasoning-parser kimi_k2 --tool-call-parser kimi_k2 {DRAFTS}EAGLE3 "
         f"--speculative-draft-model-path {DRAFT} --trust-remote-code",
     ),
     # -- MLX

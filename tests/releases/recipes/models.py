@@ -42,6 +42,8 @@ _OSS = {
     "max_position_embeddings": 131072,
     "quantization_config": {"quant_method": "mxfp4"},
 }
+_FP4 = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+_MLX_4BIT = {"quantization": {"group_size": 64, "bits": 4}}
 _QWEN = ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe")
 
 MODELS: Mapping[str, Config] = {
@@ -49,7 +51,10 @@ MODELS: Mapping[str, Config] = {
     "qwen3-next-80b-fp8": _model("Qwen3NextForCausalLM", "qwen3_next", **_fp8()),
     "qwen3.5-397b": _model(*_QWEN),
     "qwen3.5-397b-fp8": _model(*_QWEN, **_fp8()),
+    "qwen3.5-397b-fp4": _model(*_QWEN, **_FP4),
     "qwen3.5-35b": _model(*_QWEN),
+    "qwen3.6-35b-fp8": _model(*_QWEN, **_fp8()),
+    "qwen3.6-35b-4bit": _model(*_QWEN, **_MLX_4BIT),
     "qwen3.5-4b": _model("Qwen3_5ForConditionalGeneration", "qwen3_5"),
     "nemotron-3-nano-fp8": _model(
         *("NemotronHForCausalLM", "nemotron_h"),
@@ -72,7 +77,11 @@ MODELS: Mapping[str, Config] = {
             "short_conv_kernel_size": 4,
         },
     ),
-    "falcon-h1-34b": _model("FalconH1ForCausalLM", "falcon_h1"),
+    "falcon-h1-7b": _model("FalconH1ForCausalLM", "falcon_h1"),
+    "ring-2.5-1t": _model(
+        *("BailingMoeV2_5ForCausalLM", "bailing_hybrid"),
+        **_fp8(**_LATENT | {"num_hidden_layers": 80, "layer_group_size": 8}),
+    ),
     "gpt-oss-20b": _model(
         *("GptOssForCausalLM", "gpt_oss"),
         **_OSS,
@@ -125,6 +134,13 @@ MODELS: Mapping[str, Config] = {
         vision_config={"model_type": "gemma4_vision"},
         audio_config=None,
     ),
+    "step-3.5-flash": _model(
+        *("Step3p5ForCausalLM", "step3p5"),
+        num_hidden_layers=45,
+        sliding_window=512,
+        layer_types=_windows(45, 4),
+        num_nextn_predict_layers=3,
+    ),
     "llama-4-scout": _model(
         *("Llama4ForConditionalGeneration", "llama4"),
         text_config={
@@ -162,6 +178,16 @@ MODELS: Mapping[str, Config] = {
         *("Glm4MoeLiteForCausalLM", "glm4_moe_lite"),
         **_LATENT | {"num_hidden_layers": 47, "q_lora_rank": 768},
     ),
+    "glm-5-fp8": _model(
+        *("GlmMoeDsaForCausalLM", "glm_moe_dsa"),
+        **_fp8(
+            **_LATENT | {"num_hidden_layers": 78, "q_lora_rank": 2048},
+            index_n_heads=32,
+            index_head_dim=128,
+            index_topk=2048,
+        ),
+    ),
+    "kimi-k2": _model("DeepseekV3ForCausalLM", "kimi_k2", **_fp8(**_LATENT)),
     "kimi-k2.5": _model(
         *("KimiK25ForConditionalGeneration", "kimi_k25"),
         text_config=_model("DeepseekV3ForCausalLM", "deepseek_v3", **_LATENT),
@@ -170,9 +196,17 @@ MODELS: Mapping[str, Config] = {
     "llama3-8b-4bit": _model(
         *("LlamaForCausalLM", "llama"),
         num_hidden_layers=32,
-        quantization={"group_size": 64, "bits": 4},
+        **_MLX_4BIT,
     ),
     "qwen3-0.6b": _model("Qwen3ForCausalLM", "qwen3", num_hidden_layers=28),
+    "qwen3-0.6b-4bit": _model(
+        *("Qwen3ForCausalLM", "qwen3"),
+        num_hidden_layers=28,
+        **_MLX_4BIT,
+    ),
+    "qwen3-30b": _model("Qwen3MoeForCausalLM", "qwen3_moe", num_hidden_layers=48),
+    "minimax-m2.5": _model("MiniMaxM2ForCausalLM", "minimax_m2", **_fp8(num_hidden_layers=62)),
+    "qwen3-235b": _model("Qwen3MoeForCausalLM", "qwen3_moe", num_hidden_layers=94),
     "draft": _model("LlamaForCausalLMEagle3", "llama", num_hidden_layers=1),
 }
 """Name → its ``config.json``."""

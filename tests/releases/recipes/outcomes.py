@@ -22,9 +22,11 @@ from sglang_perf_patches.model.feature import Setup
 from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.model.selection import Selection
 
-from .commands import DRAFT, RECIPES, Recipe
+from .commands import DRAFT, GIVEN, Recipe
+from .further import FURTHER
 from .models import MODELS
 
+RECIPES = (*GIVEN, *FURTHER)
 RELEASE = releases.KNOWN[-1]
 PATCHES = by_id(sets.load())
 GAINS = frozenset(
@@ -59,12 +61,18 @@ class Outcome(NamedTuple):
         gated: patches that would act → the features that keep them off.
         uses: the short names of what the server has on, of `cli.table`.
         with_records: patches that act there if `verify` has kept a record of each on that GPU.
+        states: patch that applies on the release, opt-in ones too → its state.
+        on: the features that the server has on.
+        arguments: the resolved arguments, each as its ``repr``.
     """
 
     live: frozenset[str]
     gated: Mapping[str, tuple[str, ...]]
-    uses: tuple[str, ...] = ()
-    with_records: frozenset[str] = frozenset()
+    uses: tuple[str, ...]
+    with_records: frozenset[str]
+    states: Mapping[str, str]
+    on: frozenset[str]
+    arguments: Mapping[str, str]
 
 
 def ask(folder: Path) -> dict[str, Outcome]:
@@ -84,19 +92,24 @@ def ask(folder: Path) -> dict[str, Outcome]:
         assert "setup" in line, (recipe.name, line)
         on, lacking, having = line["setup"]
         setup = Setup(on, lacking, frozenset(having))
+        states = _states(everything, verdicts, setup)
         with mock.patch.object(verified, "is_proving", True):  # as if each had its record
-            fates = answer.fates(everything, verdicts, setup, is_here=True)
-        states, with_records = (
-            {fate.patch: fate.state for fate in found_so if PATCHES[fate.patch].is_default}
-            for found_so in (answer.fates(everything, verdicts, setup), fates)
-        )
+            proven = _states(everything, verdicts, setup, is_here=True)
+        defaults = {patch: state for patch, state in states.items() if PATCHES[patch].is_default}
         found[recipe.name] = Outcome(
-            frozenset(patch for patch, state in states.items() if state == answer.LIVE),
-            {patch: _missing(patch, on) for patch, state in states.items() if state == "gated"},
+            frozenset(patch for patch, state in defaults.items() if state == answer.LIVE),
+            {patch: _missing(patch, on) for patch, state in defaults.items() if state == "gated"},
             tuple(word for word, feature in WORDS.items() if feature in on),
-            frozenset(patch for patch, state in with_records.items() if state == answer.LIVE),
+            frozenset(patch for patch in defaults if proven[patch] == answer.LIVE),
+            {one.patch.id: states[one.patch.id] for one in verdicts if one.word == "applies"},
+            frozenset(on),
+            line["arguments"],
         )
     return {recipe.name: found[recipe.name] for recipe in RECIPES}
+
+
+def _states(everything: Selection, verdicts: Any, setup: Setup, **here: bool) -> dict[str, str]:
+    return {fate.patch: fate.state for fate in answer.fates(everything, verdicts, setup, **here)}
 
 
 def write_models(folder: Path) -> None:
@@ -171,14 +184,20 @@ def _missing(patch: str, on: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _resolved(folder: Path) -> Iterator[tuple[Recipe, dict[str, Any]]]:
-    """What the release makes of each command: of those on CUDA first, then of those on MLX."""
-    for on_cuda, place in ((True, released.tree(RELEASE)), (False, released.slim(RELEASE))):
-        recipes = [recipe for recipe in RECIPES if (recipe.gpu in gpus.KINDS) == on_cuda]
+    """What the release makes of each command: one process for CUDA, one for ROCm, one for MLX."""
+    for kind in ("CUDA", "ROCm", "MLX"):
+        recipes = [recipe for recipe in RECIPES if _kind(recipe) == kind]
         servers = []
         for recipe in recipes:
             words = shlex.split(recipe.flags.replace(DRAFT, str(folder / "draft")))
-            if not on_cuda:  # no Mac is here
+            if kind == "MLX":  # no Mac is here
                 words += ["--device", "cpu"]
-            gpu = recipe.gpu if on_cuda else None
+            gpu = None if kind == "MLX" else recipe.gpu
             servers.append((gpu, ["--model-path", folder / recipe.model, *words]))
+        place = released.slim(RELEASE) if kind == "MLX" else released.tree(RELEASE)
         yield from zip(recipes, resolved(place, servers), strict=True)
+
+
+def _kind(recipe: Recipe) -> str:
+    gpu = gpus.KINDS.get(recipe.gpu)
+    return "MLX" if gpu is None else "ROCm" if gpu.rocm else "CUDA"

@@ -104,8 +104,8 @@ def ask(asked: Asked, gpu: Gpu | None, place: Place, selection: str) -> Answer:
         if "on" in line:
             setup = Setup(line["on"], line["lacking"], frozenset(line["having"]))
             return Answer(setup, line["faults"], tuple(line["notes"]))
-        if line.get("outcome") != FAILED:
-            break  # only a failure may be due to what was left out
+        if line.get("outcome") != FAILED or "transformers" in line:
+            break  # only another failure may be due to what was left out
     raise _error(asked, place, line, ended)
 
 
@@ -146,7 +146,11 @@ def _error(asked: Asked, place: Place, line: Mapping[str, Any], ended: str) -> O
         )
     if "transformers" in line:
         have, needs = line["transformers"]
-        fits = f"transformers{needs}" if needs else f"the one of pip install {release}"
+        if needs == f"=={have}":  # then the model is at fault
+            why = f"transformers {have}, which fits it, failed ({why})"
+            return OperatorError(f"{release} could not be asked: {why}")
+        own = f"the one of pip install sglang=={place.tree.version}"
+        fits = f"transformers{needs}" if needs else own
         return OperatorError(
             f"{release} could not be asked with transformers {have or 'of this Python'} of "
             f"{python} ({why}): it needs {fits}"

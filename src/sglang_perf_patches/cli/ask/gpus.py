@@ -61,7 +61,8 @@ KINDS = {
     "RTX5090": Gpu("NVIDIA GeForce RTX 5090", 32607, (12, 0)),
     "RTX6000": Gpu("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, (12, 0)),
 }
-"""The kinds of GPU that can be named, next to `NONE`."""
+"""The kinds of GPU that can be named, next to `NONE`. The memory is what ``nvidia-smi`` or
+``rocm-smi`` prints; of GB10, which shares the host's, it is what torch reports (119.7 GiB)."""
 
 _ALIASES = {"MI300": "MI300X", "SPARK": "GB10"}
 _NAMES = ", ".join([*KINDS, NONE])

@@ -13,7 +13,7 @@ _DECODES = (
 
 PATCH = Patch(
     id="swa.idle-admission",
-    only_with=("window-pool", "decode-server"),
+    only_with=("window-pool", "decode-server", "drafts-of-one"),
     proven_with=DECODING | IDLE_RANKS | TREES,
     summary="an idle decode server admits a request that fits its sliding-window pool",
     worth=Worth("b", "stock never answers some requests that fit an idle decode server's pool"),

@@ -75,6 +75,7 @@ PATCH = Patch(
         variant(
             *(__name__, "0.5.9 … 0.5.11"),
             not_with=("pipeline",),
+            only_with=("drafts-of-one",),
             targets=(),
             adds=(_GATE,),
             depends=(*ADMITTED, *of(OLD_ALLOCATOR, *_ALLOCATES)),

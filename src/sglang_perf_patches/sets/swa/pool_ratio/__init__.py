@@ -12,8 +12,9 @@ CAP = "compute_swa_request_cap"
 PATCH = Patch(
     id="swa.pool-ratio",
     # What stock calls no window pool may be one that `swa.window-pool` gives.
-    only_with=("windows", "torch"),
-    proven_with=BESIDE | dict.fromkeys(("pages", "no-radix-cache", "no-window-pool"), "verify"),
+    # Without a prefix cache stock sizes the pool by the requests.
+    only_with=("windows", "torch", "prefix-cache", "request-limit", "stock-window-ratio"),
+    proven_with=BESIDE | dict.fromkeys(("pages", "no-window-pool"), "verify"),
     kind="policy",
     summary="sizes the sliding-window pool by the running requests and the window",
     anchors=(f"{CONFIGURATORS}:{CAP}",),

@@ -59,6 +59,7 @@ PATCH = Patch(
         variant(
             *(__name__, "0.5.9 … 0.5.11"),
             not_with=("pipeline",),
+            only_with=("drafts-of-one",),
             targets=(
                 *of(QUEUE, "__init__", "_check_if_req_exceed_kv_capacity", "_allocatable_tokens"),
                 *of(QUEUE, "_pre_alloc", "pop_preallocated", "resume_retracted_reqs"),

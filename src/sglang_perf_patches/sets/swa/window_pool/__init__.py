@@ -34,7 +34,7 @@ _BACKENDS = (
 
 PATCH = Patch(
     id="swa.window-pool",
-    only_with=("poolless-windows", "torch", "known-pool-backend", "one-backend"),
+    only_with=("poolless-windows", "windows", "torch", "known-pool-backend", "one-backend"),
     proven_with=POOLED,
     kind="policy",
     summary="Gemma 2 and 3, EXAONE 4 and Olmo 3 get a sliding-window pool, for text only",

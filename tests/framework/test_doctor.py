@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import platform
 import subprocess
 import sys
 import time
 import venv
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +20,7 @@ from throwaway import PUBLISHING, Throwaway
 from sglang_perf_patches.cli import downloads, machine
 from sglang_perf_patches.cli.verbs import stock_switches
 from sglang_perf_patches.compat import source
+from sglang_perf_patches.live import gpu
 from sglang_perf_patches.model import releases
 
 SETS = """
@@ -309,6 +312,10 @@ def test_alone_it_says_whether_all_is_well(throwaway: Throwaway) -> None:
     }
     assert "next to sglang 1.0" in by_check["installed"][1]
     assert by_check["chosen"][1] == "1 ready, 0 refused, 1 off, with SGLANG_PERF_PATCHES=all"
+    data = json.loads(health(throwaway, "--json")[1])
+    here = {"python": platform.python_version(), "wrapt": metadata.version("wrapt")}
+    assert {name: data["versions"][name] for name in here} == here
+    assert data["gpu"] == (gpu.machine() and gpu.machine()._asdict())
 
 
 @pytest.mark.parametrize(

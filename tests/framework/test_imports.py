@@ -218,11 +218,7 @@ def test_no_attribute_of_a_server_has_a_lock() -> None:
 
 def test_no_other_verb_loads_what_bench_server_needs() -> None:
     users = {name for name in MODULES if "bench_server" in map(part, GRAPH[name])}
-    assert {name for name in users if part(name) == "cli"} == {
-        *("cli.verbs.benching_server", "cli.verbs.reporting")
-    }
-    reported = {name for name in GRAPH["cli.verbs.reporting"] if part(name) == "bench_server"}
-    assert reported == {f"bench_server.{name}" for name in ("machine", "public", "secrets")}
+    assert {name for name in users if part(name) == "cli"} == {"cli.verbs.benching_server"}
 
 
 def test_the_parts_of_the_tests() -> None:

@@ -38,7 +38,6 @@ _VERBS = {
         "bench server: A/B of your own server, with and without patches, or any settings",
     ),
     "help": ("helping", "a page about the patches, the commands, the states …"),
-    "report": ("reporting", "write one redacted file for an issue; nothing is sent"),
     "run": (
         "running",
         "run a command with patches active in it and in every Python that it starts",

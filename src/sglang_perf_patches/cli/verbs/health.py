@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from typing import Literal
 
 from ... import __version__
 from ...compat.source import Tree
 from ...faults import of_release
+from ...live import gpu
 from ...model.selection import Selection
 from ...telemetry import records, summary
 from .. import entry_point, render
@@ -25,6 +28,12 @@ from . import (
     stock_switches,
     tree_at,
 )
+
+_PACKAGES = (
+    *("sglang-kernel", "sgl-kernel", "torch", "triton", "flashinfer-python", "mlx", "mlx-lm"),
+    *("transformers", "wrapt"),
+)
+"""Packages whose versions ``--json`` has, where they are installed."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,8 @@ def run(*, as_json: bool) -> int:
     if as_json:
         data = {
             "sglang": {"version": tree.version, "path": str(tree.root)},
+            "versions": {"sglang-perf-patches": __version__, **_versions()},
+            "gpu": (driver := gpu.machine()) and driver._asdict(),
             "checks": [asdict(check) for check in checks],
             "stock_switches": [one.data for one in switches],
             "faults": [one.data() for one in of_release(tree.version)],
@@ -69,6 +80,15 @@ def run(*, as_json: bool) -> int:
         parts = [*_text(checks), known_faults.in_short(tree.version)]
         print("\n\n".join(filter(None, [*parts, stock_switches.text(switches, "here")])))
     return 1 if is_bad else 0
+
+
+def _versions() -> dict[str, str]:
+    """The system, and the packages that matter to a patch."""
+    versions = {"python": platform.python_version(), "system": platform.platform()}
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def _text(checks: list[Check]) -> Iterator[str]:

@@ -17,7 +17,6 @@ from test_parts import made
 
 from sglang_perf_patches.bench_server import UsageError, command, outcome, secrets, sides
 from sglang_perf_patches.bench_server.boot import Boot
-from sglang_perf_patches.bench_server.page import to_html
 from sglang_perf_patches.bench_server.shown import to_text
 from sglang_perf_patches.bench_server.turns import Stopped
 from sglang_perf_patches.model.selection import parse
@@ -28,8 +27,8 @@ CANARY = "Zq7"
 def results(
     words: list[str], *, model: str = "tiny", said: str = "it crashed", adds: str = "X=1"
 ) -> str:
-    """JSON, page and terminal of a comparison with such a command, model, last line and side."""
-    a, b = sides.described([None, adds, None, None], "none", ["serve"])
+    """JSON and terminal of a comparison with such a command, model, last line and side."""
+    a, b = sides.described(None, adds, "none", ["serve"])
     states = [
         {"id": "mlx.kv-arena", "state": "live", "ran": True},
         {"id": "mlx.last-row", "state": "failed", "reason": said},
@@ -44,7 +43,7 @@ def results(
         load=secrets.shown(words),
         **fields,
     )
-    return "\n".join([outcome.to_json(whole), to_html(whole), to_text(whole)])
+    return "\n".join([outcome.to_json(whole), to_text(whole)])
 
 
 @pytest.mark.parametrize(
@@ -102,7 +101,7 @@ def test_a_command_shows_known_flags_with_known_values(words: str, expected: str
         'python -c \'os.environ["HF_TOKEN"] = "Zq7"\'',
         "bash -c 'export A=1; export HF_TOKEN=Zq7; serve --redis-password Zq7'",
         'serve --extra \'{"t": "Zq7"}\'',
-        "serve --html /home/Zq7/x.html --url http://h/Zq7 --dtype Zq7 --tp Zq7 --trust-remote-code",
+        "serve --keep /home/Zq7/x --url http://h/Zq7 --dtype Zq7 --tp Zq7 --trust-remote-code",
         "/opt/Zq7/bin/python serve.py",
         "Zq7 serve",
     ],
@@ -164,7 +163,7 @@ _AROUND = (
 )
 _BEFORE = (
     *("serve", "--pw", "--tp", "--dtype", "--trust-remote-code", "-p", "-u", "-c", "login", "--b"),
-    *("--api-key", "--port", "--served-model-name", "--html", "-m", "env", "--", "sh"),
+    *("--api-key", "--port", "--served-model-name", "--keep", "-m", "env", "--", "sh"),
 )
 # What a word or a hidden place may hold; a secret is found again by what stands in its middle.
 _SECRET = st.builds(lambda a, b: f"{a}{CANARY}{b}", st.text(max_size=12), st.text(max_size=12))
@@ -206,8 +205,7 @@ def test_a_variable_before_the_command_is_not_repeated() -> None:
 
 
 def test_a_whole_run_shows_no_secret_and_no_path(bench: Bench, tmp_path: Path) -> None:
-    """In JSON and page, then on the terminal: the command's, the environment's, the server's."""
-    page = tmp_path / "page.html"
+    """In JSON, then on the terminal: the command's, the environment's, the server's."""
     server = [
         *("env", "HF_TOKEN=hf-Zq7", "SGLANG_PROXY=http://bob:Zq7@h", "NCCL_CONF=Zq7"),
         *(sys.executable, "program.py", "--pids", str(bench.pids), "--port", str(bench.port)),
@@ -215,7 +213,7 @@ def test_a_whole_run_shows_no_secret_and_no_path(bench: Bench, tmp_path: Path) -
         *("--admin-api-key", "Zq7", "--model-path", "/home/Zq7/tiny"),
     ]
     ours = [sys.executable, "-m", "sglang_perf_patches", "bench", "server", "--turns", "2"]
-    for more in (("--json", "--html", str(page)), ()):
+    for more in (("--json",), ()):
         done = bench.run([*ours, *more, "--", *server], ONLY_HERE="Zq7-only")
         assert done.returncode == 1  # the fourth boot crashes
         text = done.stdout + done.stderr
@@ -224,7 +222,6 @@ def test_a_whole_run_shows_no_secret_and_no_path(bench: Bench, tmp_path: Path) -
             assert data["stopped"]["reason"].endswith("while starting: RuntimeError")
             assert data["model"] == "..."
             assert data["command"].endswith("--model-path tiny")
-            text += page.read_text(encoding="utf-8")
             for private in (str(tmp_path), str(bench.throwaway.site), sys.prefix):
-                assert private not in done.stdout + page.read_text(encoding="utf-8")
+                assert private not in done.stdout
         assert CANARY not in text

@@ -34,7 +34,7 @@ class Plan:
 
     Attributes:
         prefix: words before the command, which activate patches in releases without plugins.
-        sides: each is compared with the first.
+        sides: the second is compared with the first.
         module: of sglang's ``bench_serving``.
         options: of ``bench_serving``.
         folder: for logs and results.
@@ -42,7 +42,7 @@ class Plan:
 
     served: ServerCommand
     prefix: tuple[str, ...]
-    sides: tuple[Side, ...]
+    sides: tuple[Side, Side]
     module: str
     options: tuple[str, ...]
     folder: Path

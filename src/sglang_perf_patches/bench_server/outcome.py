@@ -192,12 +192,8 @@ def amount(change: Change) -> str:
     return much if change.low == change.high else f"{much} ({ends})"
 
 
-def to_json(outcome: Outcome, *others: Outcome) -> str:
-    """The outcome as JSON; comparisons with further sides are under ``more``."""
-    return json.dumps({**_data(outcome), "more": [_data(one) for one in others]}, indent=1)
-
-
-def _data(outcome: Outcome) -> dict[str, Any]:
+def to_json(outcome: Outcome) -> str:
+    """The outcome as JSON."""
     data = asdict(outcome)
     data["sides"] = [
         {"name": one.name, "adds": one.said, "selection": one.selection} for one in outcome.sides
@@ -209,4 +205,4 @@ def _data(outcome: Outcome) -> dict[str, Any]:
         if figure.name in data["changes"]:
             described = {"unit": figure.unit, "means": figure.means}
             data["changes"][figure.name] |= {**described, "less_is_better": figure.less_is_better}
-    return data
+    return json.dumps(data, indent=1)

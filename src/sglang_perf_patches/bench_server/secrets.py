@@ -24,7 +24,7 @@ _KINDS: dict[str, str] = {
     **dict.fromkeys(("--speculative-draft-model-path", "--speculative-draft-model"), "model"),
     **dict.fromkeys((*OF_SHELLS, "--a", "--b", "--c", "--d"), "words"),
     **dict.fromkeys(("--port", "--turns", "--boot-timeout", "--load-timeout"), "number"),
-    **dict.fromkeys(("--keep", "--html", "--url"), "text"),
+    **dict.fromkeys(("--keep", "--url"), "text"),
     **dict.fromkeys(("-m", "--", "--json"), "switch"),
 }
 """What an option takes that is not the server's: as `flags.Kind`, a model's path, or words."""

@@ -1,4 +1,4 @@
-"""An outcome as words and tables, for the terminal and for the page."""
+"""An outcome as words and tables, for the terminal."""
 
 from __future__ import annotations
 

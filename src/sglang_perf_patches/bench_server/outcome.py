@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..model.selection import Selection
-from . import noise, patches, secrets, tokens
+from . import noise, patches, redact, tokens
 from .boot import Boot
 from .noise import Change
 from .sides import Side
@@ -54,7 +54,7 @@ class Outcome:
     Attributes:
         machine: as `machine.facts` gives it.
         model: the last name of the model's path.
-        command: the operator's command, as `secrets` shows it.
+        command: the operator's command, as `redact` shows it.
         repeat: the command that repeats this comparison.
         load: the options of bench_serving.
         turns: how many were requested.
@@ -115,7 +115,7 @@ def compared(
             changes[figure.name] = noise.change(*values)
     records = [record for boot in patched for record in boot.records]
     return {
-        "model": secrets.model_name(stock[0].model),
+        "model": redact.model_name(stock[0].model),
         "changes": changes,
         "tokens": tokens.compare(
             [boot.tokens for boot in stock], [boot.tokens for boot in patched], sides[0].name

@@ -10,12 +10,13 @@ from typing import Any
 from ..model.selection import Selection
 from ..supervised import Supervised
 from ..telemetry import records
-from . import BenchError, public, secrets
+from . import BenchError, redact
 from .sides import Side
 
 _PATIENCE_S = 6.0
 _LOOK_S = 0.5
 _FAILED = ("refused", "conflict", "failed")
+_ROLES = ("launcher", "scheduler", "tokenizer", "detokenizer", "data")
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def summary(records: Iterable[dict[str, Any]]) -> list[Of]:
     ran: dict[tuple[str, str], list[bool]] = {}
     for record in records:
         # The role without its rank: ``scheduler`` for ``scheduler_TP0``; "other" for a script.
-        role = public.role(record["role"]).partition("_")[0].lower()
+        role = record["role"].partition("_")[0].lower()
+        role = role if role in _ROLES else "other"
         for state in record["patches"]:
             if state["state"] == "live":
                 ran.setdefault((state["id"], role), []).append(bool(state["ran"]))
@@ -77,7 +79,7 @@ def summary(records: Iterable[dict[str, Any]]) -> list[Of]:
 def failed(records: Iterable[dict[str, Any]]) -> dict[str, str]:
     """Patch that was refused, in conflict or failed in any process → why."""
     return {
-        state["id"]: f"{state['state']}: {secrets.said(state['reason'])}"
+        state["id"]: f"{state['state']}: {redact.names(state['reason'])}"
         for record in records
         for state in record["patches"]
         if state["state"] in _FAILED

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..model.switch import VARIABLE, is_off
-from . import UsageError, secrets
+from . import UsageError, redact
 
 _OF_BOTH = ("--port", "--host", "--api-key", "--ssl-certfile", "--ssl-keyfile")
 
@@ -46,7 +46,7 @@ class Side:
         added = dict(self.variables)
         if self.needs_live or not self.is_patched:
             added[VARIABLE] = self.selection
-        return secrets.shown([*(f"{name}={value}" for name, value in added.items()), *self.flags])
+        return redact.shown([*(f"{name}={value}" for name, value in added.items()), *self.flags])
 
 
 def stock_and_patched(selection: str) -> tuple[Side, Side]:
@@ -72,7 +72,7 @@ def described(
     if b is None:
         raise UsageError("--a needs a side to compare with: give --b as well")
     first, second = _side("a", a or "", selection), _side("b", b, selection)
-    if (first.flags or second.flags) and secrets.OF_SHELLS & set(command):
+    if (first.flags or second.flags) and redact.OF_SHELLS & set(command):
         raise UsageError(
             "flags can't be put at the end of a shell's script: name the server itself after --"
         )
@@ -87,7 +87,7 @@ def _side(name: str, text: str, selection: str) -> Side:
     except ValueError as error:
         raise UsageError(f"--{name}: {error}") from error
     variables: dict[str, str] = {}
-    while words and (match := secrets.VARIABLE.fullmatch(words[0])):
+    while words and (match := redact.VARIABLE.fullmatch(words[0])):
         variables[match[1]] = match[2]
         del words[0]
     if words and not words[0].startswith("-"):

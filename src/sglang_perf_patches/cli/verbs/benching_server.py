@@ -21,7 +21,7 @@ from ...bench_server import (
     load,
     machine,
     processes,
-    secrets,
+    redact,
     sides,
     turns,
 )
@@ -144,13 +144,13 @@ def _compare(
     elif args.keep is None:
         shutil.rmtree(folder, ignore_errors=True)
     facts = machine.facts()
-    typed = secrets.shown(["sglang-perf-patches", "bench", "server", *all_words])
+    typed = redact.shown(["sglang-perf-patches", "bench", "server", *all_words])
     result = Outcome(
         sglang=tree.version,
         machine=facts,
-        command=secrets.shown(words),
+        command=redact.shown(words),
         repeat=f"SGLANG_PERF_PATCHES={shlex.quote(default.text)} {typed}",
-        load=secrets.shown(plan.options),
+        load=redact.shown(plan.options),
         turns=args.turns,
         **outcomes.compared(taken, chosen, stopped, compared),
     )

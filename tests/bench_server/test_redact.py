@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from served import Bench
 from test_parts import made
 
-from sglang_perf_patches.bench_server import UsageError, command, outcome, secrets, sides
+from sglang_perf_patches.bench_server import UsageError, command, outcome, redact, sides
 from sglang_perf_patches.bench_server.boot import Boot
 from sglang_perf_patches.bench_server.shown import to_text
 from sglang_perf_patches.bench_server.turns import Stopped
@@ -34,13 +34,13 @@ def results(
         {"id": "mlx.last-row", "state": "failed", "reason": said},
     ]
     boot = Boot({"TPOT": 1.0}, ((1,),), [{"role": said, "patches": states}], model)
-    stopped = Stopped(2, "b", f"the server ended with 1 while starting: {secrets.said(said)}")
+    stopped = Stopped(2, "b", f"the server ended with 1 while starting: {redact.names(said)}")
     fields = outcome.compared([(boot, boot)] * 2, parse("none", {}), stopped, (a, b))
     whole = replace(
         made(),
-        command=secrets.shown(words),
-        repeat=secrets.shown(["sglang-perf-patches", "bench", "server", "--b", adds, "--", *words]),
-        load=secrets.shown(words),
+        command=redact.shown(words),
+        repeat=redact.shown(["sglang-perf-patches", "bench", "server", "--b", adds, "--", *words]),
+        load=redact.shown(words),
         **fields,
     )
     return "\n".join([outcome.to_json(whole), to_text(whole)])
@@ -49,9 +49,9 @@ def results(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("serve --api-key k1 --port 1", "serve --api-key ... --port 1"),
-        ("serve --api-key=k1 'a b'", "serve --api-key=... ..."),
-        ("serve --admin-api-key k1 --tp 2", "serve --admin-api-key ... --tp 2"),
+        ("serve --api-key k1 --port 1", "serve ... --port 1"),
+        ("serve --api-key=k1 'a b'", "serve ..."),
+        ("serve --admin-api-key k1 --tp 2", "serve ... --tp 2"),
         ("env HF_TOKEN=hf_1 DB=x serve", "env HF_TOKEN=... ... serve"),
         ("env SGLANG_USE_MLX=1 PYTHONUNBUFFERED=1 serve", None),
         ("env LDQX7ZK2M=1 LD_LIBRARY_PATH=/opt/me serve", "env ... LD_LIBRARY_PATH=... serve"),
@@ -63,14 +63,11 @@ def results(
             "serve --tokenizer-path me/t --max-total-tokens 99",
             "serve --tokenizer-path t --max-total-tokens 99",
         ),
-        ("serve --tokens k1 --skip-tokenizer-init", "serve ... --skip-tokenizer-init"),
-        ("serve --trust-remote-code k1 --tp=2", "serve --trust-remote-code ... --tp=2"),
+        ("serve --tokens k1 --enable-lora", "serve ... --enable-lora"),
+        ("serve --enable-lora k1 --tp=2", "serve --enable-lora ... --tp=2"),
         ("serve --cuda-graph-bs 1 2 4 --dtype half --random-seed -1", None),
         ("serve --dtype k1 --tp k1", "serve --dtype ... --tp ..."),
-        (
-            "serve --json-model-override-args '{\"layers\": 2}'",
-            "serve --json-model-override-args ...",
-        ),
+        ("serve --json-model-override-args '{\"layers\": 2}'", "serve ..."),
         ("sh -c 'HF_TOKEN=k1 serve --tp 2'", "sh -c 'HF_TOKEN=... serve --tp 2'"),
         (
             "/home/me/venv/bin/python3.11 -m sglang.launch_server --model-path /srv/me/Qwen3-8B/",
@@ -79,15 +76,15 @@ def results(
         ("sglang serve --model-path Qwen/Qwen3-8B", "sglang serve --model-path Qwen3-8B"),
         ("serve --model-path hf_abcdefghijkl", "serve --model-path ..."),
         ("serve --model-path https://me:k1@host/m", "serve --model-path ..."),
-        ("bench --b 'X=k1 --admin-api-key k1'", "bench --b '... --admin-api-key ...'"),
-        ("bench --b '--admin-api-key k1 --tp 2'", "bench --b '--admin-api-key ... --tp 2'"),
+        ("bench --b 'X=k1 --admin-api-key k1'", "bench --b ..."),
+        ("bench --b '--admin-api-key k1 --tp 2'", "bench --b '... --tp 2'"),
         ("bench --b 'SGLANG_X=1 --random-seed 2'", None),
         ("bench --b '--random-seed 1' -- serve --speculative-eagle-topk 1", None),
         ('bench --b "\'" serve', "bench --b ... serve"),
     ],
 )
 def test_a_command_shows_known_flags_with_known_values(words: str, expected: str | None) -> None:
-    assert secrets.shown(shlex.split(words)) == (expected or words)
+    assert redact.shown(shlex.split(words)) == (expected or words)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +139,7 @@ def test_nor_is_it_in_what_a_side_adds(adds: str, shown: str) -> None:
     ],
 )
 def test_a_model_is_its_last_name(model: str, shown: str) -> None:
-    assert secrets.model_name(model) == shown
+    assert redact.model_name(model) == shown
     assert CANARY not in results(["serve"], model=model)
 
 
@@ -152,7 +149,7 @@ def test_what_a_server_said_keeps_the_names_of_errors() -> None:
     assert CANARY not in text
     assert "bob" not in text
     assert "while starting: torch.OutOfMemoryError, RuntimeError" in text
-    assert secrets.said("I know nothing of it") == "..."
+    assert redact.names("I know nothing of it") == "..."
 
 
 _AROUND = (

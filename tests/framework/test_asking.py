@@ -174,38 +174,12 @@ def test_what_is_no_server_is_one_sentence(line: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ("--tp-size", "4"),
-        ("--page-size", "64"),
-        ("--page-size", "1"),
-        ("--disable-radix-cache",),
-        ("--chunked-prefill-size", "8192"),
-        ("--kv-cache-bytes", "1"),
-        ("--max-running-requests", "4"),
-        ("--sglang-path", "SITE", "--tp-size", "4"),
-    ],
-)
-def test_an_option_of_a_server_alone_names_the_right_call(
-    throwaway: Throwaway, words: tuple[str, ...]
-) -> None:
-    given = [str(throwaway.site) if word == "SITE" else word for word in words]
-    done = throwaway.command("doctor", *given)
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    (line,) = done.stderr.splitlines()
-    option = next(word for word in words if word.startswith("--") and word != "--sglang-path")
-    assert f"{option} needs --model DIR" in line
-    assert "sglang-perf-patches doctor -- python -m sglang.launch_server" in line
-
-
-@pytest.mark.parametrize(
     ("words", "said"),
     [
         (("doctor", "--gpu", "H100"), "--gpu needs the server's command after --"),
         (("list", "--gpu", "H100"), "unrecognized arguments: --gpu H100"),
         (("doctor", "--gpu", "X1", "--", *LAUNCH), "--gpu X1 is unknown: give one of A100"),
-        (("doctor", "--model", "M", "--", *LAUNCH), "exclude each other"),
-        (("doctor", "--tp-size", "4", "--", *LAUNCH), "--tp-size needs --model DIR"),
+        (("doctor", "--tp-size", "4"), "--tp-size 4: to ask about a server, use doctor -- COMMAND"),
         (("doctor", "--"), "a command is missing after --"),
         (("list", "--", *LAUNCH), "use sglang-perf-patches doctor -- COMMAND"),
         (("--", *LAUNCH), "use sglang-perf-patches doctor -- COMMAND"),

@@ -96,7 +96,8 @@ def _run(words: list[str]) -> int:
         parser.error(f"there is no verb {words[0]!r}: did you mean {near[0]}?")
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        hint = ": to ask about a server, use doctor -- COMMAND" if words[0] == "doctor" else ""
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if words[0] == "doctor":
         args.command = command
     code: int = args.function(args)

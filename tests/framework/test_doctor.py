@@ -17,11 +17,7 @@ from typing import IO
 import pytest
 from throwaway import PUBLISHING, Throwaway
 
-from sglang_perf_patches.cli import downloads, machine
-from sglang_perf_patches.cli.verbs import stock_switches
-from sglang_perf_patches.compat import source
 from sglang_perf_patches.live import gpu
-from sglang_perf_patches.model import releases
 
 SETS = """
 import throwaway_patches as t
@@ -88,63 +84,6 @@ def test_each_change_is_named_and_a_lost_patch_is_exit_1(throwaway: Throwaway, o
 
     without = throwaway.command("doctor", "--sglang-path", str(other), SGLANG_PERF_PATCHES="-one")
     assert without.returncode == 0
-
-
-def test_stocks_own_switches_that_are_off_are_named(throwaway: Throwaway, other: Path) -> None:
-    (other / "srt" / "environ.py").write_text(
-        "class Envs:\n"
-        "    SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK = EnvBool(False)\n"
-        "    SGLANG_ENABLE_METADATA_GLUE_GRAPH = EnvBool(True)\n"
-    )
-    data = json.loads(throwaway.command("doctor", "--sglang-path", str(other), "--json").stdout)
-    (switch,) = data["stock_switches"]
-    assert switch["name"] == "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1"
-    assert switch["gains"]
-    assert switch["costs"]
-    told = throwaway.command("doctor", "--sglang-path", str(other)).stdout
-    assert switch["measure"].startswith("sglang-perf-patches bench server --b ")
-    sentence = f"{switch['measure']} gains: {switch['gains']} costs: {switch['costs']}"
-    assert sentence in " ".join(told.split())
-    assert max(map(len, told.partition("sglang options")[2].splitlines())) <= 100
-    alone = throwaway.command("doctor", "--json")
-    assert json.loads(alone.stdout)["stock_switches"] == []  # of the installed one
-    (other / "srt" / "environ.py").unlink()
-    assert "sglang options" not in throwaway.command("doctor", "--sglang-path", str(other)).stdout
-
-
-SWITCHES = {
-    "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1": "0.5.17",
-    "SGLANG_ENABLE_METADATA_GLUE_GRAPH=1": "0.5.19",
-    "--mamba-max-states-per-path 1": "0.5.17",
-    "--cuda-graph-backend-prefill full": "0.5.16",
-    "SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR=1": "0.5.23",
-    "SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN=1": "0.5.23",
-    "SGLANG_OPT_CUDA_GRAPH_FILL_FAST_PATH=1": "0.5.23",
-    "MLX_USE_CUDA_GRAPHS=0": "0.5.10",
-}
-"""Name → the first release that has it."""
-
-
-@pytest.mark.parametrize("release", ["0.5.13", "0.5.17", "0.5.23"])
-def test_each_release_has_the_switches_that_it_brought(release: str) -> None:
-    known = releases.KNOWN
-    names = {each.name for each in stock_switches.of(source.at(downloads.tree(release)))}
-    assert names == {
-        name for name, first in SWITCHES.items() if known.index(first) <= known.index(release)
-    }
-
-
-def test_a_switch_is_named_where_it_has_something_to_switch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tree = source.at(downloads.tree("0.5.23"))
-    everywhere = {each.name for each in stock_switches.of(tree)}
-    for lacking, left in (
-        ("mlx", everywhere - {"MLX_USE_CUDA_GRAPHS=0"}),
-        ("a GPU", {"SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1", "--mamba-max-states-per-path 1"}),
-    ):
-        monkeypatch.setattr(machine, "has", lacking.__ne__)
-        assert {each.name for each in stock_switches.of(tree, is_here=True)} == left
 
 
 def test_the_way_back_gains(throwaway: Throwaway, other: Path) -> None:

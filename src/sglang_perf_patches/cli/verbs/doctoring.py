@@ -13,17 +13,7 @@ from ...compat.source import TreeError
 from ...compat.verdict import Verdict
 from ...faults import of_release
 from .. import render
-from . import (
-    add_json,
-    add_tree,
-    asking,
-    health,
-    judged,
-    known_faults,
-    selected,
-    stock_switches,
-    tree_at,
-)
+from . import add_json, add_tree, asking, health, judged, known_faults, selected, tree_at
 
 PARSER: dict[str, Any] = {
     "usage": "%(prog)s [--all] [--json]\n"
@@ -91,7 +81,6 @@ def _upgrade(args: argparse.Namespace) -> int:
     prospects = [Prospect(words.get(one.patch.id, ""), one) for one in judged(there)]
     chosen = [one for one in prospects if one.there.patch.id in selection.ids]
     lost = [one.there.patch.id for one in chosen if one.change == "lost"]
-    switches = stock_switches.of(there)
     if args.json:
         data = {
             "from": here and {"version": here.version, "path": str(here.root)},
@@ -108,7 +97,6 @@ def _upgrade(args: argparse.Namespace) -> int:
                 for one in prospects
             ],
             "lost": lost,
-            "stock_switches": [each.data for each in switches],
             "faults": [one.data() for one in of_release(there.version)],
         }
         print(json.dumps(data, indent=2))
@@ -126,7 +114,6 @@ def _upgrade(args: argparse.Namespace) -> int:
         render.table(rows) if shown else "",
         f"{more} more do not change: add --all" if more else "",
         known_faults.of_upgrade(here.version if here else None, there.version),
-        stock_switches.text(switches),
     ]
     print("\n\n".join(filter(None, parts)))
     return 1 if lost else 0

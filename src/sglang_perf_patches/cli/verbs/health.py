@@ -18,16 +18,7 @@ from ...model.selection import Selection
 from ...telemetry import records, summary
 from .. import entry_point, render
 from ..table import READY
-from . import (
-    any_is_lost,
-    judged,
-    known_faults,
-    listing,
-    selected,
-    servers,
-    stock_switches,
-    tree_at,
-)
+from . import any_is_lost, judged, known_faults, listing, selected, servers, tree_at
 
 _PACKAGES = (
     *("sglang-kernel", "sgl-kernel", "torch", "triton", "flashinfer-python", "mlx", "mlx-lm"),
@@ -64,7 +55,6 @@ def run(*, as_json: bool) -> int:
     here = f"sglang-perf-patches {__version__} next to sglang {tree.version}"
     installed = Check("installed", "ok", f"{here}, Python {platform.python_version()}")
     checks = [installed, _loaded(), _chosen(tree, selection), *_servers()]
-    switches = stock_switches.of(tree, is_here=True)
     is_bad = any(check.word == "bad" for check in checks)
     if as_json:
         data = {
@@ -72,13 +62,12 @@ def run(*, as_json: bool) -> int:
             "versions": {"sglang-perf-patches": __version__, **_versions()},
             "gpu": (driver := gpu.machine()) and driver._asdict(),
             "checks": [asdict(check) for check in checks],
-            "stock_switches": [one.data for one in switches],
             "faults": [one.data() for one in of_release(tree.version)],
         }
         print(json.dumps(data, indent=2))
     else:
         parts = [*_text(checks), known_faults.in_short(tree.version)]
-        print("\n\n".join(filter(None, [*parts, stock_switches.text(switches, "here")])))
+        print("\n\n".join(filter(None, parts)))
     return 1 if is_bad else 0
 
 

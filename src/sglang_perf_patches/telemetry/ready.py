@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..model.feature import MISSING
 from . import summary
 
 logger = logging.getLogger("sglang_perf_patches")
@@ -20,6 +19,10 @@ _SETTLED_LOOKS = 4
 _SETTLED_LOOKS_OF_LAUNCHER = 24
 _SETTLED_LOOKS_WITHOUT = 24
 """Longer while nothing is live, because the server may still be importing its modules."""
+
+known_faults: Callable[[str, Sequence[str]], Iterable[str]] | None = None
+"""Gives a sentence on each known fault that this server has, from its release and the ids of live
+patches. The package sets it at an activation."""
 
 
 class Announcement:
@@ -63,7 +66,10 @@ class Announcement:
         if is_ready:
             self.is_made = True
             logger.info(line(processes, states))
-            _tell_faults(processes[0]["sglang"], summary.in_state(states, "live"))
+            release = processes[0]["sglang"]
+            live = summary.in_state(states, "live")
+            for text in known_faults(release, live) if known_faults else ():
+                logger.warning("sglang-perf-patches: known fault of sglang %s: %s", release, text)
 
     def _tell_gated(self, processes: Sequence[Mapping[str, Any]]) -> None:
         """Log each gated patch once, patches with the same cause in one line."""
@@ -89,19 +95,6 @@ def line(processes: Sequence[Mapping[str, Any]], states: Mapping[str, str]) -> s
         f"live on sglang {first['sglang']}: "
         f"{'; '.join([names, *gated])}"
     )
-
-
-def _tell_faults(release: str, live: Sequence[str]) -> None:
-    """Log each known fault of the release that this server has."""
-    from .. import faults  # read once, when the server has started
-    from ..live.published import published
-
-    server = published()
-    if server.read("device") is MISSING:  # this process publishes no arguments
-        return
-    for one, is_sure in faults.found(release, faults.conditions(server), live):
-        text = one.text(is_sure=is_sure)
-        logger.warning("sglang-perf-patches: known fault of sglang %s: %s", release, text)
 
 
 def _is_ready(role: str) -> bool | None:

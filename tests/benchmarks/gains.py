@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from xml.sax.saxutils import escape
 
-from sglang_perf_patches import sets
-from sglang_perf_patches.cli import patch_page
-from sglang_perf_patches.cli.table import works_with
+from sglang_perf_patches import patch_page, sets
 from sglang_perf_patches.model.patch import by_id
+from sglang_perf_patches.patch_page import works_with
 from tests.maintain import pages, quotes
 
 DATA = "tests/benchmarks/results/gains.json"

@@ -7,12 +7,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sglang_perf_patches import sets
-from sglang_perf_patches.cli import patch_page, table
-from sglang_perf_patches.cli.markdown import plain
-from sglang_perf_patches.cli.table import ONE, WORDS
+from sglang_perf_patches import patch_page, sets
+from sglang_perf_patches.cli import table
 from sglang_perf_patches.compat.verdict import Verdict
 from sglang_perf_patches.model.patch import by_id
+from sglang_perf_patches.patch_page import ONE, WORDS, plain
 from tests.benchmarks import gains
 from tests.maintain import ROOT, pages, quotes
 

@@ -28,12 +28,16 @@ PARTS: dict[str, set[str]] = {
     "plugin": {"model", "live", "the package"},
     "bootstrap": {"plugin"},
     "supervised": {"telemetry"},
+    "downloads": {"model"},
+    "stubs": set(),
+    "patch_page": {"model"},
     "worker": {"supervised"},
     "verify": {"model", "compat", "live", "telemetry", "sets", "worker", "the package"},
     "bench_server": {"model", "compat", "telemetry", "sets", "supervised"},
     "cli": {
         *("model", "compat", "live", "telemetry", "faults", "sets"),
         *("verify", "bench_server", "bootstrap", "worker"),
+        *("downloads", "stubs", "patch_page"),
     },
     "__main__": {"cli"},
 }

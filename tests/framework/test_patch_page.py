@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches import sets
-from sglang_perf_patches.cli import downloads, main, markdown, patch_page
+from sglang_perf_patches import downloads, patch_page, sets
+from sglang_perf_patches.cli import main, markdown
 from sglang_perf_patches.model.patch import by_id
 
 TEXT = """# one.a

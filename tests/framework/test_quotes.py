@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from sglang_perf_patches import sets
-from sglang_perf_patches.cli import patch_page
+from sglang_perf_patches import patch_page, sets
 from sglang_perf_patches.cli.verbs import helping
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import Patch, by_id

@@ -12,7 +12,7 @@ import pytest
 
 import released
 import size_pools
-from sglang_perf_patches.cli import downloads
+from sglang_perf_patches import downloads
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.model.releases import KNOWN
 from sglang_perf_patches.sets.mamba.host_split import Cells

@@ -21,8 +21,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sglang_perf_patches import faults
-from sglang_perf_patches.cli.ask import QUICKLY, resolver, stand_ins
+from sglang_perf_patches import faults, stubs
+from sglang_perf_patches.cli.ask import QUICKLY, resolver
 from sglang_perf_patches.live import published
 from sglang_perf_patches.model.setups import FEATURES
 
@@ -36,7 +36,7 @@ def main(how: str, release: str) -> None:
         first, words = servers[0]
         is_mac = "mps" in words
         if first is not None or is_mac:
-            stand_ins.lend()
+            stubs.install()
         if first is not None:
             resolver.pretend(first, Path(folder))
         if is_mac:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import released
-from sglang_perf_patches import sets
-from sglang_perf_patches.cli import downloads, verbs
+from sglang_perf_patches import downloads, sets
+from sglang_perf_patches.cli import verbs
 from sglang_perf_patches.cli.ask import answer
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.model import selection

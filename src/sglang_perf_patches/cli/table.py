@@ -7,23 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from .. import sets
+from .. import patch_page, sets
 from ..compat.verdict import Verdict
 from ..model.patch import Patch
-from . import patch_page, render
-from .patch_page import Short
+from ..patch_page import WORDS, Short, works_with
+from . import render
 
 READY, LIVE, OFF, OPT_IN = "ready", "live", "off (not chosen)", "off (opt-in)"
-ONE = "1 GPU"
-WORDS: Mapping[str, str] = {
-    "TP": "tensor-parallel",
-    "MTP": "eagle",
-    "EP": "expert-parallel",
-    "DP attention": "dp-attention",
-    "hierarchical cache": "hierarchical-cache",
-}
-"""The words of the "works with" columns, also in the README → the feature (see `model.setups`)."""
-
 Row = tuple[str, str, Sequence[str]]
 """A patch's id, its state, and what else there is to say."""
 
@@ -56,22 +46,6 @@ def of_patches(
             heading = render.filled(f"{one.name}: {one.summary}", "", "  ")
             parts.append("\n".join([heading, *entries]))
     return "\n\n".join(parts)
-
-
-def works_with(patches: Mapping[str, Patch], *ids: str) -> tuple[str, ...]:
-    """The words for patches that are on together; `ONE` comes first.
-
-    They follow from what a patch, and each patch that it requires, was proven with.
-    """
-    each = [patches[name] for one in ids for name in (one, *patches[one].requires)]
-    return (
-        ONE,
-        *(
-            word
-            for word, feature in WORDS.items()
-            if all(one.proven_with is None or feature in one.proven_with for one in each)
-        ),
-    )
 
 
 def _features(patch: Patch, patches: Mapping[str, Patch]) -> str:

@@ -15,12 +15,12 @@ import released
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import verbs
 from sglang_perf_patches.cli.ask import QUICKLY, answer, gpus
-from sglang_perf_patches.cli.table import ONE, WORDS
 from sglang_perf_patches.live import verified
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.feature import Setup
 from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.model.selection import Selection
+from sglang_perf_patches.patch_page import ONE, WORDS
 
 from .commands import DRAFT, RECIPES, Recipe
 from .models import MODELS

@@ -37,7 +37,7 @@ def tree_at(path: str | None = None, version: str | None = None) -> source.Tree:
     if path is not None:
         return source.at(path)
     if version is not None:
-        from .. import downloads  # loaded only for a download
+        from ... import downloads  # loaded only for a download
 
         return source.at(downloads.tree(version))
     return source.installed()

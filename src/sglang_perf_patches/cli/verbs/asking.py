@@ -11,17 +11,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from ... import faults
+from ... import faults, patch_page
 from ...compat.source import Tree
 from ...compat.verdict import Verdict
 from ...model import switch
 from ...model.feature import Setup
 from ...model.selection import Selection
-from .. import entry_point, interpreter, patch_page, render
+from ...patch_page import Short
+from .. import entry_point, interpreter, render
 from ..ask import answer, command, gpus
 from ..ask.answer import Fate
 from ..interpreter import Place
-from ..patch_page import Short
 from ..table import LIVE, OPT_IN, of_patches
 from . import judged, known_faults, selected, tree_at
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ... import sets
+from ... import patch_page, sets
 from ...compat import source
 from ...compat.source import TreeError
 from ...compat.verdict import Verdict
@@ -18,7 +18,7 @@ from ...model.patch import Patch, by_id
 from ...model.releases import supported_until
 from ...model.selection import Selection, members
 from ...model.switch import is_off
-from .. import markdown, patch_page, render
+from .. import markdown, render
 from . import (
     add_json,
     add_tree,

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ... import sets
+from ... import patch_page, sets
 from ...compat import source
 from ...compat.source import TreeError
 from ...compat.verdict import Verdict
 from ...model.releases import supported_until
 from ...model.selection import Selection
-from .. import entry_point, machine, patch_page, render
+from .. import entry_point, machine, render
 from ..table import OFF, OPT_IN, READY, of_patches
 from . import add_json, add_tree, any_is_lost, judged, selected, tree_at
 

@@ -38,7 +38,7 @@ _MEASURED = re.compile(r"\(([\w.]+), [^()]*\)$")
 _SIDES = re.compile(rf"({_NUMBER}(?:, {_NUMBER})*)[^\d→]*→ ({_NUMBER}(?:, {_NUMBER})*)")
 
 
-class Short(NamedTuple):
+class Headline(NamedTuple):
     """A patch in three phrases: a row of the table below `USE_IT_IF`.
 
     Attributes:
@@ -83,12 +83,12 @@ class Page(NamedTuple):
     why: str = ""
     how: str = ""
     goes_when: str = ""
-    shorts: tuple[Short, ...] = ()
+    shorts: tuple[Headline, ...] = ()
 
-    def on(self, release: str) -> Short | None:
+    def on(self, release: str) -> Headline | None:
         """The row that was measured nearest to a release; the first for an unknown release."""
 
-        def distance(short: Short) -> int:
+        def distance(short: Headline) -> int:
             both = {short.release, release} <= {*KNOWN}
             return abs(KNOWN.index(short.release) - KNOWN.index(release)) if both else len(KNOWN)
 
@@ -132,7 +132,7 @@ def parse(text: str) -> Page:
         why=sections.get("Why", ""),
         how=sections.get("How", ""),
         goes_when=sections.get("Obsolete when", ""),
-        shorts=tuple(Short(*row) for row in rows(f"|{table}")[1:]),
+        shorts=tuple(Headline(*row) for row in rows(f"|{table}")[1:]),
     )
 
 

@@ -87,8 +87,8 @@ def test_a_side_has_variables_and_flags_of_its_own() -> None:
     assert (b.environment["SGLANG_PERF_PATCHES"], b.environment["Y"]) == ("mlx", "2 3")
     plain, named = sides.described(None, "SGLANG_PERF_PATCHES=mla --tp 4", "all", LAUNCH)
     assert (named.selection, named.flags, named.needs_live) == ("mla", ("--tp", "4"), True)
-    assert (b.needs_live, plain.said) == (False, "")
-    assert [side.said for side in (a, named)] == [
+    assert (b.needs_live, plain.adds) == (False, "")
+    assert [side.adds for side in (a, named)] == [
         *("SGLANG_PERF_PATCHES=none", "SGLANG_PERF_PATCHES=mla --tp 4")
     ]
 
@@ -174,7 +174,7 @@ def made(**more: Any) -> Outcome:
         turns=3,
         changes=changes,
         tokens=compare([((1,),)] * 3, [((1,),)] * 3),
-        live=[patches.Of("mlx.kv-arena", "scheduler", 3, 3)],
+        live=[patches.LiveIn("mlx.kv-arena", "scheduler", 3, 3)],
         failed={},
         lost=[],
         stopped=None,

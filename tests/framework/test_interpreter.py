@@ -49,7 +49,7 @@ def test_the_python_of_sglangs_script_is_next_to_it(tmp_path: Path) -> None:
     ("options", "found"), [("-u -I", "-I"), ("-sE", "-sE"), ("-S", "-S"), ("-s -u -W error", "")]
 )
 def test_an_option_that_cuts_off_what_run_sets(options: str, found: str) -> None:
-    assert interpreter.cutting_off(["python", *options.split()]) == found
+    assert interpreter.isolating_flag(["python", *options.split()]) == found
 
 
 @pytest.fixture(scope="module")

@@ -154,9 +154,9 @@ def test_a_server_that_is_ready_warns_of_its_faults(
     states = [{"id": name, "state": "live", "reason": ""} for name in live]
     process = {"pid": 1, "role": "launcher", "sglang": "0.5.9", "patches": states}
     with caplog.at_level(logging.WARNING, "sglang_perf_patches"):
-        announcement = ready.Announcement()
-        announcement.look([process])
-        announcement.look([process])
+        startup_log = ready.StartupLog()
+        startup_log.check([process])
+        startup_log.check([process])
     found = [record.getMessage() for record in caplog.records]
     assert [line.partition(": ")[2].rpartition(": ")[0] for line in found] == warned
 

@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from sglang_perf_patches import faults, stubs
-from sglang_perf_patches.cli.ask import QUICKLY, resolver
+from sglang_perf_patches.cli.ask import resolver
 from sglang_perf_patches.live import published
 from sglang_perf_patches.model.setups import FEATURES
 
 
-def main(how: str, release: str) -> None:
+def main(imports: str, release: str) -> None:
     """Import once, and answer each."""
     servers: list[tuple[dict[str, Any] | None, list[str]]] = json.load(sys.stdin)
-    if how == QUICKLY:
+    if imports == "minimal":
         resolver.leave_out()
     with tempfile.TemporaryDirectory() as folder:
         first, words = servers[0]

@@ -72,7 +72,7 @@ def test_what_examples_say_is_live_is_live(tmp_path: Path) -> None:
         assert named
         chosen = selection.parse(named[1], by_id(sets.load()))
         setup = Setup(on, lacking, frozenset(having))
-        states = {one.patch: one.state for one in answer.fates(chosen, verdicts, setup)}
+        states = {one.patch: one.state for one in answer.outlooks(chosen, verdicts, setup)}
         live = {name for name, state in states.items() if state == answer.LIVE}
         lost = {name for name, state in states.items() if chosen.is_lost(name, state)}
         if " with " in example:

@@ -27,16 +27,16 @@ def is_ready(served: ServerCommand) -> bool:
         return False
 
 
-def told(served: ServerCommand, path: str) -> dict[str, Any]:
+def info(served: ServerCommand, path: str) -> dict[str, Any]:
     """The server's information about itself; empty if it does not know the path."""
     try:
-        reply = asked(served, path)
+        reply = request(served, path)
     except BenchError:
         return {}
     return reply if isinstance(reply, dict) else {}
 
 
-def asked(served: ServerCommand, path: str, body: Mapping[str, Any] | None = None) -> Any:
+def request(served: ServerCommand, path: str, body: Mapping[str, Any] | None = None) -> Any:
     """The reply to a request; to a POST if it has a body.
 
     Raises:

@@ -79,13 +79,13 @@ class Outcome:
     turns: int
     changes: Mapping[str, Change]
     tokens: tokens.Comparison
-    live: Sequence[patches.Of]
+    live: Sequence[patches.LiveIn]
     failed: Mapping[str, str]
     lost: Sequence[str]
     stopped: Stopped | None
     boots: Sequence[Mapping[str, Mapping[str, float]]]
     sides: tuple[Side, Side]
-    live_in_first: Sequence[patches.Of]
+    live_in_first: Sequence[patches.LiveIn]
 
     @property
     def is_described(self) -> bool:
@@ -196,7 +196,7 @@ def to_json(outcome: Outcome) -> str:
     """The outcome as JSON."""
     data = asdict(outcome)
     data["sides"] = [
-        {"name": one.name, "adds": one.said, "selection": one.selection} for one in outcome.sides
+        {"name": one.name, "adds": one.adds, "selection": one.selection} for one in outcome.sides
     ]
     data["conclusion"] = conclusion(outcome)
     data["rule"] = noise.RULE

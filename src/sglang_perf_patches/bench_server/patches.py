@@ -14,13 +14,13 @@ from . import BenchError, redact
 from .sides import Side
 
 _PATIENCE_S = 6.0
-_LOOK_S = 0.5
+_CHECK_S = 0.5
 _FAILED = ("refused", "conflict", "failed")
 _ROLES = ("launcher", "scheduler", "tokenizer", "detokenizer", "data")
 
 
 @dataclass(frozen=True)
-class Of:
+class LiveIn:
     """In how many processes of a role a patch was live and had run, over all boots of a side."""
 
     patch: str
@@ -36,7 +36,7 @@ def require_side(server: Supervised, side: Side) -> None:
         BenchError: it does not.
     """
     records = _of(server)
-    live = {of.patch for of in summary(records)}
+    live = {one.patch for one in summary(records)}
     if live and not side.is_patched:
         raise BenchError(
             f"{', '.join(sorted(live))} was live although SGLANG_PERF_PATCHES was none: does "
@@ -56,13 +56,13 @@ def of_server(server: Supervised, *, is_patched: bool) -> list[dict[str, Any]]:
     while True:
         records = _of(server)
         summed = summary(records)
-        waiting = {of.patch for of in summed} - {of.patch for of in summed if of.ran}
+        waiting = {one.patch for one in summed} - {one.patch for one in summed if one.ran}
         if (summed and not waiting) or time.monotonic() >= deadline:
             return records
-        time.sleep(_LOOK_S)
+        time.sleep(_CHECK_S)
 
 
-def summary(records: Iterable[dict[str, Any]]) -> list[Of]:
+def summary(records: Iterable[dict[str, Any]]) -> list[LiveIn]:
     """The live patches by role; those that have run come first."""
     ran: dict[tuple[str, str], list[bool]] = {}
     for record in records:
@@ -72,8 +72,8 @@ def summary(records: Iterable[dict[str, Any]]) -> list[Of]:
         for state in record["patches"]:
             if state["state"] == "live":
                 ran.setdefault((state["id"], role), []).append(bool(state["ran"]))
-    rows = [Of(*key, live=len(each), ran=sum(each)) for key, each in ran.items()]
-    return sorted(rows, key=lambda of: (of.patch, -of.ran, of.role))
+    rows = [LiveIn(*key, live=len(each), ran=sum(each)) for key, each in ran.items()]
+    return sorted(rows, key=lambda one: (one.patch, -one.ran, one.role))
 
 
 def failed(records: Iterable[dict[str, Any]]) -> dict[str, str]:

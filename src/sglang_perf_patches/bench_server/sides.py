@@ -41,7 +41,7 @@ class Side:
         return {**os.environ, **self.variables, VARIABLE: self.selection}
 
     @property
-    def said(self) -> str:
+    def adds(self) -> str:
         """What it adds to the command, without secrets; "" for nothing."""
         added = dict(self.variables)
         if self.needs_live or not self.is_patched:

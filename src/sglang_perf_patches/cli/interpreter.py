@@ -16,7 +16,7 @@ from ..compat import source
 from ..compat.source import Tree, TreeError
 from ..model import releases
 from ..model.errors import OperatorError
-from .ask.command import Asked
+from .ask.command import ParsedCommand
 from .ask.front import Front, is_python, of_python
 
 _LIMIT_S = 60
@@ -32,7 +32,7 @@ if find_spec("sglang"):
         print("That Python can't import sglang_perf_patches: install it next to its sglang.")
     elif not is_run:
         from sglang_perf_patches.cli import entry_point
-        print(entry_point.obstacle_here())
+        print(entry_point.why_not_loaded_here())
 """
 
 _FIND = """
@@ -73,7 +73,7 @@ def of(command: Sequence[str], path: str | None = None) -> list[str]:
     return [*before, str(python)] if os.path.basename(program) == "sglang" else []
 
 
-def cutting_off(words: Sequence[str]) -> str:
+def isolating_flag(words: Sequence[str]) -> str:
     """The option by which a Python ignores the environment that ``run`` sets; "" if none does."""
     return next(filter(_CUTS_OFF.match, words), "")
 
@@ -101,7 +101,7 @@ def obstacle(command: Sequence[str], environment: Mapping[str, str]) -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    why, option = done.stdout.strip(), cutting_off(python)
+    why, option = done.stdout.strip(), isolating_flag(python)
     return f"{why} {option} keeps `sglang-perf-patches run` out." if why and option else why
 
 
@@ -122,7 +122,7 @@ class Place:
     note: str = ""
 
 
-def place(asked: Asked) -> Place:
+def place(asked: ParsedCommand) -> Place:
     """The sglang that a command starts; this Python's, with a note, if the command's is not here.
 
     Raises:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from .. import patch_page, sets
 from ..compat.verdict import Verdict
 from ..model.patch import Patch
-from ..patch_page import WORDS, Short, works_with
+from ..patch_page import WORDS, Headline, works_with
 from . import render
 
 READY, LIVE, OFF, OPT_IN = "ready", "live", "off (not chosen)", "off (opt-in)"
@@ -22,7 +22,7 @@ def of_patches(
     rows: Sequence[Row],
     judged: Iterable[Verdict],
     release: str,
-    shorts: Mapping[str, Short | None] | None = None,
+    shorts: Mapping[str, Headline | None] | None = None,
 ) -> str:
     """The patches of `rows` below a heading for each set; `judged` has the verdict on every patch.
 
@@ -57,7 +57,7 @@ def _features(patch: Patch, patches: Mapping[str, Patch]) -> str:
     return f"works with {', '.join(works)}" + (f"; off with {', '.join(off)}" if off else "")
 
 
-def _entry(patches: Mapping[str, Patch], row: Row, short: Short | None, release: str) -> str:
+def _entry(patches: Mapping[str, Patch], row: Row, short: Headline | None, release: str) -> str:
     name, state, more = row
     lines = [f"{name}: {state}"]
     if short:

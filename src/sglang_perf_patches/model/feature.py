@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from .immaterial import makes_no_difference
+from .inert_args import is_inert
 
 MISSING: Any = object()
 """The value of a name that the release does not have."""
@@ -35,7 +35,7 @@ class Server(Protocol):
         ...
 
     def unlike_default(self) -> Mapping[str, Any]:
-        """Argument → value, for each whose value is not the release's default."""
+        """The arguments that differ from the release's defaults, with their values."""
         ...
 
 
@@ -193,7 +193,7 @@ class Features:
 
     def knows(self, argument: str) -> bool:
         """Whether an argument switches a known feature, or is known to switch none."""
-        return argument in self._named or makes_no_difference(argument)
+        return argument in self._named or is_inert(argument)
 
     def of(self, server: Server) -> dict[str, str]:
         """Feature that is on → its clause.

@@ -2,7 +2,7 @@
 
 A plain server uses its release's defaults on one GPU: overlap scheduling, a radix cache, CUDA
 graphs, chunked prefill, pages of one token. A patch declares the features that it was proven with
-(`Patch.proven_with`); any other gates it. Every other argument of `ServerArgs` is in `immaterial`.
+(`Patch.proven_with`); any other gates it. Every other argument of `ServerArgs` is in `inert_args`.
 An argument that is in neither place gates patches too, if it differs from its default.
 """
 

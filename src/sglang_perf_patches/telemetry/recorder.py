@@ -110,7 +110,7 @@ class _Recorder:
         self.path: Path | None = None
         self.name = self.server = self.image = ""
         self.written: dict[str, Any] = {}
-        self.announcement = ready.Announcement()
+        self.startup_log = ready.StartupLog()
         self.exporter = metrics.Exporter()
 
     def guarded(self, task: Callable[..., _T], *args: Any) -> _T | None:
@@ -243,10 +243,10 @@ class _Recorder:
 
     def announce(self, data: dict[str, Any]) -> None:
         """In a server's topmost process: log which patches are live in all of them."""
-        if self.server not in {"", self.name} or self.announcement.is_made:
+        if self.server not in {"", self.name} or self.startup_log.is_made:
             return
         others = records.of_server(self.path.parent, self.server) if self.path else []
-        self.announcement.look([data, *(other for other in others if other["pid"] != self.pid)])
+        self.startup_log.check([data, *(other for other in others if other["pid"] != self.pid)])
 
     def warn(self, error: BaseException) -> None:
         """Log once per process that `status` can't show it."""

@@ -14,7 +14,7 @@ from unittest import mock
 import released
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import verbs
-from sglang_perf_patches.cli.ask import QUICKLY, answer, gpus
+from sglang_perf_patches.cli.ask import answer, gpus
 from sglang_perf_patches.live import verified
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.feature import Setup
@@ -85,10 +85,10 @@ def ask(folder: Path) -> dict[str, Outcome]:
         on, lacking, having = line["setup"]
         setup = Setup(on, lacking, frozenset(having))
         with mock.patch.object(verified, "is_proving", True):  # as if each had its record
-            fates = answer.fates(everything, verdicts, setup, is_here=True)
+            outlooks = answer.outlooks(everything, verdicts, setup, is_here=True)
         states, with_records = (
             {fate.patch: fate.state for fate in found_so if PATCHES[fate.patch].is_default}
-            for found_so in (answer.fates(everything, verdicts, setup), fates)
+            for found_so in (answer.outlooks(everything, verdicts, setup), outlooks)
         )
         found[recipe.name] = Outcome(
             frozenset(patch for patch, state in states.items() if state == answer.LIVE),
@@ -114,7 +114,7 @@ def resolved(
         (asdict(gpus.KINDS[gpu]) if gpu else None, [str(word) for word in words])
         for gpu, words in servers
     ]
-    words = (str(_RESOLVE), QUICKLY, RELEASE)
+    words = (str(_RESOLVE), "minimal", RELEASE)
     out = released.run(place, *words, given=json.dumps(given), HF_HUB_OFFLINE="1")
     return [json.loads(line) for line in out.splitlines()]
 

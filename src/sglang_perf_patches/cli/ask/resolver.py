@@ -31,7 +31,7 @@ from ...live import engine, published
 from ...live.executor import executor
 from ...model import switch
 from ...model.setups import FEATURES
-from . import ENDS, FAILED, GONE, LACKS, QUICKLY, REFUSED, UNFETCHED, hub
+from . import ENDS, FAILED, GONE, LACKS, REFUSED, UNFETCHED, hub
 from .command import computes_by_mlx
 
 _ARGUMENTS = "sglang.srt.server_args"
@@ -47,7 +47,8 @@ def main(task: dict[str, Any], words: list[str]) -> None:
     """Resolve, and emit.
 
     Args:
-        task: ``how``, `QUICKLY` or `WHOLLY`; ``gpu``, a `gpus.Gpu` or None; ``selection``, the text
+        task: ``minimal_imports``, whether to leave out modules that no argument depends on;
+            ``gpu``, a `gpus.Gpu` or None; ``selection``, the text
             of the patches that the server activates; ``lenient``, whether arguments that the
             release does not know are somebody else's.
         words: the server's arguments.
@@ -56,8 +57,8 @@ def main(task: dict[str, Any], words: list[str]) -> None:
     said = io.StringIO()
     notes: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        is_skipped = hub.skip(words)
-        if task["how"] == QUICKLY:
+        is_skipped = hub.go_offline_if_unreachable(words)
+        if task["minimal_imports"]:
             leave_out()
         if gpu is not None:
             with contextlib.suppress(ModuleNotFoundError):  # as in `leave_out`

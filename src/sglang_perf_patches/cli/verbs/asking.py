@@ -17,10 +17,10 @@ from ...compat.verdict import Verdict
 from ...model import switch
 from ...model.feature import Setup
 from ...model.selection import Selection
-from ...patch_page import Short
+from ...patch_page import Headline
 from .. import entry_point, interpreter, render
 from ..ask import answer, command, gpus
-from ..ask.answer import Fate
+from ..ask.answer import Outlook
 from ..interpreter import Place
 from ..table import LIVE, OPT_IN, of_patches
 from . import judged, known_faults, selected, tree_at
@@ -58,13 +58,13 @@ def run(args: argparse.Namespace) -> int:
     place = _place(args, asked)
     tree = place.tree
     selection = selected(asked.environment.get(switch.VARIABLE, "all"))
-    obstacle = "" if asked.under_run else entry_point.obstacle(tree, asked.environment)
+    obstacle = "" if asked.under_run else entry_point.why_not_loaded(tree, asked.environment)
     obstacle = place.obstacle or obstacle
     told = answer.ask(asked, gpu, place, "none" if obstacle else selection.text)
     setup, conditions = told.setup, told.conditions
     verdicts = judged(tree)
     is_here = args.gpu is None and gpu is not None and not gpu.is_assumed
-    found = answer.fates(selection, verdicts, setup, is_here=is_here)
+    found = answer.outlooks(selection, verdicts, setup, is_here=is_here)
     live = {one.patch for one in found if one.state == LIVE and not obstacle}
     known = faults.found(tree.version, conditions, live)
     shorts = _shorts(found, verdicts, tree.version, setup)
@@ -120,7 +120,7 @@ def reject_gpu(args: argparse.Namespace) -> None:
         args.parser.error("--gpu needs the server's command after --")
 
 
-def _gpu(name: str | None, asked: command.Asked) -> gpus.Gpu | None:
+def _gpu(name: str | None, asked: command.ParsedCommand) -> gpus.Gpu | None:
     if name is not None:
         return gpus.named(name)
     has_none = sys.platform == "darwin" or command.computes_by_mlx(asked.environment)
@@ -129,11 +129,11 @@ def _gpu(name: str | None, asked: command.Asked) -> gpus.Gpu | None:
     return None if has_none or is_cpu else gpus.here() or gpus.assumed()
 
 
-def _is_shown(fate: Fate) -> bool:
-    return fate.state in _SHOWN and fate.would in {"", LIVE}
+def _is_shown(outlook: Outlook) -> bool:
+    return outlook.state in _SHOWN and outlook.would in {"", LIVE}
 
 
-def _strictly(lost: Sequence[Fate]) -> str:
+def _strictly(lost: Sequence[Outlook]) -> str:
     """What ``SGLANG_PERF_PATCHES_STRICT`` makes of this server."""
     why = "; ".join(f"{one.patch} is {one.state}: {one.reason}" for one in lost)
     does = f"this server would exit: {why}" if lost else "no patch keeps this server from starting"
@@ -141,7 +141,7 @@ def _strictly(lost: Sequence[Fate]) -> str:
 
 
 def _head(
-    machine: str, tree: Tree, selection: Selection, found: Sequence[Fate], *, is_loaded: bool
+    machine: str, tree: Tree, selection: Selection, found: Sequence[Outlook], *, is_loaded: bool
 ) -> str:
     counted = Counter(one.state for one in found)
     none = "" if counted[LIVE] else "No patch will be live in this server: "
@@ -156,14 +156,14 @@ def _head(
     )
 
 
-def _place(args: argparse.Namespace, asked: command.Asked) -> Place:
+def _place(args: argparse.Namespace, asked: command.ParsedCommand) -> Place:
     """The sglang that the options name, asked by this Python; else that of the command."""
     if args.sglang_path is None and args.sglang_version is None:
         return interpreter.place(asked)
     return Place(tree_at(args.sglang_path, args.sglang_version))
 
 
-def _remarks(asked: command.Asked, place: Place, unasked: Sequence[str]) -> list[str]:
+def _remarks(asked: command.ParsedCommand, place: Place, unasked: Sequence[str]) -> list[str]:
     """What of the command, or of its machine, the answer does not know."""
     remarks = [place.note]
     remarks += [f"Not part of the server's command, and ignored: {one}" for one in asked.ignored]
@@ -172,11 +172,11 @@ def _remarks(asked: command.Asked, place: Place, unasked: Sequence[str]) -> list
 
 
 def _shorts(
-    found: Sequence[Fate], verdicts: Iterable[Verdict], release: str, setup: Setup
-) -> dict[str, Short | None]:
+    found: Sequence[Outlook], verdicts: Iterable[Verdict], release: str, setup: Setup
+) -> dict[str, Headline | None]:
     """The row of each patch's page, with the gain for this set-up; None if it would not be live."""
     by_id = {one.patch.id: one.patch for one in verdicts}
-    shorts: dict[str, Short | None] = {}
+    shorts: dict[str, Headline | None] = {}
     for one in found:
         short = None
         if LIVE in (one.state, one.would):

@@ -27,7 +27,7 @@ _UNCHANGED = ("refused too", "applies as before", "built-in as before", "absent 
 _ORDER = ("lost", "gained", "ours again", "becomes built-in", "not there", *_UNCHANGED)
 
 
-class Prospect(NamedTuple):
+class UpgradeChange(NamedTuple):
     """What becomes of one patch: its verdict's word here, "" without a sglang, and that there."""
 
     here: str
@@ -78,7 +78,7 @@ def _upgrade(args: argparse.Namespace) -> int:
     with contextlib.suppress(TreeError):
         here = tree_at()
     words = {one.patch.id: one.word for one in judged(here)} if here else {}
-    prospects = [Prospect(words.get(one.patch.id, ""), one) for one in judged(there)]
+    prospects = [UpgradeChange(words.get(one.patch.id, ""), one) for one in judged(there)]
     chosen = [one for one in prospects if one.there.patch.id in selection.ids]
     lost = [one.there.patch.id for one in chosen if one.change == "lost"]
     if args.json:
@@ -119,7 +119,7 @@ def _upgrade(args: argparse.Namespace) -> int:
     return 1 if lost else 0
 
 
-def _conclusion(prospects: Sequence[Prospect], lost: Sequence[str]) -> str:
+def _conclusion(prospects: Sequence[UpgradeChange], lost: Sequence[str]) -> str:
     """One sentence: the chosen patches that are lost, and how many patches have each change."""
     number = Counter(prospect.change for prospect in prospects)
     counts = []

@@ -93,7 +93,7 @@ def _text(checks: list[Check]) -> Iterator[str]:
 
 def _loaded() -> Check:
     """Whether a server loads the plugin by itself."""
-    if note := entry_point.obstacle_here():
+    if note := entry_point.why_not_loaded_here():
         return Check("loaded", "look", "a server does not load the plugin by itself", note)
     return Check("loaded", "ok", f"a server loads the entry point {entry_point.NAME}")
 

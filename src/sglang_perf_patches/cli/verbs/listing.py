@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(data, indent=2))
     else:
         text = _text(tree, selection, verdicts, by_patch, show_all=args.all)
-        obstacle = entry_point.obstacle(tree) if is_here else ""
+        obstacle = entry_point.why_not_loaded(tree) if is_here else ""
         print("\n\n".join(filter(None, [text, obstacle])))
     return 1 if any_is_lost(selection, verdicts) else 0
 
@@ -140,7 +140,7 @@ def _prospect(judged: Verdict, selection: Selection, *, is_here: bool) -> tuple[
     is_chosen = patch.id in selection.ids
     if is_chosen and judged.word == REFUSED:
         return REFUSED, judged.reason
-    if is_here and (lacking := machine.lacking(patch)):
+    if is_here and (lacking := machine.missing_device(patch)):
         return f"{NEEDS} {lacking}", f"{'' if is_chosen else 'not chosen; '}{patch.summary}"
     off = OFF if patch.is_default else OPT_IN
     return READY if is_chosen else off, patch.summary

@@ -19,7 +19,7 @@ PARSER: dict[str, Any] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command, of which every word is passed on."""
+    """Add COMMAND, which is passed on unchanged."""
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...")
 
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
             if selection.is_lost(one.patch.id, one.word):
                 render.warn(f"{one.patch.id} is {one.word}: {one.reason}")
                 return 1
-        if option := interpreter.cutting_off(interpreter.of(command)):
+        if option := interpreter.isolating_flag(interpreter.of(command)):
             ignores = "this Python ignores what `run` sets, so it gets no patches"
             render.warn(f"{ignores}: remove {option}")
             if is_strict:

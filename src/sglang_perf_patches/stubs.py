@@ -32,8 +32,8 @@ OPTIONAL = (
     *("torch_memory_saver", "cuda", "py_spy", "mooncake", "modelscope"),
     *("smg_grpc_servicer", "smg_grpc_proto"),
 )
-"""Packages that sglang imports and nothing here uses. None that transformers looks for: it
-would take a stand-in for the real thing."""
+"""Packages that sglang imports and nothing here uses. transformers looks for none of them: it
+would take a stub for the real package."""
 
 
 def install(*, rocm: bool = False) -> None:

@@ -97,7 +97,7 @@ def number(value: float) -> str:
 
 
 def _table(lines: Sequence[Sequence[str]], columns: int) -> str:
-    """The table of figures; in a narrow terminal the change stands in a second table below."""
+    """The table of figures; in a narrow terminal a second table below has the changes."""
     whole = _aligned(lines)
     if max(map(len, whole.splitlines())) <= columns:
         return whole

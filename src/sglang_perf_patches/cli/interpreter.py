@@ -90,18 +90,7 @@ def obstacle(command: Sequence[str], environment: Mapping[str, str]) -> str:
     python = of(command, environment.get("PATH"))
     if not python:
         return ""
-    try:
-        done = subprocess.run(
-            [*python, "-c", _PROBE],
-            env=dict(environment),
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    why, option = done.stdout.strip(), isolating_flag(python)
+    why, option = _output_of(python, _PROBE, environment), isolating_flag(python)
     return f"{why} {option} keeps `sglang-perf-patches run` out." if why and option else why
 
 
@@ -170,15 +159,19 @@ def _started(words: Sequence[str], path: str) -> list[str]:
 def _found(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, bool]:
     """The folder of a Python's sglang, "" for none, and whether it has this package."""
     try:
-        done = subprocess.run(
-            [*words, "-c", _FIND],
-            env=dict(environment),
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=True,
-        )
-        folder, has_ours = json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        folder, has_ours = json.loads(_output_of(words, _FIND, environment).splitlines()[-1])
+    except (ValueError, IndexError):
         return "", False
     return str(folder), bool(has_ours)
+
+
+def _output_of(python: Sequence[str], script: str, environment: Mapping[str, str]) -> str:
+    """What a script prints in a Python; "" if that can't be started or hangs."""
+    command = [*python, "-c", script]
+    try:
+        done = subprocess.run(
+            command, env=dict(environment), capture_output=True, text=True, timeout=_LIMIT_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

@@ -41,7 +41,7 @@ class Server(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """Something that holds for a server if any one of its arguments says so.
+    """A condition on a server that any one of its arguments can fulfil.
 
     Attributes:
         name: the word by which patches declare it.
@@ -54,14 +54,14 @@ class Condition:
     on: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def answers(self, server: Server) -> Iterator[tuple[str, bool]]:
-        """Each argument that the release has, and whether it says so."""
+        """Each argument that the release has, and whether its value fulfils the condition."""
         for name in (*self.off, *self.on):
             value = server.read(name)
             if value is not MISSING:
                 yield name, self.says(name, value)
 
     def says(self, name: str, value: Any) -> bool:
-        """Whether this value of one of its arguments means that it holds."""
+        """Whether this value of one of its arguments fulfils the condition."""
         return (
             plain(value) not in self.off[name]
             if name in self.off

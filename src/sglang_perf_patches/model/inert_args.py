@@ -89,7 +89,7 @@ INERT_ARGS = {
         prefill_max_requests radix_eviction_policy radix_eviction_policy_config
         schedule_conservativeness schedule_policy scheduler_recv_interval swa_full_tokens_ratio
         swa_prefix_tails""",
-    "which tokens are sampled or accepted, and what of them is told": """
+    "which tokens are sampled or accepted, and what is returned of them": """
         allow_auto_truncate enable_cache_report enable_custom_logit_processor
         enable_strict_thinking enable_watermark grammar_backend preferred_sampling_params
         random_seed reasoning_parser return_input_ids return_output_ids sampling_backend

@@ -104,7 +104,7 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
 
 
 def members(name: str, patches: Mapping[str, Patch], *, policies: bool = False) -> set[str]:
-    """The ids that a name stands for; of a set the exact patches.
+    """The ids of the patch of this name, or of the exact patches of the set of this name.
 
     Args:
         name: of a set or a patch.

@@ -29,7 +29,7 @@ _SPECULATION = {
 
 
 def _feature(name: str, clause: str, arguments: str = "", /, **off: tuple[Any, ...]) -> Feature:
-    """A feature that is on if one of its arguments says so.
+    """A feature that any one of its arguments can switch on.
 
     Args:
         name: see `Feature`.

@@ -157,7 +157,7 @@ def _head(
 
 
 def _place(args: argparse.Namespace, asked: command.ParsedCommand) -> Place:
-    """The sglang that the options name, asked by this Python; else that of the command."""
+    """The sglang that the options name, read by this Python; else the command's own."""
     if args.sglang_path is None and args.sglang_version is None:
         return interpreter.place(asked)
     return Place(tree_at(args.sglang_path, args.sglang_version))

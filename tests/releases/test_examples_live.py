@@ -74,7 +74,7 @@ def test_what_examples_say_is_live_is_live(tmp_path: Path) -> None:
         setup = Setup(on, lacking, frozenset(having))
         states = {one.patch: one.state for one in answer.outlooks(chosen, verdicts, setup)}
         live = {name for name, state in states.items() if state == answer.LIVE}
-        lost = {name for name, state in states.items() if chosen.is_lost(name, state)}
+        lost = {name for name, state in states.items() if chosen.is_unavailable(name, state)}
         if " with " in example:
             assert lost == {"mla.page-table-bound"}  # with STRICT the server exits
             continue

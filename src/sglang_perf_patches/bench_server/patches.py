@@ -89,7 +89,7 @@ def failed(records: Iterable[dict[str, Any]]) -> dict[str, str]:
 def lost(records: Iterable[dict[str, Any]], selection: Selection) -> list[str]:
     """The patches that were chosen by name and that any process lacks."""
     states = (state for record in records for state in record["patches"])
-    return sorted({s["id"] for s in states if selection.is_lost(s["id"], s["state"])})
+    return sorted({s["id"] for s in states if selection.is_unavailable(s["id"], s["state"])})
 
 
 def _of(server: Supervised) -> list[dict[str, Any]]:

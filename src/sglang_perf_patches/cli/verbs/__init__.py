@@ -50,7 +50,7 @@ def judged(tree: source.Tree) -> list[Verdict]:
 
 def any_is_lost(chosen: Selection, verdicts: Iterable[Verdict]) -> bool:
     """Whether a patch that the operator named is not available."""
-    return any(chosen.is_lost(verdict.patch.id, verdict.word) for verdict in verdicts)
+    return any(chosen.is_unavailable(verdict.patch.id, verdict.word) for verdict in verdicts)
 
 
 def names_of_patches(**_: Any) -> list[str]:

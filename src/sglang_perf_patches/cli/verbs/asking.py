@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     live = {one.patch for one in found if one.state == LIVE and not obstacle}
     known = faults.found(tree.version, conditions, live)
     shorts = _shorts(found, verdicts, tree.version, setup)
-    lost = [one for one in found if selection.is_lost(one.patch, one.state)]
+    lost = [one for one in found if selection.is_unavailable(one.patch, one.state)]
     is_strict = switch.is_strict(asked.environment)
     if args.json:
         data = {

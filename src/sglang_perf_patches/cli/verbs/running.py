@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         tree = tree_at()
         is_strict = switch.strict_from_environment()
         for one in judged(tree) if is_strict else ():
-            if selection.is_lost(one.patch.id, one.word):
+            if selection.is_unavailable(one.patch.id, one.word):
                 render.warn(f"{one.patch.id} is {one.word}: {one.reason}")
                 return 1
         if option := interpreter.isolating_flag(interpreter.of(command)):

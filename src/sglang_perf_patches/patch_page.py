@@ -73,7 +73,7 @@ class Page(NamedTuple):
 
     Attributes:
         condition: who gains, and who does not.
-        shorts: who gains in a few words, for ``list``; a row for each release with a figure, the
+        headlines: who gains in a few words, for ``list``; a row for each release with a figure, the
             newest first.
     """
 
@@ -83,16 +83,16 @@ class Page(NamedTuple):
     why: str = ""
     how: str = ""
     goes_when: str = ""
-    shorts: tuple[Headline, ...] = ()
+    headlines: tuple[Headline, ...] = ()
 
-    def on(self, release: str) -> Headline | None:
+    def headline(self, release: str) -> Headline | None:
         """The row that was measured nearest to a release; the first for an unknown release."""
 
-        def distance(short: Headline) -> int:
-            both = {short.release, release} <= {*KNOWN}
-            return abs(KNOWN.index(short.release) - KNOWN.index(release)) if both else len(KNOWN)
+        def distance(one: Headline) -> int:
+            both = {one.release, release} <= {*KNOWN}
+            return abs(KNOWN.index(one.release) - KNOWN.index(release)) if both else len(KNOWN)
 
-        return min(self.shorts, key=distance, default=None)
+        return min(self.headlines, key=distance, default=None)
 
 
 def _mean(figures: str) -> float:
@@ -132,7 +132,7 @@ def parse(text: str) -> Page:
         why=sections.get("Why", ""),
         how=sections.get("How", ""),
         goes_when=sections.get("Obsolete when", ""),
-        shorts=tuple(Headline(*row) for row in rows(f"|{table}")[1:]),
+        headlines=tuple(Headline(*row) for row in rows(f"|{table}")[1:]),
     )
 
 

@@ -32,19 +32,19 @@ LAUNCH = (sys.executable, "-m", "sglang.launch_server", "--model-path", "M")
 
 
 def test_a_port_is_taken_from_the_command_or_found() -> None:
-    assert command.read([*LAUNCH, "--port", "31000"]).url == "http://127.0.0.1:31000"
-    named = command.read([*LAUNCH, "--port=31000", "--host", "::1", "--api-key=k"])
+    assert command.parse([*LAUNCH, "--port", "31000"]).url == "http://127.0.0.1:31000"
+    named = command.parse([*LAUNCH, "--port=31000", "--host", "::1", "--api-key=k"])
     assert (named.url, named.api_key) == ("http://[::1]:31000", "k")
-    assert command.read([*LAUNCH, "--port", "1", "--host", "0.0.0.0"]).host == "127.0.0.1"
-    server = command.read(LAUNCH)
+    assert command.parse([*LAUNCH, "--port", "1", "--host", "0.0.0.0"]).host == "127.0.0.1"
+    server = command.parse(LAUNCH)
     assert server.command == (*LAUNCH, "--port", str(server.port))
     assert 12_000 <= server.port < 22_000  # below those that 0.5.23 draws itself
 
 
 def test_a_script_must_say_where_its_server_answers() -> None:
     with pytest.raises(UsageError, match=r"where will `sh \.\.\.` answer"):
-        command.read(["sh", "start.sh"])
-    server = command.read(["sh", "start.sh"], "http://localhost:8000/")
+        command.parse(["sh", "start.sh"])
+    server = command.parse(["sh", "start.sh"], "http://localhost:8000/")
     assert (server.command, server.url) == (("sh", "start.sh"), "http://localhost:8000")
 
 
@@ -58,7 +58,7 @@ def test_a_script_must_say_where_its_server_answers() -> None:
 )
 def test_what_cannot_be_driven_is_refused(more: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        command.read([*LAUNCH, *more])
+        command.parse([*LAUNCH, *more])
 
 
 def test_a_port_is_free_after_a_connection_but_not_under_a_listener() -> None:

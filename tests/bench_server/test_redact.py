@@ -197,7 +197,7 @@ def test_nor_does_a_secret_of_digits(digits: str, before: str) -> None:
 
 def test_a_variable_before_the_command_is_not_repeated() -> None:
     with pytest.raises(UsageError, match="put env before it") as refusal:
-        command.read(["HF_TOKEN=Zq7", "serve"])
+        command.parse(["HF_TOKEN=Zq7", "serve"])
     assert CANARY not in str(refusal.value)
 
 

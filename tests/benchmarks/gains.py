@@ -157,7 +157,7 @@ def cost(root: Path, patch_id: str, release: str) -> str:
     """What a patch costs, as its page and `list` say, with links from the top of a checkout."""
     text = (root / pages.file(patch_id)).read_text(encoding="utf-8")
     page = patch_page.parse(text)
-    at = [one == page.on(release) for one in page.shorts].index(True)
+    at = [one == page.headline(release) for one in page.headlines].index(True)
     row = text.partition("| if you use | gain | cost |")[2].split("\n")[2 + at]
     return row.strip("| ").split(" | ")[2].replace("](../../../../../", "](")
 

@@ -103,7 +103,7 @@ def test_readme_page_and_list_say_the_same_of_a_patch() -> None:
             assert gain.face.patch in gain.patches
             (line,) = (line for line in lines if f"{gain.source}#{gain.rows[0]})" in line)
             expect, works, cost = (plain(cell) for cell in line.strip("| ").split(" | ")[2:])
-            short = patch_page.read(gain.face.patch).on(gain.release)
+            short = patch_page.read(gain.face.patch).headline(gain.release)
             assert short is not None
             assert cost == short.cost
             proven = [dict(by_id(sets.load())[each].proven_with or {}) for each in gain.patches]

@@ -82,7 +82,7 @@ all
 def test_the_prose_of_a_page_is_plain_text() -> None:
     assert patch_page.parse(TEXT) == patch_page.Page(
         condition="you run --a b\nor that.",
-        shorts=(patch_page.Headline("--a b", "2 ms → 1 ms first token", "none known"),),
+        headlines=(patch_page.Headline("--a b", "2 ms → 1 ms first token", "none known"),),
         gain=(
             "Much, on one machine.\n\n"
             "| measured | stock | patched |\n| --- | --- | --- |\n"
@@ -124,12 +124,12 @@ def test_the_figure_of_the_nearest_release_is_shown(release: str, figure: str) -
         patch_page.Headline("x", f"2 ms → 1 ms ({measured}, H200)", "y")
         for measured in ("0.5.23", "0.5.17")
     )
-    shown = patch_page.Page(shorts=(newest, older)).on(release)
+    shown = patch_page.Page(headlines=(newest, older)).headline(release)
     assert shown is not None
     assert shown.release == figure
     words = patch_page.Headline("x", "no crash", "y")
-    assert patch_page.Page(shorts=(words,)).on(release) == words
-    assert patch_page.Page().on(release) is None
+    assert patch_page.Page(headlines=(words,)).headline(release) == words
+    assert patch_page.Page().headline(release) is None
 
 
 def test_a_table_names_each_figure() -> None:

@@ -39,7 +39,7 @@ class ServerCommand:
         return f"http://{host}:{self.port}"
 
 
-def read(command: Sequence[str], url: str | None = None) -> ServerCommand:
+def parse(command: Sequence[str], url: str | None = None) -> ServerCommand:
     """Complete an operator's command; `url` is its address if it names none.
 
     Raises:

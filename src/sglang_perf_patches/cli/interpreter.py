@@ -49,7 +49,7 @@ _TAG = re.compile(r"[:-]v?(\d+\.\d+\.\d+(?:\.post\d+)?)(?![\d.])")
 _NAME_IT = "name another one with --sglang-version or --sglang-path"
 
 
-def of(command: Sequence[str], path: str | None = None) -> list[str]:
+def python_of(command: Sequence[str], path: str | None = None) -> list[str]:
     """The first words of a command, up to its Python and that Python's options.
 
     Args:
@@ -87,7 +87,7 @@ def obstacle(command: Sequence[str], environment: Mapping[str, str]) -> str:
         command: the operator's command, with our ``run`` before it if that starts it.
         environment: the server's environment.
     """
-    python = of(command, environment.get("PATH"))
+    python = python_of(command, environment.get("PATH"))
     if not python:
         return ""
     why, option = _output_of(python, _PROBE, environment), isolating_flag(python)

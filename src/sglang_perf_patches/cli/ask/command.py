@@ -48,7 +48,7 @@ def computes_by_mlx(environment: Mapping[str, str]) -> bool:
     return environment.get("SGLANG_USE_MLX", "0").lower() not in NO_MLX
 
 
-def read(command: Sequence[str], environment: Mapping[str, str]) -> ParsedCommand:
+def parse(command: Sequence[str], environment: Mapping[str, str]) -> ParsedCommand:
     """Parse a command.
 
     Args:
@@ -59,10 +59,10 @@ def read(command: Sequence[str], environment: Mapping[str, str]) -> ParsedComman
         OperatorError: it starts no sglang server, or hides it behind something unknown.
     """
     words, cut = shell.command_of(command)
-    return _read(words, Front(dict(environment)), [cut] if cut else [])
+    return _parsed(words, Front(dict(environment)), [cut] if cut else [])
 
 
-def _read(words: list[str], front: Front, ignored: list[str]) -> ParsedCommand:
+def _parsed(words: list[str], front: Front, ignored: list[str]) -> ParsedCommand:
     typed = " ".join(words)
     front.take(words)
     if not words:
@@ -110,7 +110,7 @@ def _of_script(words: list[str], front: Front, ignored: list[str]) -> ParsedComm
             front.activate(Path(each[1]).parent.parent)
         else:
             try:
-                found = _read(each, front, ignored)
+                found = _parsed(each, front, ignored)
             except OperatorError as error:
                 why = error
                 ignored.append(text)

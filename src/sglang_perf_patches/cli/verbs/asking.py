@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the state of each patch; exit code 1 if one chosen by name will not be live."""
-    asked = command.read(args.command, os.environ)
+    asked = command.parse(args.command, os.environ)
     gpu = _gpu(args.gpu, asked)
     place = _place(args, asked)
     tree = place.tree
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     found = answer.outlooks(selection, verdicts, setup, is_here=is_here)
     live = {one.patch for one in found if one.state == LIVE and not obstacle}
     known = faults.found(tree.version, conditions, live)
-    shorts = _shorts(found, verdicts, tree.version, setup)
+    headlines = _headlines(found, verdicts, tree.version, setup)
     lost = [one for one in found if selection.is_unavailable(one.patch, one.state)]
     is_strict = switch.is_strict(asked.environment)
     if args.json:
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
                     "state": one.state,
                     "reason": one.reason,
                     "if_chosen": one.would or one.state,
-                    "short": (short := shorts[one.patch]) and short._asdict(),
+                    "short": (headline := headlines[one.patch]) and headline._asdict(),
                 }
                 for one in found
             ],
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
             parts.append(render.filled(_strictly(lost)))
         if shown:
             rows = [(one.patch, one.state, (one.reason,)) for one in shown]
-            parts.append(of_patches(rows, verdicts, tree.version, shorts))
+            parts.append(of_patches(rows, verdicts, tree.version, headlines))
         if len(shown) < len(found):
             parts.append(f"{len(found) - len(shown)} more: add --all")
         parts.append(render.filled(obstacle) if obstacle else "")
@@ -171,17 +171,17 @@ def _remarks(asked: command.ParsedCommand, place: Place, unasked: Sequence[str])
     return list(filter(None, remarks))
 
 
-def _shorts(
+def _headlines(
     found: Sequence[Outlook], verdicts: Iterable[Verdict], release: str, setup: Setup
 ) -> dict[str, Headline | None]:
     """The row of each patch's page, with the gain for this set-up; None if it would not be live."""
     by_id = {one.patch.id: one.patch for one in verdicts}
-    shorts: dict[str, Headline | None] = {}
+    headlines: dict[str, Headline | None] = {}
     for one in found:
-        short = None
+        headline = None
         if LIVE in (one.state, one.would):
-            short = patch_page.read(one.patch).on(release)
-            if short is not None and not setup.meets(by_id[one.patch].gain_with):
-                short = short._replace(gain=_NO_GAIN)
-        shorts[one.patch] = short
-    return shorts
+            headline = patch_page.read(one.patch).headline(release)
+            if headline is not None and not setup.meets(by_id[one.patch].gain_with):
+                headline = headline._replace(gain=_NO_GAIN)
+        headlines[one.patch] = headline
+    return headlines

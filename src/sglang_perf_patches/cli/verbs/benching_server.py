@@ -112,7 +112,7 @@ def _compare(
         compared = sides.stock_and_patched(default.text)
     _, chosen = (selected(each.selection) for each in compared)
     tree = tree_at()
-    served = command.read(words, args.url)
+    served = command.parse(words, args.url)
     run = (sys.executable, "-m", "sglang_perf_patches", "run")
     prefix = () if entry_point.is_loaded_by(tree) else run
     _require_patches(compared, [*prefix, *served.command])

@@ -98,7 +98,7 @@ def _choice(selection: Selection, patch: Patch) -> str:
 def _data(tree: source.Tree, selection: Selection, judged: Verdict) -> dict[str, Any]:
     patch = judged.patch
     written = patch_page.read(patch.id)._asdict()
-    del written["shorts"]
+    del written["headlines"]
     return {
         "sglang": {"version": tree.version, "path": str(tree.root)},
         **listing.verdict_data(selection, judged, tree.version),

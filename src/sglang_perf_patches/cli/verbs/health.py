@@ -117,7 +117,7 @@ def _chosen(tree: Tree, selection: Selection) -> Check:
 
 def _servers() -> Iterator[Check]:
     """For each server, which patches are live and have run."""
-    running = servers.of(records.read_all(render.warn))
+    running = servers.from_records(records.read_all(render.warn))
     if not running:
         yield Check("live", "-", "no process of this user has patches; start a server first")
         yield Check("has run", "-", "no process of this user has patches")

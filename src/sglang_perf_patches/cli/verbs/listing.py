@@ -97,7 +97,7 @@ def verdict_data(selection: Selection, judged: Verdict, release: str) -> dict[st
         "built_in_since": patch.built_in_since,
         "targets": list(variant.targets + variant.adds) if variant else [],
         "proven_with": None if patch.proven_with is None else dict(patch.proven_with),
-        "short": short._asdict() if (short := patch_page.read(patch.id).on(release)) else None,
+        "short": (headline := patch_page.read(patch.id).headline(release)) and headline._asdict(),
     }
 
 

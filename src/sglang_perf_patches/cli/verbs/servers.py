@@ -56,7 +56,7 @@ class Running:
         }
 
 
-def of(records: Sequence[dict[str, Any]]) -> list[Running]:
+def from_records(records: Sequence[dict[str, Any]]) -> list[Running]:
     """The servers of records, which must be sorted by server."""
     return [
         _running(server, list(members))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
+from importlib import import_module
 from typing import Any
 
 import sglang_perf_patches
-import size_pools
 from sglang_perf_patches.verify.stock import publish_server as publish
 from tests.proof.swa.pools import (
     pools,
@@ -61,6 +61,7 @@ def the_hint_is_what_the_patch_does(page_size: int = 1, requests: int = 64) -> N
         "head_dim": 64,
         "sliding_window": 128,
     }
+    size_pools: Any = import_module("examples.size_pools")  # the checkout is on the path
     server = size_pools.Server(40, requests, page_size=page_size)
     told, full_stock = size_pools.window_pools(config, server)
     assert told is not None

@@ -209,7 +209,9 @@ class gated:
     read = staticmethod(lambda name: True if name == "enable_lora" else None)
     unlike_default = staticmethod(dict)
 import sglang
+from sglang_perf_patches.telemetry import ready
 ours.activate()
+assert ready.known_faults == ours._known_faults
 wait_until(lambda: len(said) > 1)
 time.sleep(1)
 [cause, line] = said

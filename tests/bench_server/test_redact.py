@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from served import Bench
 from test_parts import made
 
-from sglang_perf_patches.bench_server import UsageError, command, outcome, redact, sides
+from sglang_perf_patches.bench_server import UsageError, command, load, outcome, redact, sides
 from sglang_perf_patches.bench_server.boot import Boot
 from sglang_perf_patches.bench_server.shown import to_text
 from sglang_perf_patches.bench_server.turns import Stopped
@@ -67,6 +67,8 @@ def results(
         ("serve --enable-lora k1 --tp=2", "serve --enable-lora ... --tp=2"),
         ("serve --cuda-graph-bs 1 2 4 --dtype half --random-seed -1", None),
         ("serve --dtype k1 --tp k1", "serve --dtype ... --tp ..."),
+        ("serve --lora-paths 1234 --dtype 5 auto", "serve --lora-paths ... --dtype ... auto"),
+        ("serve --lora-paths auto --seed 1", "serve --lora-paths ... --seed 1"),
         ("serve --json-model-override-args '{\"layers\": 2}'", "serve ..."),
         ("sh -c 'HF_TOKEN=k1 serve --tp 2'", "sh -c 'HF_TOKEN=... serve --tp 2'"),
         (
@@ -85,6 +87,10 @@ def results(
 )
 def test_a_command_shows_known_flags_with_known_values(words: str, expected: str | None) -> None:
     assert redact.shown(shlex.split(words)) == (expected or words)
+
+
+def test_the_default_load_is_shown_whole() -> None:
+    assert redact.HIDDEN not in redact.shown(load.completed([]))
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ _NUMBERS = """
     --tp --tp-size --dp --dp-size --ep --ep-size --pp --pp-size --port --turns --num-prompts
     --request-rate --random-input-len --random-output-len --random-range-ratio --max-concurrency
     --mem-fraction-static --max-running-requests --max-total-tokens --chunked-prefill-size
-    --page-size --context-length --cuda-graph-bs --cuda-graph-max-bs --random-seed --hicache-ratio
-    --max-mamba-cache-size --speculative-num-steps --speculative-eagle-topk"""
+    --page-size --context-length --cuda-graph-bs --cuda-graph-max-bs --random-seed --seed
+    --hicache-ratio --max-mamba-cache-size --speculative-num-steps --speculative-eagle-topk"""
 _CHOICES = """
     --backend --dataset-name --device --dtype --kv-cache-dtype --load-format --schedule-policy
     --quantization --attention-backend --prefill-attention-backend --decode-attention-backend

@@ -12,7 +12,7 @@ from .live.executor import executor
 from .model import switch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from .compat.verdict import Verdict
@@ -129,11 +129,25 @@ def _engine() -> Any:
     return engine
 
 
+def _known_faults(release: str, live: Sequence[str]) -> list[str]:
+    """A sentence on each known fault of a release that this server has."""
+    from . import faults  # read once, when the server has started
+    from .live.published import published
+    from .model.feature import MISSING
+
+    server = published()
+    if server.read("device") is MISSING:  # this process publishes no arguments
+        return []
+    found = faults.found(release, faults.conditions(server), live)
+    return [one.text(is_sure=is_sure) for one, is_sure in found]
+
+
 def _activate(text: str | None, strict: bool | None) -> Any:
     """Activate inside a request, imports included, so that a call in between waits for them too."""
     engine = _engine()
-    from .telemetry import recorder
+    from .telemetry import ready, recorder
 
+    ready.known_faults = _known_faults
     engine.observe(recorder)
     happened = engine.activate_now(text, strict=strict)
     recorder.resume()

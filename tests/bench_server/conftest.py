@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import few_flags
 from linux_mlx.server import free_port
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "framework"))
@@ -18,17 +17,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from served import Bench
 from throwaway import Throwaway
-
-from sglang_perf_patches.bench_server import flags
-
-
-@pytest.fixture(scope="module", autouse=True)
-def known_flags(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """In this process, the flags of an installed release."""
-    known = few_flags.of(tmp_path_factory.mktemp("release") / "sglang")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flags, "installed", lambda: known)
-        yield
 
 
 @pytest.fixture
@@ -47,6 +35,5 @@ def throwaway_of_server(tmp_path: Path) -> Throwaway:
     here = Path(__file__).parent
     package.put("program.py", (here / "program.py").read_text())
     package.put("sglang/bench_serving.py", (here / "client.py").read_text())
-    package.put("sglang/srt/server_args.py", few_flags.SOURCE)
     package.put("sitecustomize.py", "import throwaway_patches as t\nt.use(t.STEP)\n")
     return package

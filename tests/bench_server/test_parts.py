@@ -1,4 +1,4 @@
-"""Parts of ``bench server`` that need no server: command, tokens, conclusion, page."""
+"""Parts of ``bench server`` that need no server: command, tokens, conclusion."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shutil
 import socket
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from sglang_perf_patches.bench_server import (
     patches,
     sides,
 )
-from sglang_perf_patches.bench_server import page as server_page
 from sglang_perf_patches.bench_server.outcome import Outcome
 from sglang_perf_patches.bench_server.shown import spread, to_text
 from sglang_perf_patches.bench_server.tokens import compare, prompts
@@ -34,19 +32,19 @@ LAUNCH = (sys.executable, "-m", "sglang.launch_server", "--model-path", "M")
 
 
 def test_a_port_is_taken_from_the_command_or_found() -> None:
-    assert command.read([*LAUNCH, "--port", "31000"]).url == "http://127.0.0.1:31000"
-    named = command.read([*LAUNCH, "--port=31000", "--host", "::1", "--api-key=k"])
+    assert command.parse([*LAUNCH, "--port", "31000"]).url == "http://127.0.0.1:31000"
+    named = command.parse([*LAUNCH, "--port=31000", "--host", "::1", "--api-key=k"])
     assert (named.url, named.api_key) == ("http://[::1]:31000", "k")
-    assert command.read([*LAUNCH, "--port", "1", "--host", "0.0.0.0"]).host == "127.0.0.1"
-    server = command.read(LAUNCH)
+    assert command.parse([*LAUNCH, "--port", "1", "--host", "0.0.0.0"]).host == "127.0.0.1"
+    server = command.parse(LAUNCH)
     assert server.command == (*LAUNCH, "--port", str(server.port))
     assert 12_000 <= server.port < 22_000  # below those that 0.5.23 draws itself
 
 
 def test_a_script_must_say_where_its_server_answers() -> None:
     with pytest.raises(UsageError, match=r"where will `sh \.\.\.` answer"):
-        command.read(["sh", "start.sh"])
-    server = command.read(["sh", "start.sh"], "http://localhost:8000/")
+        command.parse(["sh", "start.sh"])
+    server = command.parse(["sh", "start.sh"], "http://localhost:8000/")
     assert (server.command, server.url) == (("sh", "start.sh"), "http://localhost:8000")
 
 
@@ -60,7 +58,7 @@ def test_a_script_must_say_where_its_server_answers() -> None:
 )
 def test_what_cannot_be_driven_is_refused(more: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        command.read([*LAUNCH, *more])
+        command.parse([*LAUNCH, *more])
 
 
 def test_a_port_is_free_after_a_connection_but_not_under_a_listener() -> None:
@@ -79,59 +77,54 @@ def test_the_order_favours_no_side() -> None:
         *((1, "patched"), (1, "stock"), (2, "stock"), (2, "patched")),
         *((3, "patched"), (3, "stock"), (4, "stock"), (4, "patched")),
     ]
-    three = sides.described([None, "A=1", "A=2", None], "all", LAUNCH)
-    assert "".join(side.name for _, side in order(2, three)) == "cbaabc"
 
 
 def test_a_side_has_variables_and_flags_of_its_own() -> None:
-    texts = ["SGLANG_PERF_PATCHES=none", "X=1 Y='2 3' --tp 2 --z=Q=1", None, "--tp 4"]
-    a, b, d = sides.described(texts, "mlx", LAUNCH)
+    texts = "SGLANG_PERF_PATCHES=none", "X=1 Y='2 3' --tp 2 --z=Q=1"
+    a, b = sides.described(*texts, "mlx", LAUNCH)
     assert (a.selection, a.is_patched, a.needs_live) == ("none", False, False)
     assert (b.variables, b.flags) == ({"X": "1", "Y": "2 3"}, ("--tp", "2", "--z=Q=1"))
     assert (b.environment["SGLANG_PERF_PATCHES"], b.environment["Y"]) == ("mlx", "2 3")
-    assert (d.name, d.flags, d.needs_live) == ("d", ("--tp", "4"), False)
-    (_, named) = sides.described([None, "SGLANG_PERF_PATCHES=mla", None, None], "all", LAUNCH)
-    assert (named.selection, named.needs_live) == ("mla", True)
-    assert [side.said for side in (a, d, named)] == [
-        *("SGLANG_PERF_PATCHES=none", "--tp 4", "SGLANG_PERF_PATCHES=mla")
+    plain, named = sides.described(None, "SGLANG_PERF_PATCHES=mla --tp 4", "all", LAUNCH)
+    assert (named.selection, named.flags, named.needs_live) == ("mla", ("--tp", "4"), True)
+    assert (b.needs_live, plain.adds) == (False, "")
+    assert [side.adds for side in (a, named)] == [
+        *("SGLANG_PERF_PATCHES=none", "SGLANG_PERF_PATCHES=mla --tp 4")
     ]
 
 
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
-        (["X=1", None, None, None], "give --b as well"),
-        ([None, "tp 2", None, None], "--b: word 1 is neither NAME=VALUE nor a flag"),
-        ([None, "X=1 --port 3", None, None], "--b: --port belongs to the command"),
-        ([None, "'", None, None], "--b: No closing quotation"),
-        (["X=1", "--y", "X=1", None], "--a and --c are the same server"),
-        ([None, "SGLANG_PERF_PATCHES=all", None, None], "--a and --b are the same server"),
+        (("X=1", None), "give --b as well"),
+        ((None, "tp 2"), "--b: word 1 is neither NAME=VALUE nor a flag"),
+        ((None, "X=1 --port 3"), "--b: --port belongs to the command"),
+        ((None, "'"), "--b: No closing quotation"),
+        (("X=1", "X=1"), "--a and --b are the same server"),
+        ((None, "SGLANG_PERF_PATCHES=all"), "--a and --b are the same server"),
     ],
 )
-def test_what_is_no_side_is_refused(texts: list[str | None], said: str) -> None:
+def test_what_is_no_side_is_refused(texts: tuple[str | None, str | None], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        sides.described(texts, "all", LAUNCH)
+        sides.described(*texts, "all", LAUNCH)
 
 
 def test_flags_do_not_go_to_the_end_of_a_script() -> None:
     with pytest.raises(UsageError, match="name the server itself"):
-        sides.described([None, "--x", None, None], "all", ["sh", "-c", "exec serve"])
-    assert sides.described([None, "X=1", None, None], "all", ["sh", "-c", "exec serve"])
+        sides.described(None, "--x", "all", ["sh", "-c", "exec serve"])
+    assert sides.described(None, "X=1", "all", ["sh", "-c", "exec serve"])
 
 
 def test_described_sides_are_named_everywhere() -> None:
-    a, b = sides.described([None, "--dtype 'half'", None, None], "none", LAUNCH)
+    a, b = sides.described(None, "--dtype 'half'", "none", LAUNCH)
     described = made(sides=(a, b), live=[])
     assert outcome.conclusion(described).startswith("Better with b than with a: TPOT 30 % less")
     text = to_text(described)
     assert "a: SGLANG_PERF_PATCHES=none\nb: SGLANG_PERF_PATCHES=none --dtype half" in text
     assert re.search(r"^figure +unit +a +b +b is", text, re.MULTILINE)
-    page = server_page.to_html(described, replace(described, sides=(a, replace(b, name="c"))))
-    assert "<th>b</th>" in page
-    assert "Better with c than with a" in page
-    data = json.loads(outcome.to_json(described, described))
+    data = json.loads(outcome.to_json(described))
     assert [side["name"] for side in data["sides"]] == ["a", "b"]
-    assert data["more"][0]["sides"][1]["adds"] == "SGLANG_PERF_PATCHES=none --dtype half"
+    assert data["sides"][1]["adds"] == "SGLANG_PERF_PATCHES=none --dtype half"
     text = to_text(replace(described, live=made().live, live_in_first=made().live))
     assert "a: mlx.kv-arena: live in 3" in text
     assert "b: mlx.kv-arena: live in 3" in text
@@ -181,7 +174,7 @@ def made(**more: Any) -> Outcome:
         turns=3,
         changes=changes,
         tokens=compare([((1,),)] * 3, [((1,),)] * 3),
-        live=[patches.Of("mlx.kv-arena", "scheduler", 3, 3)],
+        live=[patches.LiveIn("mlx.kv-arena", "scheduler", 3, 3)],
         failed={},
         lost=[],
         stopped=None,
@@ -284,38 +277,6 @@ def test_json_has_the_rule_and_the_conclusion() -> None:
     assert data["stopped"] == {"turn": 3, "side": "stock", "reason": "it crashed"}
     assert data["conclusion"].endswith("It stopped early: turn 3, stock: it crashed.")
     assert data["exit_code"] == 1
-
-
-class _Checked(HTMLParser):
-    """Count what is open, so that a page whose tags do not match is noticed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: dict[str, int] = {}
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.seen[tag] = self.seen.get(tag, 0) + 1
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def test_the_page_is_whole_and_stands_alone() -> None:
-    page = server_page.to_html(made())
-    checked = _Checked()
-    checked.feed(page)
-    assert checked.open == []
-    assert checked.seen["tr"] == 1 + 4  # a head, and a row for each figure
-    # TPOT takes 30 % less: the bar goes to the left, and throughput's 40 % more is the widest.
-    assert "<i class=better style='left:12.3%;width:37.7%'></i>" in page
-    assert "<i class=better style='left:50.0%;width:50.0%'></i>" in page
-    assert "&lt;tiny&gt;" in page
-    assert "<p>tiny, sglang 0.5.23, one</p>" in page.partition("<h2>")[0]
-    assert "color-scheme:light dark" in page
-    assert not re.search(r"https?:|src=|href=|@import|url\(", page)
 
 
 def test_processes_are_seen_alike_where_there_is_only_ps() -> None:

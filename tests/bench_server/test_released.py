@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sglang_perf_patches import downloads
 from sglang_perf_patches.bench_server import boot, load
-from sglang_perf_patches.cli import downloads
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.model import releases
 

@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from xml.sax.saxutils import escape
 
-from sglang_perf_patches import sets
-from sglang_perf_patches.cli import patch_page
-from sglang_perf_patches.cli.table import works_with
+from sglang_perf_patches import patch_page, sets
 from sglang_perf_patches.model.patch import by_id
+from sglang_perf_patches.patch_page import works_with
 from tests.maintain import pages, quotes
 
 DATA = "tests/benchmarks/results/gains.json"
@@ -158,7 +157,7 @@ def cost(root: Path, patch_id: str, release: str) -> str:
     """What a patch costs, as its page and `list` say, with links from the top of a checkout."""
     text = (root / pages.file(patch_id)).read_text(encoding="utf-8")
     page = patch_page.parse(text)
-    at = [one == page.on(release) for one in page.shorts].index(True)
+    at = [one == page.headline(release) for one in page.headlines].index(True)
     row = text.partition("| if you use | gain | cost |")[2].split("\n")[2 + at]
     return row.strip("| ").split(" | ")[2].replace("](../../../../../", "](")
 

@@ -111,11 +111,11 @@ def test_a_patch_that_was_named_is_shown_whatever_its_state(
 
 
 GAINS = """
-from sglang_perf_patches.cli import patch_page
+from sglang_perf_patches import patch_page
 of = {"one.step": ("2 ms → 1 ms (1.0, H200)", "none known"), "two.helper": ("0.9 (0.9, H200)", "1"),
     "two.both": ("4 ms → 1 ms a step (1.0, H200)", "memory")}
 patch_page.read = lambda id: patch_page.Page(
-    shorts=(patch_page.Short("it", *of[id]),) if id in of else ())
+    headlines=(patch_page.Headline("it", *of[id]),) if id in of else ())
 """
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from throwaway import Throwaway
 
-from sglang_perf_patches import sets
-from sglang_perf_patches.cli import downloads
+from sglang_perf_patches import downloads, sets
 from sglang_perf_patches.compat import source, verdict
 from sglang_perf_patches.live.compiled import is_compiled_from
 from sglang_perf_patches.live.wrappers import chain

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import platform
 import subprocess
 import sys
 import time
 import venv
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import IO
 
 import pytest
 from throwaway import PUBLISHING, Throwaway
 
-from sglang_perf_patches.cli import downloads, machine
-from sglang_perf_patches.cli.verbs import stock_switches
-from sglang_perf_patches.compat import source
-from sglang_perf_patches.model import releases
+from sglang_perf_patches.live import gpu
 
 SETS = """
 import throwaway_patches as t
@@ -87,63 +86,6 @@ def test_each_change_is_named_and_a_lost_patch_is_exit_1(throwaway: Throwaway, o
     assert without.returncode == 0
 
 
-def test_stocks_own_switches_that_are_off_are_named(throwaway: Throwaway, other: Path) -> None:
-    (other / "srt" / "environ.py").write_text(
-        "class Envs:\n"
-        "    SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK = EnvBool(False)\n"
-        "    SGLANG_ENABLE_METADATA_GLUE_GRAPH = EnvBool(True)\n"
-    )
-    data = json.loads(throwaway.command("doctor", "--sglang-path", str(other), "--json").stdout)
-    (switch,) = data["stock_switches"]
-    assert switch["name"] == "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1"
-    assert switch["gains"]
-    assert switch["costs"]
-    told = throwaway.command("doctor", "--sglang-path", str(other)).stdout
-    assert switch["measure"].startswith("sglang-perf-patches bench server --b ")
-    sentence = f"{switch['measure']} gains: {switch['gains']} costs: {switch['costs']}"
-    assert sentence in " ".join(told.split())
-    assert max(map(len, told.partition("sglang options")[2].splitlines())) <= 100
-    alone = throwaway.command("doctor", "--json")
-    assert json.loads(alone.stdout)["stock_switches"] == []  # of the installed one
-    (other / "srt" / "environ.py").unlink()
-    assert "sglang options" not in throwaway.command("doctor", "--sglang-path", str(other)).stdout
-
-
-SWITCHES = {
-    "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1": "0.5.17",
-    "SGLANG_ENABLE_METADATA_GLUE_GRAPH=1": "0.5.19",
-    "--mamba-max-states-per-path 1": "0.5.17",
-    "--cuda-graph-backend-prefill full": "0.5.16",
-    "SGLANG_OPT_FLASHINFER_DRAFT_HOST_INDPTR=1": "0.5.23",
-    "SGLANG_OPT_FLASHINFER_VERIFY_HOST_PLAN=1": "0.5.23",
-    "SGLANG_OPT_CUDA_GRAPH_FILL_FAST_PATH=1": "0.5.23",
-    "MLX_USE_CUDA_GRAPHS=0": "0.5.10",
-}
-"""Name → the first release that has it."""
-
-
-@pytest.mark.parametrize("release", ["0.5.13", "0.5.17", "0.5.23"])
-def test_each_release_has_the_switches_that_it_brought(release: str) -> None:
-    known = releases.KNOWN
-    names = {each.name for each in stock_switches.of(source.at(downloads.tree(release)))}
-    assert names == {
-        name for name, first in SWITCHES.items() if known.index(first) <= known.index(release)
-    }
-
-
-def test_a_switch_is_named_where_it_has_something_to_switch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tree = source.at(downloads.tree("0.5.23"))
-    everywhere = {each.name for each in stock_switches.of(tree)}
-    for lacking, left in (
-        ("mlx", everywhere - {"MLX_USE_CUDA_GRAPHS=0"}),
-        ("a GPU", {"SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK=1", "--mamba-max-states-per-path 1"}),
-    ):
-        monkeypatch.setattr(machine, "has", lacking.__ne__)
-        assert {each.name for each in stock_switches.of(tree, is_here=True)} == left
-
-
 def test_the_way_back_gains(throwaway: Throwaway, other: Path) -> None:
     change(throwaway.site / "sglang", "a.py", "return x + 1", "return 1 + x")
     throwaway.put("sitecustomize.py", knowing(other))
@@ -182,10 +124,6 @@ def test_a_release_comes_from_the_cache_or_the_index(throwaway: Throwaway, other
 @pytest.mark.parametrize(
     "words",
     [
-        ("--kv-gib", "20"),
-        ("--context", "20"),
-        ("--hicache-size", "20"),
-        ("--hicache-ratio", "2"),
         ("--sglang-version", "../x"),
         ("--sglang-version", "two"),
         ("--sglang-path", "/nowhere"),
@@ -309,6 +247,10 @@ def test_alone_it_says_whether_all_is_well(throwaway: Throwaway) -> None:
     }
     assert "next to sglang 1.0" in by_check["installed"][1]
     assert by_check["chosen"][1] == "1 ready, 0 refused, 1 off, with SGLANG_PERF_PATCHES=all"
+    data = json.loads(health(throwaway, "--json")[1])
+    here = {"python": platform.python_version(), "wrapt": metadata.version("wrapt")}
+    assert {name: data["versions"][name] for name in here} == here
+    assert data["gpu"] == (gpu.machine() and gpu.machine()._asdict())
 
 
 @pytest.mark.parametrize(
@@ -400,144 +342,6 @@ def test_without_sglang_it_is_exit_2(throwaway: Throwaway) -> None:
         done.stderr
         == "sglang-perf-patches: sglang is not installed for this Python; use one that has it\n"
     )
-
-
-MODEL = {
-    "num_hidden_layers": 24,
-    "num_key_value_heads": 8,
-    "num_attention_heads": 64,
-    "hidden_size": 2880,
-    "head_dim": 64,
-    "sliding_window": 128,
-    "layer_types": ["sliding_attention", "full_attention"] * 12,
-}
-OF_SERVER = ("--kv-gib", "20", "--max-running-requests", "64")
-
-
-def test_a_model_gets_a_hint_on_its_pools(throwaway: Throwaway, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(MODEL))
-    done = throwaway.command("doctor", "--model", str(tmp_path), *OF_SERVER, "--json")
-    assert done.returncode == 0, done.stderr
-    hint = json.loads(done.stdout)["hint"]
-    assert 0 < hint["ratio"] < 0.8
-    assert hint["full"] > hint["full_stock"] > hint["swa"] > 64 * 128
-    # Everything that is there is used, and no more: bytes of both pools, by their layers.
-    a_layer = 8 * 64 * 2 * 2
-    used = 12 * a_layer * (hint["full"] + hint["swa"])
-    assert 0.99 * 20 * 2**30 < used <= 20 * 2**30
-    text = throwaway.command("doctor", "--model", str(tmp_path / "config.json"), *OF_SERVER).stdout
-    assert f"--swa-full-tokens-ratio {hint['ratio']:.3f}" in text
-    measure = f'bench server --b "--swa-full-tokens-ratio {hint["ratio"]:.3f}" -- COMMAND'
-    assert text.endswith(f"measure: sglang-perf-patches {measure}\n")
-    half = throwaway.command(
-        "doctor", "--model", str(tmp_path), *OF_SERVER, "--tp-size", "2", "--json"
-    )
-    assert json.loads(half.stdout)["hint"]["full_stock"] == pytest.approx(
-        2 * hint["full_stock"], abs=2
-    )
-
-
-def test_the_hint_stands_below_what_an_upgrade_changes(
-    throwaway: Throwaway, other: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({**MODEL, "sliding_window": None}))
-    words = ("--sglang-path", str(other), "--model", str(tmp_path), *OF_SERVER)
-    done = throwaway.command("doctor", *words)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == ("sliding-window pool: the model has no sliding window")
-    assert json.loads(throwaway.command("doctor", *words, "--json").stdout)["hint"]["ratio"] is None
-
-
-HYBRID = {
-    "architectures": ["Qwen3NextForCausalLM"],
-    "model_type": "qwen3_next",
-    "num_hidden_layers": 40,
-    "full_attention_interval": 4,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "linear_conv_kernel_dim": 4,
-    "linear_num_key_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_num_value_heads": 32,
-    "linear_value_head_dim": 128,
-}
-OF_HYBRID = ("--kv-gib", "34", "--max-running-requests", "256", "--context", "4096")
-
-
-def test_a_hybrid_model_gets_a_hint_on_its_states(throwaway: Throwaway, tmp_path: Path) -> None:
-    """The throwaway has none of stock's switches; `tests/mamba` has the releases."""
-    (tmp_path / "config.json").write_text(json.dumps(HYBRID))
-    words = ("--model", str(tmp_path), *OF_HYBRID)
-    done = throwaway.command("doctor", *words, "--json")
-    assert done.returncode == 0, done.stderr
-    data = json.loads(done.stdout)
-    assert data["hint"]["ratio"] is None
-    states = data["states"]
-    # 2 MiB of fp32 and three columns of the convolution in each of 30 layers, KV in 10.
-    assert states["cells"] == {"state": 30 * (2**21 + 3 * 8192 * 2), "token": 10 * 2 * 512 * 2}
-    lines = {line["give"]: line["split"] for line in states["lines"]}
-    plain, fitted, alone = lines.values()
-    assert list(lines) == [
-        "",
-        f"--max-mamba-cache-size {fitted['slots']}",
-        f"--disable-radix-cache --max-mamba-cache-size {alone['slots']}",
-    ]
-    assert (plain["in_flight"], fitted["in_flight"], alone["in_flight"]) == (89, 131, 245)
-    text = throwaway.command("doctor", *words).stdout
-    most = f"--disable-radix-cache --max-mamba-cache-size {alone['slots']}"
-    assert f'bench server --b "{most} --max-running-requests 256" -- COMMAND' in text
-    for give in list(lines)[1:]:
-        assert f"  {give}\n" in text
-    done = throwaway.command("doctor", *words, "--disable-radix-cache", "--json")
-    states = json.loads(done.stdout)["states"]
-    assert [line["split"]["slots"] for line in states["lines"]] == [256, alone["slots"]]
-
-
-def test_the_split_is_of_the_release_to_upgrade_to(
-    throwaway: Throwaway, other: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(HYBRID))
-    words = ("--model", str(tmp_path), *OF_HYBRID)
-    done = throwaway.command("doctor", "--sglang-path", str(other), *words)
-    assert done.returncode == 0, done.stderr
-    assert "\nstates and KV with sglang 2.0: " in done.stdout
-    (throwaway.site / "sglang").rename(throwaway.site / "not_sglang")
-    done = throwaway.command("doctor", *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "name the server's release with --sglang-version" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("config", "words", "said"),
-    [
-        (None, OF_SERVER, "can't be read"),
-        ("{", OF_SERVER, "is not a model's config.json"),
-        ("[]", OF_SERVER, "does not describe a model's attention"),
-        (json.dumps({**MODEL, "num_key_value_heads": None}), OF_SERVER, "does not describe"),
-        (json.dumps(MODEL), (), "--model needs --kv-gib"),
-        (json.dumps(MODEL), OF_SERVER[:2], "--max-running-requests is missing"),
-        (json.dumps(MODEL), ("--kv-gib", "0"), "above 0"),
-        (json.dumps(MODEL), (*OF_SERVER, "--page-size", "0"), "above 0"),
-        (json.dumps(HYBRID), OF_SERVER, "--context is missing"),
-        (json.dumps(HYBRID), ("--kv-gib", "0.1", *OF_HYBRID[2:]), "hold no request of 4096 tokens"),
-        (json.dumps(HYBRID), (*OF_HYBRID[:2], *OF_HYBRID[4:]), "--max-running-requests is missing"),
-        (json.dumps(HYBRID), (*OF_HYBRID, "--hicache-size", "0"), "above 0"),
-        (json.dumps(HYBRID), (*OF_HYBRID, "--hicache-ratio", "2"), "it is unknown how"),
-        (json.dumps(MODEL), (*OF_SERVER, "--hicache-ratio", "2"), "need a hybrid model"),
-        (json.dumps({**HYBRID, "architectures": None}), OF_HYBRID, "does not describe"),
-        (json.dumps({**HYBRID, "mamba_ssm_dtype": "int3"}), OF_HYBRID, "of type int3"),
-    ],
-)
-def test_a_model_that_says_too_little_is_exit_2(
-    throwaway: Throwaway, tmp_path: Path, config: str | None, words: tuple[str, ...], said: str
-) -> None:
-    if config is not None:
-        (tmp_path / "config.json").write_text(config)
-    done = throwaway.command("doctor", "--model", str(tmp_path), *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Traceback" not in done.stderr
-    assert said in done.stderr
 
 
 ARGUMENTS = f"""

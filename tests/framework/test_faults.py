@@ -19,8 +19,7 @@ import pytest
 from throwaway import REPOSITORY, Throwaway, distribution
 
 import tiers
-from sglang_perf_patches import sets
-from sglang_perf_patches.cli import downloads
+from sglang_perf_patches import downloads, sets
 from sglang_perf_patches.compat import source, verdict
 
 _STATUS = (

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tiers
-from sglang_perf_patches import sets
-from sglang_perf_patches.cli import downloads, main
+from sglang_perf_patches import downloads, sets
+from sglang_perf_patches.cli import main
 from sglang_perf_patches.compat import source, verdict
 from sglang_perf_patches.model.patch import Patch, PatchSet, Variant, by_id, module_of, qualname_of
 from sglang_perf_patches.model.selection import Selection, SelectionError, parse

@@ -7,12 +7,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sglang_perf_patches import sets
-from sglang_perf_patches.cli import patch_page, table
-from sglang_perf_patches.cli.markdown import plain
-from sglang_perf_patches.cli.table import ONE, WORDS
+from sglang_perf_patches import patch_page, sets
+from sglang_perf_patches.cli import table
 from sglang_perf_patches.compat.verdict import Verdict
 from sglang_perf_patches.model.patch import by_id
+from sglang_perf_patches.patch_page import ONE, WORDS, plain
 from tests.benchmarks import gains
 from tests.maintain import ROOT, pages, quotes
 
@@ -104,7 +103,7 @@ def test_readme_page_and_list_say_the_same_of_a_patch() -> None:
             assert gain.face.patch in gain.patches
             (line,) = (line for line in lines if f"{gain.source}#{gain.rows[0]})" in line)
             expect, works, cost = (plain(cell) for cell in line.strip("| ").split(" | ")[2:])
-            short = patch_page.read(gain.face.patch).on(gain.release)
+            short = patch_page.read(gain.face.patch).headline(gain.release)
             assert short is not None
             assert cost == short.cost
             proven = [dict(by_id(sets.load())[each].proven_with or {}) for each in gain.patches]

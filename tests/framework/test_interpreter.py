@@ -33,7 +33,7 @@ SERVER = ["-m", "sglang.launch_server", "--model-path", "M"]
     ],
 )
 def test_the_first_words_start_the_python(command: str, words: str) -> None:
-    assert interpreter.of(command.split()) == words.split()
+    assert interpreter.python_of(command.split()) == words.split()
 
 
 def test_the_python_of_sglangs_script_is_next_to_it(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_the_python_of_sglangs_script_is_next_to_it(tmp_path: Path) -> None:
     script = tmp_path / "venv" / "sglang"
     script.touch(0o755)
     (tmp_path / "sglang").symlink_to(script)
-    found = interpreter.of(["env", "A=1", "sglang", "serve"], f"{tmp_path}:/usr/bin:/bin")
+    found = interpreter.python_of(["env", "A=1", "sglang", "serve"], f"{tmp_path}:/usr/bin:/bin")
     assert found == ["env", "A=1", str(script.with_name("python3"))]
 
 
@@ -49,7 +49,7 @@ def test_the_python_of_sglangs_script_is_next_to_it(tmp_path: Path) -> None:
     ("options", "found"), [("-u -I", "-I"), ("-sE", "-sE"), ("-S", "-S"), ("-s -u -W error", "")]
 )
 def test_an_option_that_cuts_off_what_run_sets(options: str, found: str) -> None:
-    assert interpreter.cutting_off(["python", *options.split()]) == found
+    assert interpreter.isolating_flag(["python", *options.split()]) == found
 
 
 @pytest.fixture(scope="module")

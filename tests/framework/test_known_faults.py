@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import sglang_perf_patches
 from sglang_perf_patches import faults, sets
 from sglang_perf_patches.cli.ask import answer
 from sglang_perf_patches.cli.verbs import known_faults
@@ -149,12 +150,13 @@ def test_a_server_that_is_ready_warns_of_its_faults(
     monkeypatch.setattr(known, "FAULTS", (fault(on="states", patch="mamba.slot-exhaustion"),))
     monkeypatch.setattr(published, "published", lambda: Served(**arguments))
     monkeypatch.setattr(ready, "_is_ready", lambda _: True)
+    monkeypatch.setattr(ready, "known_faults", sglang_perf_patches._known_faults)
     states = [{"id": name, "state": "live", "reason": ""} for name in live]
     process = {"pid": 1, "role": "launcher", "sglang": "0.5.9", "patches": states}
     with caplog.at_level(logging.WARNING, "sglang_perf_patches"):
-        announcement = ready.Announcement()
-        announcement.look([process])
-        announcement.look([process])
+        startup_log = ready.StartupLog()
+        startup_log.check([process])
+        startup_log.check([process])
     found = [record.getMessage() for record in caplog.records]
     assert [line.partition(": ")[2].rpartition(": ")[0] for line in found] == warned
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from throwaway import Throwaway
 
-from sglang_perf_patches import sets
-from sglang_perf_patches.cli import downloads
+from sglang_perf_patches import downloads, sets
 from tests.proof import OF_RUNNER
 
 LOADED = """

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches import sets
-from sglang_perf_patches.cli import downloads, main, markdown, patch_page
+from sglang_perf_patches import downloads, patch_page, sets
+from sglang_perf_patches.cli import main, markdown
 from sglang_perf_patches.model.patch import by_id
 
 TEXT = """# one.a
@@ -82,7 +82,7 @@ all
 def test_the_prose_of_a_page_is_plain_text() -> None:
     assert patch_page.parse(TEXT) == patch_page.Page(
         condition="you run --a b\nor that.",
-        shorts=(patch_page.Short("--a b", "2 ms → 1 ms first token", "none known"),),
+        headlines=(patch_page.Headline("--a b", "2 ms → 1 ms first token", "none known"),),
         gain=(
             "Much, on one machine.\n\n"
             "| measured | stock | patched |\n| --- | --- | --- |\n"
@@ -112,7 +112,7 @@ def test_the_prose_of_a_page_is_plain_text() -> None:
     ],
 )
 def test_gains_have_an_order(gain: str, ratio: float) -> None:
-    assert patch_page.Short("x", gain, "y").ratio == ratio
+    assert patch_page.Headline("x", gain, "y").ratio == ratio
 
 
 @pytest.mark.parametrize(
@@ -121,15 +121,15 @@ def test_gains_have_an_order(gain: str, ratio: float) -> None:
 )
 def test_the_figure_of_the_nearest_release_is_shown(release: str, figure: str) -> None:
     newest, older = (
-        patch_page.Short("x", f"2 ms → 1 ms ({measured}, H200)", "y")
+        patch_page.Headline("x", f"2 ms → 1 ms ({measured}, H200)", "y")
         for measured in ("0.5.23", "0.5.17")
     )
-    shown = patch_page.Page(shorts=(newest, older)).on(release)
+    shown = patch_page.Page(headlines=(newest, older)).headline(release)
     assert shown is not None
     assert shown.release == figure
-    words = patch_page.Short("x", "no crash", "y")
-    assert patch_page.Page(shorts=(words,)).on(release) == words
-    assert patch_page.Page().on(release) is None
+    words = patch_page.Headline("x", "no crash", "y")
+    assert patch_page.Page(headlines=(words,)).headline(release) == words
+    assert patch_page.Page().headline(release) is None
 
 
 def test_a_table_names_each_figure() -> None:

@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from sglang_perf_patches import sets
-from sglang_perf_patches.cli import patch_page
+from sglang_perf_patches import patch_page, sets
 from sglang_perf_patches.cli.verbs import helping
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import Patch, by_id
@@ -50,8 +49,8 @@ def test_a_page_is_one_screen_with_every_section(patch: Patch) -> None:
     ]
     parsed = patch_page.parse(text)
     assert parsed.condition
-    assert parsed.shorts
-    assert all(map(all, parsed.shorts))
+    assert parsed.headlines
+    assert all(map(all, parsed.headlines))
     assert parsed.gain
     assert parsed.cost
     assert parsed.why
@@ -65,7 +64,7 @@ _MEASURED = re.compile(r".+ \(([\w.]+), (?:MLX for CUDA, )?([^,()]+)\)")
 @pytest.mark.parametrize("patch", PATCHES.values(), ids=lambda patch: patch.id)
 def test_the_gain_that_list_shows_names_its_release_and_machine(patch: Patch) -> None:
     lines = text_of(patch).partition("| if you use | gain | cost |\n")[2].splitlines()[1:]
-    shorts = patch_page.read(patch.id).shorts
+    shorts = patch_page.read(patch.id).headlines
     order = [releases.KNOWN.index(short.release) for short in shorts if short.release]
     assert order == sorted({*order}, reverse=True)
     for line, short in zip(lines, shorts, strict=False):

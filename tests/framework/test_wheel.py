@@ -19,7 +19,7 @@ SCRIPT = """
 import json
 import re
 from sglang_perf_patches import sets
-from sglang_perf_patches.cli import patch_page
+from sglang_perf_patches import patch_page
 from sglang_perf_patches.cli.verbs import helping
 from sglang_perf_patches.model.patch import by_id
 print(json.dumps({

@@ -15,7 +15,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_perf_patches.cli import downloads
+from sglang_perf_patches import downloads
 
 REPOSITORY = Path(__file__).parents[2]
 

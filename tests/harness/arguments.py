@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from functools import cache
 
-from sglang_perf_patches.cli import downloads
+from sglang_perf_patches import downloads
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import Any
 
 import forked
 from linux_mlx.environments import environment, sglang_environment, variables
-from sglang_perf_patches.cli import downloads
+from sglang_perf_patches import downloads
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]  # for `tests.proof`

@@ -18,8 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sglang_perf_patches import sets
-from sglang_perf_patches.cli import downloads
+from sglang_perf_patches import downloads, sets
 from sglang_perf_patches.compat import shipped, source, verdict
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import PatchSet

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sglang_perf_patches import verify
-from sglang_perf_patches.cli.patch_page import upstream_links
 from sglang_perf_patches.model import releases, setups
 from sglang_perf_patches.model.patch import Patch, room_of
+from sglang_perf_patches.patch_page import upstream_links
 
 RESULTS = "tests/benchmarks/results"
 """Where the committed results are: one file a set."""

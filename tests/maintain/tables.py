@@ -14,8 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from sglang_perf_patches import sets
-from sglang_perf_patches.cli import downloads
+from sglang_perf_patches import downloads, sets
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.compat.verdict import judge_each
 from sglang_perf_patches.model import releases

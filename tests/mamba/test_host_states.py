@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import size_pools
 from matrix import applying, newest_of_each_group
-from sglang_perf_patches.cli.sizing import host as host_hint
-from sglang_perf_patches.cli.sizing import split
-from sglang_perf_patches.cli.sizing.server import Server
-from sglang_perf_patches.cli.sizing.split import Load
-from sglang_perf_patches.cli.sizing.states import Line, StateHint
 from sglang_perf_patches.model.errors import OperatorError
 from sglang_perf_patches.sets.mamba import host_split
 from sglang_perf_patches.sets.mamba.host_split import Cells, Pools
@@ -80,25 +76,24 @@ def test_the_host_is_divided_as_prefixes_need_it(
 
 
 @pytest.mark.parametrize("context", [600, 4096, 16_384, 100_000])
-def test_the_hint_says_what_more_prefixes_fit_with(context: int) -> None:
+def test_the_answer_says_what_more_prefixes_fit_with(context: int) -> None:
     cells = Cells(state=66_000_000, token=20_480)
-    device = split.stock(cells, Load(64, context), available=34 << 30, slots_each=5)
-    stocks = (Line("", 5, device),)
-    for flag, server in (
-        ("--hicache-ratio 2", Server(kv_gib=34, hicache_ratio=2)),
-        ("--hicache-size 90", Server(kv_gib=34, hicache_size=90)),
-    ):
-        on_device = StateHint("0.5.23", cells, Load(64, context), stocks, ())
-        hint = host_hint.hint(server, on_device)
-        assert hint is not None
-        stock, few, more = hint.lines
-        assert few.short >= stock.short
-        assert more.long >= stock.long
-        assert f"{VARIABLE}={context // -(-context // 8192)}" in few.give
-        assert flag in hint.text
-        assert "SGLANG_PERF_PATCHES=all,mamba.host-states" in hint.text
+    tree: Any = SimpleNamespace(version="0.5.23")
+    for of_host in ({"hicache_ratio": 2}, {"hicache_size": 90}):
+        server = size_pools.Server(34, 64, context, **of_host)
+        slots = size_pools.stock_slots(cells, server.available)
+        device = size_pools.line("", 5, slots, cells, server).pools
+        _, *lines = size_pools.host(tree, cells, device, server).splitlines()
+        stock, few, more = (
+            [int(cell.replace(",", "")) for cell in line.split()[:4]] for line in lines
+        )
+        assert few[2] >= stock[2]
+        assert more[3] >= stock[3]
+        tokens = context // -(-context // 8192)
+        assert f"{VARIABLE}={tokens} SGLANG_PERF_PATCHES=all,mamba.host-states" in lines[1]
+        tree_before: Any = SimpleNamespace(version="0.5.21")
         with pytest.raises(OperatorError, match=r"unknown how 0\.5\.21 divides"):
-            host_hint.hint(server, replace(on_device, release="0.5.21"))
+            size_pools.host(tree_before, cells, device, server)
 
 
 def test_a_host_smaller_than_the_device_is_stocks() -> None:

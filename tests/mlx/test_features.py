@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches.cli import downloads
+from sglang_perf_patches import downloads
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.setups import FEATURES
 from sglang_perf_patches.sets.mlx.proven import UNREAD

@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from sglang_perf_patches.cli.ask.stand_ins import StandIns
+from sglang_perf_patches.stubs import StubFinder
 
 _ENTERED = (
     "sglang",
@@ -54,10 +54,10 @@ def lend() -> None:
     sys.meta_path.insert(0, _Finder(str(source.find_installed())))
     if "torch" not in sys.modules:
         # The runner uses torch only in annotations.
-        sys.meta_path.append(StandIns(("torch",)))
+        sys.meta_path.append(StubFinder(("torch",)))
 
 
-class _Finder(StandIns):
+class _Finder(StubFinder):
     def __init__(self, root: str) -> None:
         super().__init__(())
         self._root = root

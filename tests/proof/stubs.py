@@ -1,6 +1,6 @@
 """Stand-ins on a CPU for what stock sglang needs of a GPU machine while its code runs.
 
-Beside what `stand_ins` lends an import: what Triton's interpreter has under another name. The
+In addition to `sglang_perf_patches.stubs`: what Triton's interpreter has under another name. The
 classes under test, the pools that they read and the Triton kernels that they launch are sglang's
 own.
 """
@@ -15,8 +15,8 @@ import os
 import sys
 from typing import Any
 
-from sglang_perf_patches.cli.ask import stand_ins
-from sglang_perf_patches.cli.ask.stand_ins import KERNELS, StandIns, lend_packages
+from sglang_perf_patches import stubs as stock_stubs
+from sglang_perf_patches.stubs import KERNELS, StubFinder, install_packages
 
 
 @functools.cache
@@ -27,7 +27,7 @@ def lend() -> None:
         RuntimeError: one of them is imported already.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    stand_ins.lend()
+    stock_stubs.install()
     torch: Any = importlib.import_module("torch")
     from sglang_perf_patches.verify.mla import rig
     from tests.proof.mla import on_cpu
@@ -39,18 +39,18 @@ def lend() -> None:
 
 
 def lend_beside_wheels() -> None:
-    """As `lend_packages`, on a machine with CUDA wheels that a release was not made with.
+    """As `install_packages`, on a machine with CUDA wheels that a release was not made with.
 
     A wheel that is newer than the release lacks names that the release imports; one that can't be
     loaded, or is missing, is stood in for.
     """
-    lend_packages()
-    stand_ins.lend_kernel_sources()
+    install_packages()
+    stock_stubs.pretend_kernel_sources()
     stood_in = lend_for_broken(*KERNELS)
     for name in KERNELS:
         if name not in stood_in:
             wheel: Any = importlib.import_module(name)
-            wheel.__getattr__ = stand_ins.Lent(name).__getattr__
+            wheel.__getattr__ = stock_stubs.StubModule(name).__getattr__
 
 
 def lend_for_broken(*names: str) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ def lend_for_broken(*names: str) -> tuple[str, ...]:
         except Exception:
             for module in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
                 del sys.modules[module]
-            sys.meta_path.insert(0, StandIns((name,)))
+            sys.meta_path.insert(0, StubFinder((name,)))
             broken.append(name)
     return tuple(broken)
 

@@ -21,23 +21,23 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sglang_perf_patches import faults
-from sglang_perf_patches.cli.ask import QUICKLY, resolver, stand_ins
+from sglang_perf_patches import faults, stubs
+from sglang_perf_patches.cli.ask import resolver
 from sglang_perf_patches.cli.ask.command import computes_by_mlx
 from sglang_perf_patches.live import published
 from sglang_perf_patches.model.setups import FEATURES
 
 
-def main(how: str, release: str) -> None:
+def main(imports: str, release: str) -> None:
     """Import once, and answer each."""
     servers: list[tuple[dict[str, Any] | None, list[str]]] = json.load(sys.stdin)
-    if how == QUICKLY:
+    if imports == "minimal":
         resolver.leave_out()
     with tempfile.TemporaryDirectory() as folder:
         first, words = servers[0]
         is_mac = "mps" in words
         if first is not None or is_mac:
-            stand_ins.lend(rocm=bool(first and first["rocm"]))
+            stubs.install(rocm=bool(first and first["rocm"]))
         if first is not None:
             resolver.pretend(first, Path(folder))
         if is_mac:

@@ -19,7 +19,7 @@ import released
 from configurations import write
 from fake_driver import DRIVER
 from sglang_perf_patches.cli import verbs
-from sglang_perf_patches.cli.ask import QUICKLY, WHOLLY, answer, gpus
+from sglang_perf_patches.cli.ask import answer, gpus
 from sglang_perf_patches.cli.verbs import asking
 from sglang_perf_patches.model.feature import Setup
 from sglang_perf_patches.model.selection import Selection
@@ -181,7 +181,7 @@ def test_live_is_what_acts_in_this_server(release: str, tmp_path: Path) -> None:
         servers.append((asdict(gpus.KINDS["H200"]), ["--model-path", str(folder), *flags.split()]))
     place = released.tree(release)
     out = released.run(
-        place, str(RESOLVE), QUICKLY, release, given=json.dumps(servers), HF_HUB_OFFLINE="1"
+        place, str(RESOLVE), "minimal", release, given=json.dumps(servers), HF_HUB_OFFLINE="1"
     )
     verdicts = verbs.judged(verbs.tree_at(version=release))
     every = Selection("", tuple(one.patch.id for one in verdicts), frozenset(), frozenset())
@@ -189,8 +189,8 @@ def test_live_is_what_acts_in_this_server(release: str, tmp_path: Path) -> None:
         answered = json.loads(line)
         assert "setup" in answered, (name, answered)
         on, lacking, having = answered["setup"]
-        fates = answer.fates(every, verdicts, Setup(on, lacking, frozenset(having)))
-        states = {one.patch: (one.state, one.reason) for one in fates if one.patch in expected}
+        outlooks = answer.outlooks(every, verdicts, Setup(on, lacking, frozenset(having)))
+        states = {one.patch: (one.state, one.reason) for one in outlooks if one.patch in expected}
         assert {patch: state for patch, (state, _) in states.items()} == expected, (name, states)
 
 
@@ -223,13 +223,13 @@ def test_a_gain_is_for_this_set_up_or_none_was_measured() -> None:
         words = one.patch.gain_with.split()
         wanted = frozenset(word for word in words if not word.startswith("-"))
         unwanted = {word[1:]: "it is on" for word in words if word.startswith("-")}
-        fate = answer.Fate(one.patch.id, "live", "")
+        fate = answer.Outlook(one.patch.id, "live", "")
         for setup, is_met in (
             (Setup({}, {}, wanted), True),
             (Setup(unwanted, {}, wanted), not unwanted),
             (Setup(unwanted, {}, frozenset()), False),
         ):
-            (short,) = asking._shorts([fate], [one], "0.5.23", setup).values()
+            (short,) = asking._headlines([fate], [one], "0.5.23", setup).values()
             assert short is not None
             assert (short.gain == "no gain was measured for this set-up") == (not is_met), words
             assert short.gain
@@ -375,17 +375,17 @@ def test_a_hybrid_model_on_mlx_is_asked_with_its_patches(models: Path, selection
 def test_what_is_left_out_changes_no_argument(models: Path, release: str) -> None:
     gpu = asdict(gpus.KINDS["H200"])
     servers = [(gpu, ["--model-path", str(models / name), *words]) for name, *words in COMMANDS]
-    quickly, wholly = (
+    minimal, everything = (
         released.run(
             released.tree(release),
-            *(str(RESOLVE), how, release),
+            *(str(RESOLVE), imports, release),
             given=json.dumps(servers),
             HF_HUB_OFFLINE="1",
         ).splitlines()
-        for how in (QUICKLY, WHOLLY)
+        for imports in ("minimal", "all")
     )
-    assert quickly == wholly
-    answers = [json.loads(each) for each in quickly]
+    assert minimal == everything
+    answers = [json.loads(each) for each in minimal]
     answered = ["setup", "arguments", "faults"]
     assert [list(each) for each in answers] == [answered] * 4 + [["refused"]]
     assert all(len(each["arguments"]) > 200 for each in answers[:4])

@@ -13,7 +13,7 @@ import pytest
 
 import released
 from configurations import MODELS, write
-from sglang_perf_patches.cli.ask import QUICKLY, answer, gpus
+from sglang_perf_patches.cli.ask import answer, gpus
 from sglang_perf_patches.faults.known import FAULTS
 from sglang_perf_patches.model import releases
 from tests.releases.recipes.commands import RECIPES
@@ -170,7 +170,7 @@ def asked(release: str, folder: Path, servers: Sequence[tuple[str, str]]) -> lis
 def answered(release: str, given: Sequence[object], **variables: str) -> list[Any]:
     """What `resolve` prints about servers that are all on GPUs, or all on a Mac."""
     out = released.run(
-        *(released.tree(release), str(SCRIPT), QUICKLY, release),
+        *(released.tree(release), str(SCRIPT), "minimal", release),
         given=json.dumps(given),
         HF_HUB_OFFLINE="1",
         **variables,

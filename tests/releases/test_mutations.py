@@ -17,8 +17,7 @@ from types import CodeType
 
 import pytest
 
-from sglang_perf_patches import sets
-from sglang_perf_patches.cli import downloads
+from sglang_perf_patches import downloads, sets
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.compat.definition import Definition
 from sglang_perf_patches.compat.verdict import judge, judge_each

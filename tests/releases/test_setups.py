@@ -10,7 +10,7 @@ import pytest
 import released
 from arguments import arguments
 from sglang_perf_patches import sets
-from sglang_perf_patches.model import immaterial, releases, setups
+from sglang_perf_patches.model import inert_args, releases, setups
 from sglang_perf_patches.model.patch import by_id
 
 SCRIPT = Path(__file__).with_name("read_setups.py")
@@ -62,7 +62,7 @@ def test_somebody_has_classed_each_argument_of_a_server(release: str) -> None:
     names = arguments(release)
     assert len(names) > 300
     unknown = sorted(name for name in names if not setups.FEATURES.knows(name))
-    assert not unknown, f"class them in {setups.__name__} or {immaterial.__name__}"
+    assert not unknown, f"class them in {setups.__name__} or {inert_args.__name__}"
 
 
 def test_no_argument_is_classed_that_no_release_has_or_twice() -> None:
@@ -70,11 +70,11 @@ def test_no_argument_is_classed_that_no_release_has_or_twice() -> None:
     features = [each for each in setups.FEATURES.all if each.name not in PLATFORMS]
     named = [name for each in features for name in each.arguments() if "." not in name]
     assert set(named) <= known
-    classed = [name for names in immaterial.IMMATERIAL.values() for name in names.split()]
+    classed = [name for names in inert_args.INERT_ARGS.values() for name in names.split()]
     assert set(classed) <= known
     assert len(set(classed)) == len(classed)
     assert not set(classed) & set(named)
-    for part in immaterial.PARTS:
+    for part in inert_args.PREFIXES:
         assert any(name.startswith(part) for name in known)
         assert not any(name.startswith(part) for name in classed)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_perf_patches import sets
-from sglang_perf_patches.cli import downloads
+from sglang_perf_patches import downloads, sets
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.compat.verdict import judge_each
 from sglang_perf_patches.model import releases

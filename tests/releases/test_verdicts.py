@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 import tiers
-from sglang_perf_patches import sets
-from sglang_perf_patches.cli import downloads
+from sglang_perf_patches import downloads, sets
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.compat.verdict import Verdict, as_in, judge, judge_each
 from sglang_perf_patches.model import releases

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
+from importlib import import_module
 from typing import Any
 
 import sglang_perf_patches
-from sglang_perf_patches.cli.sizing import windows
-from sglang_perf_patches.cli.sizing.server import Server
 from sglang_perf_patches.verify.stock import publish_server as publish
 from tests.proof.swa.pools import (
     pools,
@@ -53,7 +52,7 @@ def by_tokens_too(page_size: int = 1) -> None:
 
 
 def the_hint_is_what_the_patch_does(page_size: int = 1, requests: int = 64) -> None:
-    """`windows.hint` says of a model's configuration what the patch does with it."""
+    """`examples/size_pools.py` says of a model's configuration what the patch does with it."""
     budget = 40 << 30
     config = {
         "num_hidden_layers": 24,
@@ -62,15 +61,17 @@ def the_hint_is_what_the_patch_does(page_size: int = 1, requests: int = 64) -> N
         "head_dim": 64,
         "sliding_window": 128,
     }
-    server = Server(kv_gib=40, max_running_requests=requests, page_size=page_size)
-    told = windows.hint(config, server)
+    size_pools: Any = import_module("examples.size_pools")  # the checkout is on the path
+    server = size_pools.Server(40, requests, page_size=page_size)
+    told, full_stock = size_pools.window_pools(config, server)
+    assert told is not None
     _put_on()
     load = {"window": 128, "page_size": page_size, "full": 12, "windowed": 12}
     pool_sizes, configurator = pools(budget, **load, max_running_requests=requests)
     assert told.ratio == configurator._swa_full_tokens_ratio
     assert abs(told.full - sizes(pool_sizes)[0]) <= 2 * page_size
     sglang_perf_patches.deactivate()
-    assert abs(told.full_stock - sizes(pools(budget, **load)[0])[0]) < page_size
+    assert abs(full_stock - sizes(pools(budget, **load)[0])[0]) < page_size
 
 
 def _put_on() -> None:

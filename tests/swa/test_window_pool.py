@@ -10,8 +10,7 @@ import pytest
 
 import released
 import tiers
-from sglang_perf_patches import sets
-from sglang_perf_patches.cli import patch_page
+from sglang_perf_patches import patch_page, sets
 from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.model.setups import FEATURES
 from sglang_perf_patches.sets.swa.window_pool import body

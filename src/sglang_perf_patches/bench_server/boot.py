@@ -13,7 +13,7 @@ from . import BenchError, client, command, load, machine, patches, processes, to
 from .command import ServerCommand
 from .sides import Side
 
-_LOOK_S = 0.5
+_CHECK_S = 0.5
 _SAY_S = 15.0
 _ENDING_S = 5.0
 """How long after a failure the server's end may be the reason: its processes end one by one."""
@@ -34,7 +34,7 @@ class Plan:
 
     Attributes:
         prefix: words before the command, which activate patches in releases without plugins.
-        sides: each is compared with the first.
+        sides: the second is compared with the first.
         module: of sglang's ``bench_serving``.
         options: of ``bench_serving``.
         folder: for logs and results.
@@ -42,7 +42,7 @@ class Plan:
 
     served: ServerCommand
     prefix: tuple[str, ...]
-    sides: tuple[Side, ...]
+    sides: tuple[Side, Side]
     module: str
     options: tuple[str, ...]
     folder: Path
@@ -88,12 +88,12 @@ def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boo
         figures = {"boot": time.monotonic() - began}
         say(f"ready after {figures['boot']:.0f} s; greedy tokens")
         try:
-            model = client.told(plan.served, "/model_info")
+            model = client.info(plan.served, "/model_info")
             if model.get("is_generation") is False:
                 raise BenchError(
                     "the server computes embeddings; bench server compares generation only"
                 )
-            greedy = tokens.of(plan.served)
+            greedy = tokens.greedy(plan.served)
             patches.require_side(tree, side)
         except BenchError as error:
             server.require_alive("answering", _ENDING_S)
@@ -102,7 +102,7 @@ def run(plan: Plan, side: Side, *, name: str, say: Callable[[str], None]) -> Boo
         figures |= _loaded(plan, name, server, model.get("tokenizer_path"))
         if gpu_before is not None and (gpu := _gpu_bytes()) is not None and gpu > gpu_before:
             figures["GPU memory"] = (gpu - gpu_before) / 1e6
-        info = client.told(plan.served, "/server_info")
+        info = client.info(plan.served, "/server_info")
         if isinstance(capacity := info.get("max_total_num_tokens"), int) and capacity > 0:
             figures["KV capacity"] = float(capacity)
         records = patches.of_server(tree, is_patched=side.is_patched)
@@ -126,7 +126,7 @@ class _Server:
         while (code := self.tree.code) is None:
             if time.monotonic() >= deadline:
                 return
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_S)
         last = load.last_line_of(self.log)
         raise BenchError(f"the server ended with {code} while {doing}: {last} (log: {self.log})")
 
@@ -148,7 +148,7 @@ class _Server:
             if time.monotonic() - spoke > _SAY_S:
                 spoke = time.monotonic()
                 self.say(f"{what}, {passed:.0f} s")
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_S)
 
 
 def _loaded(plan: Plan, name: str, server: _Server, tokenizer: str | None) -> dict[str, float]:

@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from . import BenchError, secrets
+from . import BenchError, redact
 from .command import ServerCommand
 
 _HEALTH_S = 30
@@ -27,16 +27,16 @@ def is_ready(served: ServerCommand) -> bool:
         return False
 
 
-def told(served: ServerCommand, path: str) -> dict[str, Any]:
+def info(served: ServerCommand, path: str) -> dict[str, Any]:
     """The server's information about itself; empty if it does not know the path."""
     try:
-        reply = asked(served, path)
+        reply = request(served, path)
     except BenchError:
         return {}
     return reply if isinstance(reply, dict) else {}
 
 
-def asked(served: ServerCommand, path: str, body: Mapping[str, Any] | None = None) -> Any:
+def request(served: ServerCommand, path: str, body: Mapping[str, Any] | None = None) -> Any:
     """The reply to a request; to a POST if it has a body.
 
     Raises:
@@ -46,10 +46,10 @@ def asked(served: ServerCommand, path: str, body: Mapping[str, Any] | None = Non
         with _direct.open(_request(served, path, body), timeout=_REPLY_S) as reply:
             return json.load(reply)
     except urllib.error.HTTPError as error:
-        text = secrets.said(error.read(400).decode(errors="replace"))
+        text = redact.names(error.read(400).decode(errors="replace"))
         raise BenchError(f"{path} answered {error.code}: {text}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise BenchError(f"{path} did not answer: {secrets.said(str(error))}") from error
+        raise BenchError(f"{path} did not answer: {redact.names(str(error))}") from error
 
 
 def _request(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from urllib.parse import urlsplit
 
-from . import UsageError, secrets
+from . import UsageError, redact
 
 _EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - where a server may listen
 
@@ -39,7 +39,7 @@ class ServerCommand:
         return f"http://{host}:{self.port}"
 
 
-def read(command: Sequence[str], url: str | None = None) -> ServerCommand:
+def parse(command: Sequence[str], url: str | None = None) -> ServerCommand:
     """Complete an operator's command; `url` is its address if it names none.
 
     Raises:
@@ -49,7 +49,7 @@ def read(command: Sequence[str], url: str | None = None) -> ServerCommand:
     words = list(command)
     if not words:
         raise UsageError("no command: put the server's command after --")
-    if secrets.VARIABLE.fullmatch(words[0]):
+    if redact.VARIABLE.fullmatch(words[0]):
         raise UsageError("the command begins with a variable: put env before it")
     if shutil.which(words[0]) is None:
         raise UsageError(f"{words[0]}: no such command")
@@ -75,7 +75,7 @@ def read(command: Sequence[str], url: str | None = None) -> ServerCommand:
         return ServerCommand(tuple(words), host, int(named), api_key)
     if not is_of_sglang(words):
         raise UsageError(
-            f"where will `{secrets.shown(words)}` answer? It names no --port: "
+            f"where will `{redact.shown(words)}` answer? It names no --port: "
             "give --url http://127.0.0.1:PORT before --"
         )
     port = free_port(host)

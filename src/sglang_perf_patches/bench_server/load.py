@@ -14,7 +14,7 @@ from typing import Any
 
 from ..compat.source import Tree as Source
 from ..supervised import Supervised
-from . import BenchError, UsageError, processes, secrets
+from . import BenchError, UsageError, processes, redact
 from .command import ServerCommand
 
 _MODULES = ("sglang.benchmark.serving", "sglang.bench_serving")
@@ -122,13 +122,13 @@ def read(result: Path, log: Path) -> dict[str, Any]:
 
 
 def last_line(text: str) -> str:
-    """The public names (see `secrets.said`) in the last line that is not empty or a warning."""
+    """The public names (see `redact.names`) in the last line that is not empty or a warning."""
     lines = [
         line.strip()
         for line in text.splitlines()
         if re.search(r"\w", line) and "warnings.warn(" not in line and "Warning: " not in line
     ]
-    return secrets.said(lines[-1][:200]) if lines else "no output"
+    return redact.names(lines[-1][:200]) if lines else "no output"
 
 
 def last_line_of(log: Path) -> str:

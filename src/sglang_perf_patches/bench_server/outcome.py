@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..model.selection import Selection
-from . import noise, patches, secrets, tokens
+from . import noise, patches, redact, tokens
 from .boot import Boot
 from .noise import Change
 from .sides import Side
@@ -54,7 +54,7 @@ class Outcome:
     Attributes:
         machine: as `machine.facts` gives it.
         model: the last name of the model's path.
-        command: the operator's command, as `secrets` shows it.
+        command: the operator's command, as `redact` shows it.
         repeat: the command that repeats this comparison.
         load: the options of bench_serving.
         turns: how many were requested.
@@ -79,13 +79,13 @@ class Outcome:
     turns: int
     changes: Mapping[str, Change]
     tokens: tokens.Comparison
-    live: Sequence[patches.Of]
+    live: Sequence[patches.LiveIn]
     failed: Mapping[str, str]
     lost: Sequence[str]
     stopped: Stopped | None
     boots: Sequence[Mapping[str, Mapping[str, float]]]
     sides: tuple[Side, Side]
-    live_in_first: Sequence[patches.Of]
+    live_in_first: Sequence[patches.LiveIn]
 
     @property
     def is_described(self) -> bool:
@@ -115,7 +115,7 @@ def compared(
             changes[figure.name] = noise.change(*values)
     records = [record for boot in patched for record in boot.records]
     return {
-        "model": secrets.model_name(stock[0].model),
+        "model": redact.model_name(stock[0].model),
         "changes": changes,
         "tokens": tokens.compare(
             [boot.tokens for boot in stock], [boot.tokens for boot in patched], sides[0].name
@@ -192,15 +192,11 @@ def amount(change: Change) -> str:
     return much if change.low == change.high else f"{much} ({ends})"
 
 
-def to_json(outcome: Outcome, *others: Outcome) -> str:
-    """The outcome as JSON; comparisons with further sides are under ``more``."""
-    return json.dumps({**_data(outcome), "more": [_data(one) for one in others]}, indent=1)
-
-
-def _data(outcome: Outcome) -> dict[str, Any]:
+def to_json(outcome: Outcome) -> str:
+    """The outcome as JSON."""
     data = asdict(outcome)
     data["sides"] = [
-        {"name": one.name, "adds": one.said, "selection": one.selection} for one in outcome.sides
+        {"name": one.name, "adds": one.adds, "selection": one.selection} for one in outcome.sides
     ]
     data["conclusion"] = conclusion(outcome)
     data["rule"] = noise.RULE
@@ -209,4 +205,4 @@ def _data(outcome: Outcome) -> dict[str, Any]:
         if figure.name in data["changes"]:
             described = {"unit": figure.unit, "means": figure.means}
             data["changes"][figure.name] |= {**described, "less_is_better": figure.less_is_better}
-    return data
+    return json.dumps(data, indent=1)

@@ -10,16 +10,17 @@ from typing import Any
 from ..model.selection import Selection
 from ..supervised import Supervised
 from ..telemetry import records
-from . import BenchError, public, secrets
+from . import BenchError, redact
 from .sides import Side
 
 _PATIENCE_S = 6.0
-_LOOK_S = 0.5
+_CHECK_S = 0.5
 _FAILED = ("refused", "conflict", "failed")
+_ROLES = ("launcher", "scheduler", "tokenizer", "detokenizer", "data")
 
 
 @dataclass(frozen=True)
-class Of:
+class LiveIn:
     """In how many processes of a role a patch was live and had run, over all boots of a side."""
 
     patch: str
@@ -35,7 +36,7 @@ def require_side(server: Supervised, side: Side) -> None:
         BenchError: it does not.
     """
     records = _of(server)
-    live = {of.patch for of in summary(records)}
+    live = {one.patch for one in summary(records)}
     if live and not side.is_patched:
         raise BenchError(
             f"{', '.join(sorted(live))} was live although SGLANG_PERF_PATCHES was none: does "
@@ -55,29 +56,30 @@ def of_server(server: Supervised, *, is_patched: bool) -> list[dict[str, Any]]:
     while True:
         records = _of(server)
         summed = summary(records)
-        waiting = {of.patch for of in summed} - {of.patch for of in summed if of.ran}
+        waiting = {one.patch for one in summed} - {one.patch for one in summed if one.ran}
         if (summed and not waiting) or time.monotonic() >= deadline:
             return records
-        time.sleep(_LOOK_S)
+        time.sleep(_CHECK_S)
 
 
-def summary(records: Iterable[dict[str, Any]]) -> list[Of]:
+def summary(records: Iterable[dict[str, Any]]) -> list[LiveIn]:
     """The live patches by role; those that have run come first."""
     ran: dict[tuple[str, str], list[bool]] = {}
     for record in records:
         # The role without its rank: ``scheduler`` for ``scheduler_TP0``; "other" for a script.
-        role = public.role(record["role"]).partition("_")[0].lower()
+        role = record["role"].partition("_")[0].lower()
+        role = role if role in _ROLES else "other"
         for state in record["patches"]:
             if state["state"] == "live":
                 ran.setdefault((state["id"], role), []).append(bool(state["ran"]))
-    rows = [Of(*key, live=len(each), ran=sum(each)) for key, each in ran.items()]
-    return sorted(rows, key=lambda of: (of.patch, -of.ran, of.role))
+    rows = [LiveIn(*key, live=len(each), ran=sum(each)) for key, each in ran.items()]
+    return sorted(rows, key=lambda one: (one.patch, -one.ran, one.role))
 
 
 def failed(records: Iterable[dict[str, Any]]) -> dict[str, str]:
     """Patch that was refused, in conflict or failed in any process → why."""
     return {
-        state["id"]: f"{state['state']}: {secrets.said(state['reason'])}"
+        state["id"]: f"{state['state']}: {redact.names(state['reason'])}"
         for record in records
         for state in record["patches"]
         if state["state"] in _FAILED
@@ -87,7 +89,7 @@ def failed(records: Iterable[dict[str, Any]]) -> dict[str, str]:
 def lost(records: Iterable[dict[str, Any]], selection: Selection) -> list[str]:
     """The patches that were chosen by name and that any process lacks."""
     states = (state for record in records for state in record["patches"])
-    return sorted({s["id"] for s in states if selection.is_lost(s["id"], s["state"])})
+    return sorted({s["id"] for s in states if selection.is_unavailable(s["id"], s["state"])})
 
 
 def _of(server: Supervised) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""An outcome as words and tables, for the terminal and for the page."""
+"""An outcome as words and tables, for the terminal."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def facts(outcome: Outcome) -> Iterator[str]:
     """A line each for tokens, live patches, and patches that were not live."""
     yield f"greedy tokens: {outcome.tokens.sentence}"
     for side, live in zip(outcome.sides, (outcome.live_in_first, outcome.live), strict=True):
-        for of in live:
+        for one in live:
             name = f"{side.name}: " if outcome.live_in_first else ""
-            run = f"run in {of.ran}" if of.ran else "none has run it"
-            processes = "process" if of.live == 1 else "processes"
-            yield f"{name}{of.patch}: live in {of.live} {of.role} {processes}, {run}"
+            run = f"run in {one.ran}" if one.ran else "none has run it"
+            processes = "process" if one.live == 1 else "processes"
+            yield f"{name}{one.patch}: live in {one.live} {one.role} {processes}, {run}"
     for id, why in outcome.failed.items():
         yield f"{id}: {why}"
     if outcome.stopped is not None:
@@ -67,7 +67,7 @@ def facts(outcome: Outcome) -> Iterator[str]:
 def described(outcome: Outcome) -> Iterator[tuple[str, str]]:
     """A line for each side: its name, and what it adds to the command."""
     for side in outcome.sides:
-        yield side.name, side.said or "the command as it is"
+        yield side.name, side.adds or "the command as it is"
 
 
 def notes(outcome: Outcome) -> Iterator[str]:
@@ -97,7 +97,7 @@ def number(value: float) -> str:
 
 
 def _table(lines: Sequence[Sequence[str]], columns: int) -> str:
-    """The table of figures; in a narrow terminal the change stands in a second table below."""
+    """The table of figures; in a narrow terminal a second table below has the changes."""
     whole = _aligned(lines)
     if max(map(len, whole.splitlines())) <= columns:
         return whole

@@ -6,13 +6,9 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 
 from ..model.switch import VARIABLE, is_off
-from . import UsageError, secrets
-
-NAMES = ("a", "b", "c", "d")
-"""The names of sides that an operator describes; each is compared with the first."""
+from . import UsageError, redact
 
 _OF_BOTH = ("--port", "--host", "--api-key", "--ssl-certfile", "--ssl-keyfile")
 
@@ -22,7 +18,7 @@ class Side:
     """One side.
 
     Attributes:
-        name: ``stock`` and ``patched``, or one of `NAMES`.
+        name: ``stock`` and ``patched``, or ``a`` and ``b`` if the operator describes them.
         selection: its ``SGLANG_PERF_PATCHES``; `variables` are the others that it adds.
         needs_live: whether its server must have a live patch.
         flags: the words that it appends to the command.
@@ -45,12 +41,12 @@ class Side:
         return {**os.environ, **self.variables, VARIABLE: self.selection}
 
     @property
-    def said(self) -> str:
+    def adds(self) -> str:
         """What it adds to the command, without secrets; "" for nothing."""
         added = dict(self.variables)
         if self.needs_live or not self.is_patched:
             added[VARIABLE] = self.selection
-        return secrets.shown([*(f"{name}={value}" for name, value in added.items()), *self.flags])
+        return redact.shown([*(f"{name}={value}" for name, value in added.items()), *self.flags])
 
 
 def stock_and_patched(selection: str) -> tuple[Side, Side]:
@@ -59,35 +55,30 @@ def stock_and_patched(selection: str) -> tuple[Side, Side]:
 
 
 def described(
-    texts: Sequence[str | None], selection: str, command: Sequence[str]
-) -> tuple[Side, ...]:
-    """The sides that an operator describes, in the order of `NAMES`.
+    a: str | None, b: str | None, selection: str, command: Sequence[str]
+) -> tuple[Side, Side]:
+    """The sides that an operator describes.
 
     Args:
-        texts: for each of `NAMES`, variables ``NAME=VALUE`` followed by flags of the server; None
-            if that side is not used. For the first side None means the command as it is.
+        a: variables ``NAME=VALUE`` followed by flags of the server; None for the command as it is.
+        b: the same of the second side.
         selection: ``SGLANG_PERF_PATCHES`` of sides that do not set it.
         command: the operator's command.
 
     Raises:
-        UsageError: a text is malformed, sets something that both sides must share, or describes
-            the same side as another.
+        UsageError: a text is malformed, sets something that both sides must share, or both sides
+            are the same.
     """
-    if all(text is None for text in texts[1:]):
+    if b is None:
         raise UsageError("--a needs a side to compare with: give --b as well")
-    described = [
-        _side(name, text or "", selection)
-        for at, (name, text) in enumerate(zip(NAMES, texts, strict=True))
-        if text is not None or at == 0
-    ]
-    if any(side.flags for side in described) and secrets.OF_SHELLS & set(command):
+    first, second = _side("a", a or "", selection), _side("b", b, selection)
+    if (first.flags or second.flags) and redact.OF_SHELLS & set(command):
         raise UsageError(
             "flags can't be put at the end of a shell's script: name the server itself after --"
         )
-    for other, one in combinations(described, 2):
-        if replace(one, name=other.name, needs_live=other.needs_live) == other:
-            raise UsageError(f"--{other.name} and --{one.name} are the same server")
-    return tuple(described)
+    if replace(second, name=first.name, needs_live=first.needs_live) == first:
+        raise UsageError("--a and --b are the same server")
+    return first, second
 
 
 def _side(name: str, text: str, selection: str) -> Side:
@@ -96,7 +87,7 @@ def _side(name: str, text: str, selection: str) -> Side:
     except ValueError as error:
         raise UsageError(f"--{name}: {error}") from error
     variables: dict[str, str] = {}
-    while words and (match := secrets.VARIABLE.fullmatch(words[0])):
+    while words and (match := redact.VARIABLE.fullmatch(words[0])):
         variables[match[1]] = match[2]
         del words[0]
     if words and not words[0].startswith("-"):

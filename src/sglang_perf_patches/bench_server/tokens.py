@@ -49,7 +49,7 @@ def prompts() -> list[list[int]]:
     return [rng.choices(_IDS, k=_LENGTHS[number % len(_LENGTHS)]) for number in range(count)]
 
 
-def of(served: ServerCommand) -> Tokens:
+def greedy(served: ServerCommand) -> Tokens:
     """The server's greedy tokens: some prompts one by one, then the others all at once.
 
     Raises:
@@ -94,7 +94,7 @@ def _prompts(count: int) -> str:
 
 def _reply(served: ServerCommand, prompt: Sequence[int]) -> tuple[int, ...]:
     greedy = {"temperature": 0, "max_new_tokens": _NEW_TOKENS, "ignore_eos": True}
-    reply = client.asked(served, "/generate", {"input_ids": prompt, "sampling_params": greedy})
+    reply = client.request(served, "/generate", {"input_ids": prompt, "sampling_params": greedy})
     ids = reply.get("output_ids") if isinstance(reply, dict) else None
     if not isinstance(ids, list) or not ids:
         raise BenchError("/generate gave no tokens")

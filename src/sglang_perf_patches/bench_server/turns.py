@@ -1,9 +1,9 @@
-"""Boots all sides in turns, in an order that favours none."""
+"""Boots both sides in turns, in an order that favours neither."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from . import BenchError, boot
@@ -23,7 +23,7 @@ class Stopped:
         return f"turn {self.turn}, {self.side}: {self.reason}"
 
 
-def order(turns: int, sides: Sequence[Side]) -> Iterator[tuple[int, Side]]:
+def order(turns: int, sides: tuple[Side, Side]) -> Iterator[tuple[int, Side]]:
     """``(turn from 1, side)`` of each boot; odd turns have the sides in reverse order.
 
     So no side gains from a machine that steadily becomes faster or slower.
@@ -35,19 +35,19 @@ def order(turns: int, sides: Sequence[Side]) -> Iterator[tuple[int, Side]]:
 
 def take(
     plan: Plan, turns: int, say: Callable[[str], None]
-) -> tuple[list[tuple[Boot, ...]], Stopped | None]:
-    """The completed turns, each with a boot of every side in order, and why they stopped early."""
-    done: list[tuple[Boot, ...]] = []
+) -> tuple[list[tuple[Boot, Boot]], Stopped | None]:
+    """The completed turns, each with a boot of both sides in order, and why they stopped early."""
+    done: list[tuple[Boot, Boot]] = []
     taken: dict[str, Boot] = {}
-    each = len(plan.sides)
+    first, second = plan.sides
     began = time.monotonic()
     for number, (turn, side) in enumerate(order(turns, plan.sides)):
         left = ""
-        if number >= each:
-            seconds = (time.monotonic() - began) / number * (each * turns - number)
+        if number >= 2:
+            seconds = (time.monotonic() - began) / number * (2 * turns - number)
             left = f" (about {seconds / 60:.0f} min left)" if seconds > 60 else ""
         head = f"turn {turn} of {turns}, {side.name}"
-        say(f"{head}: boot {number + 1} of {each * turns}{left}")
+        say(f"{head}: boot {number + 1} of {2 * turns}{left}")
         try:
             taken[side.name] = boot.run(
                 plan,
@@ -57,7 +57,7 @@ def take(
             )
         except BenchError as error:
             return done, Stopped(turn, side.name, str(error))
-        if len(taken) == each:
-            done.append(tuple(taken[one.name] for one in plan.sides))
+        if len(taken) == 2:
+            done.append((taken[first.name], taken[second.name]))
             taken = {}
     return done, None

@@ -38,7 +38,6 @@ _VERBS = {
         "bench server: A/B of your own server, with and without patches, or any settings",
     ),
     "help": ("helping", "a page about the patches, the commands, the states …"),
-    "report": ("reporting", "write one redacted file for an issue; nothing is sent"),
     "run": (
         "running",
         "run a command with patches active in it and in every Python that it starts",
@@ -97,7 +96,8 @@ def _run(words: list[str]) -> int:
         parser.error(f"there is no verb {words[0]!r}: did you mean {near[0]}?")
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        hint = ": to ask about a server, use doctor -- COMMAND" if words[0] == "doctor" else ""
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if words[0] == "doctor":
         args.command = command
     code: int = args.function(args)

@@ -19,7 +19,7 @@ FILTERED = f"SGLANG_PLUGINS does not name {NAME}, so sglang will not load this p
 _BY_RUN = "start the server with `sglang-perf-patches run COMMAND ...`"
 
 
-def obstacle(tree: Tree, environment: Mapping[str, str] = os.environ) -> str:
+def why_not_loaded(tree: Tree, environment: Mapping[str, str] = os.environ) -> str:
     """Why a server of this sglang and environment would not load this plugin; "" if it would."""
     if not is_loaded_by(tree):
         return f"This release loads no plugins: {_BY_RUN}."
@@ -28,9 +28,9 @@ def obstacle(tree: Tree, environment: Mapping[str, str] = os.environ) -> str:
     return ""
 
 
-def obstacle_here() -> str:
-    """As `obstacle`, of the sglang of this Python; this package may not be installed in it."""
-    if why := obstacle(source.installed()):
+def why_not_loaded_here() -> str:
+    """As `why_not_loaded`, of this Python's sglang; this package may not be installed in it."""
+    if why := why_not_loaded(source.installed()):
         return why
     if not metadata.entry_points(group=GROUP, name=NAME):
         return f"No entry point {NAME} is installed: install this package with pip, or {_BY_RUN}."

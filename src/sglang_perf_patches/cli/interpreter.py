@@ -16,7 +16,7 @@ from ..compat import source
 from ..compat.source import Tree, TreeError
 from ..model import releases
 from ..model.errors import OperatorError
-from .ask.command import Asked
+from .ask.command import ParsedCommand
 from .ask.front import Front, is_python, of_python
 
 _LIMIT_S = 60
@@ -32,7 +32,7 @@ if find_spec("sglang"):
         print("That Python can't import sglang_perf_patches: install it next to its sglang.")
     elif not is_run:
         from sglang_perf_patches.cli import entry_point
-        print(entry_point.obstacle_here())
+        print(entry_point.why_not_loaded_here())
 """
 
 _FIND = """
@@ -49,7 +49,7 @@ _TAG = re.compile(r"[:-]v?(\d+\.\d+\.\d+(?:\.post\d+)?)(?![\d.])")
 _NAME_IT = "name another one with --sglang-version or --sglang-path"
 
 
-def of(command: Sequence[str], path: str | None = None) -> list[str]:
+def python_of(command: Sequence[str], path: str | None = None) -> list[str]:
     """The first words of a command, up to its Python and that Python's options.
 
     Args:
@@ -73,7 +73,7 @@ def of(command: Sequence[str], path: str | None = None) -> list[str]:
     return [*before, str(python)] if os.path.basename(program) == "sglang" else []
 
 
-def cutting_off(words: Sequence[str]) -> str:
+def isolating_flag(words: Sequence[str]) -> str:
     """The option by which a Python ignores the environment that ``run`` sets; "" if none does."""
     return next(filter(_CUTS_OFF.match, words), "")
 
@@ -87,21 +87,10 @@ def obstacle(command: Sequence[str], environment: Mapping[str, str]) -> str:
         command: the operator's command, with our ``run`` before it if that starts it.
         environment: the server's environment.
     """
-    python = of(command, environment.get("PATH"))
+    python = python_of(command, environment.get("PATH"))
     if not python:
         return ""
-    try:
-        done = subprocess.run(
-            [*python, "-c", _PROBE],
-            env=dict(environment),
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    why, option = done.stdout.strip(), cutting_off(python)
+    why, option = _output_of(python, _PROBE, environment), isolating_flag(python)
     return f"{why} {option} keeps `sglang-perf-patches run` out." if why and option else why
 
 
@@ -122,7 +111,7 @@ class Place:
     note: str = ""
 
 
-def place(asked: Asked) -> Place:
+def place(asked: ParsedCommand) -> Place:
     """The sglang that a command starts; this Python's, with a note, if the command's is not here.
 
     Raises:
@@ -170,15 +159,19 @@ def _started(words: Sequence[str], path: str) -> list[str]:
 def _found(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, bool]:
     """The folder of a Python's sglang, "" for none, and whether it has this package."""
     try:
-        done = subprocess.run(
-            [*words, "-c", _FIND],
-            env=dict(environment),
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=True,
-        )
-        folder, has_ours = json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        folder, has_ours = json.loads(_output_of(words, _FIND, environment).splitlines()[-1])
+    except (ValueError, IndexError):
         return "", False
     return str(folder), bool(has_ours)
+
+
+def _output_of(python: Sequence[str], script: str, environment: Mapping[str, str]) -> str:
+    """What a script prints in a Python; "" if that can't be started or hangs."""
+    command = [*python, "-c", script]
+    try:
+        done = subprocess.run(
+            command, env=dict(environment), capture_output=True, text=True, timeout=_LIMIT_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

@@ -12,7 +12,7 @@ _DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri/renderD*", "/dev/davinci*", 
 _OF_SET = {"mlx": MLX, "mla": GPU, "mamba": GPU}
 
 
-def lacking(patch: Patch) -> str:
+def missing_device(patch: Patch) -> str:
     """What a patch needs to have an effect and this machine lacks; "" if it lacks nothing."""
     what = _OF_SET.get(patch.set)
     return "" if what is None or has(what) else what

@@ -5,27 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ..patch_page import plain, rows, words
 from .render import filled, item
 
 _COMMENT = re.compile(r"^<!-- .*? -->\n?", re.MULTILINE)
-_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _CODE = re.compile(r"(?ms)^(```.*?^```)$")
 _BULLET = re.compile(r"(?m)^(?=- )")
-
-
-def plain(text: str) -> str:
-    """Links, code and emphasis become their words."""
-    return _words(text).replace("`", "")
-
-
-def rows(text: str) -> tuple[tuple[str, ...], ...]:
-    """The rows of a Markdown table, without the line below the heading; empty without a table."""
-    cells = [
-        tuple(_words(cell.strip()) for cell in line.strip().strip("|").split(" | "))
-        for line in text.splitlines()
-        if line.startswith("|")
-    ]
-    return tuple(row for row in cells if not all(set(cell) <= set("-: ") and cell for cell in row))
 
 
 def shown(text: str) -> str:
@@ -57,11 +42,6 @@ def _lines(block: str) -> Iterator[str]:
             cells = zip(labels, others, strict=True)
             yield item(f"{first}: {'; '.join(label + cell for label, cell in cells if cell)}")
     elif block.startswith("- "):
-        yield from (item(_words(each.removeprefix("- "))) for each in _BULLET.split(block)[1:])
+        yield from (item(words(each.removeprefix("- "))) for each in _BULLET.split(block)[1:])
     else:
-        yield filled(_words(block))
-
-
-def _words(text: str) -> str:
-    """Links and emphasis become their words; code keeps its marks."""
-    return _LINK.sub(r"\1", text).replace("**", "")
+        yield filled(words(block))

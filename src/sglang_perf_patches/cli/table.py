@@ -7,23 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from .. import sets
+from .. import patch_page, sets
 from ..compat.verdict import Verdict
 from ..model.patch import Patch
-from . import patch_page, render
-from .patch_page import Short
+from ..patch_page import WORDS, Headline, works_with
+from . import render
 
 READY, LIVE, OFF, OPT_IN = "ready", "live", "off (not chosen)", "off (opt-in)"
-ONE = "1 GPU"
-WORDS: Mapping[str, str] = {
-    "TP": "tensor-parallel",
-    "MTP": "eagle",
-    "EP": "expert-parallel",
-    "DP attention": "dp-attention",
-    "hierarchical cache": "hierarchical-cache",
-}
-"""The words of the "works with" columns, also in the README → the feature (see `model.setups`)."""
-
 Row = tuple[str, str, Sequence[str]]
 """A patch's id, its state, and what else there is to say."""
 
@@ -32,46 +22,30 @@ def of_patches(
     rows: Sequence[Row],
     judged: Iterable[Verdict],
     release: str,
-    shorts: Mapping[str, Short | None] | None = None,
+    headlines: Mapping[str, Headline | None] | None = None,
 ) -> str:
     """The patches of `rows` below a heading for each set; `judged` has the verdict on every patch.
 
-    A gain that was not measured on `release` says so. `shorts` has a row of the page for each
+    A gain that was not measured on `release` says so. `headlines` has a row of the page for each
     patch; None is the row for `release`.
     """
     by_id = {one.patch.id: one.patch.proven_in(one.variant) for one in judged}
-    if shorts is None:
-        shorts = {row[0]: patch_page.read(row[0]).on(release) for row in rows}
+    if headlines is None:
+        headlines = {row[0]: patch_page.read(row[0]).headline(release) for row in rows}
 
     def place(row: Row) -> tuple[bool, float]:
-        worth, short = by_id[row[0]].worth, shorts[row[0]]
+        worth, headline = by_id[row[0]].worth, headlines[row[0]]
         prevents = row[1] in (READY, LIVE) and worth is not None and worth.rule == "b"
-        return not prevents, short.ratio if short else 1.0
+        return not prevents, headline.ratio if headline else 1.0
 
     parts = []
     for one in sets.load():
         members = sorted((row for row in rows if by_id[row[0]].set == one.name), key=place)
-        entries = [_entry(by_id, row, shorts[row[0]], release) for row in members]
+        entries = [_entry(by_id, row, headlines[row[0]], release) for row in members]
         if entries:
             heading = render.filled(f"{one.name}: {one.summary}", "", "  ")
             parts.append("\n".join([heading, *entries]))
     return "\n\n".join(parts)
-
-
-def works_with(patches: Mapping[str, Patch], *ids: str) -> tuple[str, ...]:
-    """The words for patches that are on together; `ONE` comes first.
-
-    They follow from what a patch, and each patch that it requires, was proven with.
-    """
-    each = [patches[name] for one in ids for name in (one, *patches[one].requires)]
-    return (
-        ONE,
-        *(
-            word
-            for word, feature in WORDS.items()
-            if all(one.proven_with is None or feature in one.proven_with for one in each)
-        ),
-    )
 
 
 def _features(patch: Patch, patches: Mapping[str, Patch]) -> str:
@@ -83,17 +57,17 @@ def _features(patch: Patch, patches: Mapping[str, Patch]) -> str:
     return f"works with {', '.join(works)}" + (f"; off with {', '.join(off)}" if off else "")
 
 
-def _entry(patches: Mapping[str, Patch], row: Row, short: Short | None, release: str) -> str:
+def _entry(patches: Mapping[str, Patch], row: Row, headline: Headline | None, release: str) -> str:
     name, state, more = row
     lines = [f"{name}: {state}"]
-    if short:
+    if headline:
         if state == READY:
-            lines[0] += f", if you use {short.uses}"
+            lines[0] += f", if you use {headline.uses}"
         elif state == LIVE:
-            lines[0] += f" (for {short.uses})"
-        elsewhere = f"; not measured on {release})" if short.release not in ("", release) else ""
-        lines.append(short.gain.removesuffix(")") + elsewhere if elsewhere else short.gain)
-        lines += [f"costs: {short.cost}", _features(patches[name], patches)]
+            lines[0] += f" (for {headline.uses})"
+        elsewhere = f"; not measured on {release})" if headline.release not in ("", release) else ""
+        lines.append(headline.gain.removesuffix(")") + elsewhere if elsewhere else headline.gain)
+        lines += [f"costs: {headline.cost}", _features(patches[name], patches)]
     heading, *others = [*lines, *more]
     first = render.filled(heading, "  ", " " * 6)
     return "\n".join([first, *(render.filled(each, " " * 6) for each in others if each)])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from .immaterial import makes_no_difference
+from .inert_args import is_inert
 
 MISSING: Any = object()
 """The value of a name that the release does not have."""
@@ -35,13 +35,13 @@ class Server(Protocol):
         ...
 
     def unlike_default(self) -> Mapping[str, Any]:
-        """Argument → value, for each whose value is not the release's default."""
+        """The arguments that differ from the release's defaults, with their values."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """Something that holds for a server if any one of its arguments says so.
+    """A condition on a server that any one of its arguments can fulfil.
 
     Attributes:
         name: the word by which patches declare it.
@@ -54,14 +54,14 @@ class Condition:
     on: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def answers(self, server: Server) -> Iterator[tuple[str, bool]]:
-        """Each argument that the release has, and whether it says so."""
+        """Each argument that the release has, and whether its value fulfils the condition."""
         for name in (*self.off, *self.on):
             value = server.read(name)
             if value is not MISSING:
                 yield name, self.says(name, value)
 
     def says(self, name: str, value: Any) -> bool:
-        """Whether this value of one of its arguments means that it holds."""
+        """Whether this value of one of its arguments fulfils the condition."""
         return (
             plain(value) not in self.off[name]
             if name in self.off
@@ -193,7 +193,7 @@ class Features:
 
     def knows(self, argument: str) -> bool:
         """Whether an argument switches a known feature, or is known to switch none."""
-        return argument in self._named or makes_no_difference(argument)
+        return argument in self._named or is_inert(argument)
 
     def of(self, server: Server) -> dict[str, str]:
         """Feature that is on → its clause.

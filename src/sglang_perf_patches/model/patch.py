@@ -1,6 +1,6 @@
 """The declaration of a patch, which the core, the command, the pages and the tests read.
 
-What a patch does, why and for whom is on its page (see `cli.patch_page`).
+What a patch does, why and for whom is on its page (see `patch_page`).
 
 A declaration names *definitions* of sglang by reference, ``"package.module:Qual.name"``, without
 importing them. It names our own code the same way, so a verdict imports neither sglang nor torch

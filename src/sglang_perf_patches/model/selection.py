@@ -14,7 +14,7 @@ from .errors import OperatorError
 from .patch import Patch
 from .switch import OFF, is_off
 
-TROUBLE = frozenset({"gated", "refused", "conflict", "failed"})
+UNAVAILABLE = frozenset({"gated", "refused", "conflict", "failed"})
 """States and verdicts of a patch that was wanted and does not work."""
 
 
@@ -38,7 +38,7 @@ class Selection:
     by_name: frozenset[str]
     in_full: frozenset[str]
 
-    def is_lost(self, patch_id: str, word: str) -> bool:
+    def is_unavailable(self, patch_id: str, word: str) -> bool:
         """Whether a patch that the operator named does not work, which means exit code 1.
 
         Args:
@@ -47,16 +47,18 @@ class Selection:
         """
         if word == "absent":  # a set's name selects only patches with an effect there
             return patch_id in self.in_full
-        return word in TROUBLE and patch_id in self.by_name
+        return word in UNAVAILABLE and patch_id in self.by_name
 
-    def is_in_trouble(self, patch_id: str, state: str) -> bool:
+    def is_chosen_but_unavailable(self, patch_id: str, state: str) -> bool:
         """Whether a chosen patch does not work, also one that only ``all`` selected.
 
         Args:
             patch_id: the patch.
             state: its state in a running process.
         """
-        return self.is_lost(patch_id, state) or (state in TROUBLE and patch_id in self.ids)
+        return self.is_unavailable(patch_id, state) or (
+            state in UNAVAILABLE and patch_id in self.ids
+        )
 
 
 def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
@@ -104,7 +106,7 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
 
 
 def members(name: str, patches: Mapping[str, Patch], *, policies: bool = False) -> set[str]:
-    """The ids that a name stands for; of a set the exact patches.
+    """The ids of the patch of this name, or of the exact patches of the set of this name.
 
     Args:
         name: of a set or a patch.

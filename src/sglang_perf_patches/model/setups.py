@@ -2,7 +2,7 @@
 
 A plain server uses its release's defaults on one GPU: overlap scheduling, a radix cache, CUDA
 graphs, chunked prefill, pages of one token. A patch declares the features that it was proven with
-(`Patch.proven_with`); any other gates it. Every other argument of `ServerArgs` is in `immaterial`.
+(`Patch.proven_with`); any other gates it. Every other argument of `ServerArgs` is in `inert_args`.
 An argument that is in neither place gates patches too, if it differs from its default.
 """
 
@@ -29,7 +29,7 @@ _SPECULATION = {
 
 
 def _feature(name: str, clause: str, arguments: str = "", /, **off: tuple[Any, ...]) -> Feature:
-    """A feature that is on if one of its arguments says so.
+    """A feature that any one of its arguments can switch on.
 
     Args:
         name: see `Feature`.

@@ -8,6 +8,8 @@ patch's own code gates it.
 
 from __future__ import annotations
 
+from typing import Any
+
 from .feature import NOTHING, Use
 
 _TRTLLM_MLA = ("trtllm_mla", "cutedsl_mla", "tokenspeed_mla")
@@ -19,128 +21,114 @@ _ONE = (None, 0, 1)
 NO_MLX = (None, False, "0", "false", "no", "n")
 """Values of ``SGLANG_USE_MLX`` with which MLX does not compute, as stock reads them."""
 
+
+def _use(name: str, lacking: str, **rest: Any) -> Use:
+    """A use with its name and the clause for a server without it."""
+    return Use(name=name, lacking=lacking, **rest)
+
+
 USES = (
-    Use(name="mlx", lacking="MLX is off (SGLANG_USE_MLX)", off={"SGLANG_USE_MLX": NO_MLX}),
-    Use(
-        name="torch",
-        lacking="MLX computes the model (SGLANG_USE_MLX)",
-        on={"SGLANG_USE_MLX": NO_MLX},
-    ),
-    Use(
-        name="speculation",
-        lacking="speculation is off",
+    _use("mlx", "MLX is off (SGLANG_USE_MLX)", off={"SGLANG_USE_MLX": NO_MLX}),
+    _use("torch", "MLX computes the model (SGLANG_USE_MLX)", on={"SGLANG_USE_MLX": NO_MLX}),
+    _use(
+        "speculation",
+        "speculation is off",
         off={"speculative_algorithm": NOTHING, "decoupled_spec_role": NOTHING},
     ),
-    Use(name="mla", lacking="the model has no MLA", off={"model.has_mla": NOTHING}),
-    Use(
-        name="single-drafts",
-        lacking="drafts branch into trees (--speculative-eagle-topk)",
+    _use("mla", "the model has no MLA", off={"model.has_mla": NOTHING}),
+    _use(
+        "single-drafts",
+        "drafts branch into trees (--speculative-eagle-topk)",
         on={"speculative_eagle_topk": _ONE},
     ),
-    Use(
-        name="fa3",
-        lacking="attention does not run on FlashAttention 3",
-        on=dict.fromkeys(_PHASES, _FA3),
-    ),
-    Use(
-        name="fa3-prefills",
-        lacking="the attention of prefills does not run on FlashAttention 3",
+    _use("fa3", "attention does not run on FlashAttention 3", on=dict.fromkeys(_PHASES, _FA3)),
+    _use(
+        "fa3-prefills",
+        "the attention of prefills does not run on FlashAttention 3",
         on={"attention.prefill": ("fa3",)},
     ),
-    Use(
-        name="triton",
-        lacking="attention does not run on Triton",
+    _use(
+        "triton",
+        "attention does not run on Triton",
         # Stock drafts on Triton with that algorithm, whatever else it runs on.
         on={**dict.fromkeys(_PHASES, ("triton",)), "speculative_algorithm": ("frozen_kv_mtp",)},
     ),
-    Use(
-        name="drafts-of-one",
-        lacking="data parallelism is on with a draft model, which was not tested",
+    _use(
+        "drafts-of-one",
+        "data parallelism is on with a draft model, which was not tested",
         on={"drafts.replicated": NOTHING},
         gates=True,
     ),
-    Use(
-        name="trtllm-mla",
-        lacking="the attention backend of drafts is not TRT-LLM MLA",
+    _use(
+        "trtllm-mla",
+        "the attention backend of drafts is not TRT-LLM MLA",
         on={"attention.draft": _TRTLLM_MLA},
     ),
-    Use(
-        name="lengths-on-gpu",
-        lacking="attention runs neither on Triton nor on TRT-LLM MLA",
+    _use(
+        "lengths-on-gpu",
+        "attention runs neither on Triton nor on TRT-LLM MLA",
         on=dict.fromkeys(_PHASES, ("triton", *_TRTLLM_MLA)),
     ),
-    Use(
-        name="two-backends",
-        lacking="prefill and decode have one attention backend",
+    _use(
+        "two-backends",
+        "prefill and decode have one attention backend",
         off={"attention.is_split": NOTHING},
     ),
-    Use(
-        name="plain-rotary",
-        lacking="multimodal rotary positions need the lengths on the host",
+    _use(
+        "plain-rotary",
+        "multimodal rotary positions need the lengths on the host",
         on={"model.has_mrope": NOTHING},
     ),
-    Use(
-        name="states",
-        lacking="the model has no recurrent states",
-        off={"model.has_states": NOTHING},
-    ),
-    Use(
-        name="delta-nets",
-        lacking="the model has no gated delta nets",
-        off={"model.has_delta_nets": NOTHING},
-    ),
-    Use(name="mamba2", lacking="the model has no Mamba2 layers", off={"model.has_mamba2": NOTHING}),
-    Use(
-        name="lightning",
-        lacking="the model has no lightning attention",
-        off={"model.has_lightning": NOTHING},
-    ),
-    Use(
-        name="minimax-kernel",
-        lacking="the model's lightning attention does not run on the kernel `minimax`",
+    _use("states", "the model has no recurrent states", off={"model.has_states": NOTHING}),
+    _use("delta-nets", "the model has no gated delta nets", off={"model.has_delta_nets": NOTHING}),
+    _use("mamba2", "the model has no Mamba2 layers", off={"model.has_mamba2": NOTHING}),
+    _use("lightning", "the model has no lightning attention", off={"model.has_lightning": NOTHING}),
+    _use(
+        "minimax-kernel",
+        "the model's lightning attention does not run on the kernel `minimax`",
         on={"model.linear_kernel": ("minimax",)},
     ),
-    Use(
-        name="tracked",
-        lacking="no states are tracked in extra buffers",
+    _use(
+        "tracked",
+        "no states are tracked in extra buffers",
         off=dict.fromkeys(_STRATEGIES, _UNTRACKED),
     ),
-    Use(
-        name="planned-tracks",
-        lacking="no states are tracked in extra buffers",
+    _use(
+        "planned-tracks",
+        "no states are tracked in extra buffers",
         on={"model.linear_kernel": ("minimax",)},
         off=dict.fromkeys(_STRATEGIES, _UNTRACKED),
     ),
-    Use(
-        name="breakable-prefills",
-        lacking="prefills run without breakable CUDA graphs",
+    _use(
+        "breakable-prefills",
+        "prefills run without breakable CUDA graphs",
         on={"graphs.prefill": ("breakable",)},
     ),
-    Use(
-        name="captured-extends",
-        lacking="SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND is set",
+    _use(
+        "captured-extends",
+        "SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND is set",
         on={"SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND": NO_MLX},
     ),
-    Use(
-        name="known-gdn-kernel",
-        lacking="the prefill kernel of gated delta nets was not tested "
+    _use(
+        "known-gdn-kernel",
+        "the prefill kernel of gated delta nets was not tested "
         "(--linear-attn-prefill-backend, --linear-attn-backend, --mamba-ssm-dtype)",
         on={"gdn.prefill": (None, "triton", "flashinfer")},
         gates=True,
     ),
-    Use(
-        name="windows",
-        lacking="the model has no sliding windows of the usual kind",
+    _use(
+        "windows",
+        "the model has no sliding windows of the usual kind",
         off={"model.has_windows": NOTHING},
     ),
-    Use(
-        name="window-pool",
-        lacking="the model has no sliding-window pool of the kind that the patch knows",
+    _use(
+        "window-pool",
+        "the model has no sliding-window pool of the kind that the patch knows",
         off={"model.has_window_pool": NOTHING},
     ),
-    Use(
-        name="poolless-windows",
-        lacking="the model is not Gemma 2 or 3, EXAONE 4 or Olmo 3",
+    _use(
+        "poolless-windows",
+        "the model is not Gemma 2 or 3, EXAONE 4 or Olmo 3",
         on={
             "model.architecture": (
                 *("gemma2forcausallm", "gemma3forcausallm", "gemma3forconditionalgeneration"),
@@ -148,34 +136,34 @@ USES = (
             )
         },
     ),
-    Use(
-        name="known-pool-backend",
-        lacking="this --attention-backend was not tested with a window pool of ours",
+    _use(
+        "known-pool-backend",
+        "this --attention-backend was not tested with a window pool of ours",
         on=dict.fromkeys(_PHASES[:2], ("fa3", "triton")),
         every=True,
         gates=True,
     ),
-    Use(
-        name="one-backend",
-        lacking="prefill and decode have different attention backends, which was not tested "
+    _use(
+        "one-backend",
+        "prefill and decode have different attention backends, which was not tested "
         "(--prefill-attention-backend, --decode-attention-backend)",
         on={"attention.is_split": NOTHING},
         gates=True,
     ),
-    Use(
-        name="several-requests",
-        lacking="one request runs at a time (--max-running-requests 1)",
+    _use(
+        "several-requests",
+        "one request runs at a time (--max-running-requests 1)",
         off={"max_running_requests": (1,)},
     ),
-    Use(
-        name="request-limit",
-        lacking="--max-running-requests is not given",
+    _use(
+        "request-limit",
+        "--max-running-requests is not given",
         off={"max_running_requests": NOTHING},
         gates=True,
     ),
-    Use(
-        name="stock-window-ratio",
-        lacking="the operator or the model sizes the sliding-window pool (--swa-full-tokens-ratio)",
+    _use(
+        "stock-window-ratio",
+        "the operator or the model sizes the sliding-window pool (--swa-full-tokens-ratio)",
         on={
             "swa_full_tokens_ratio": (None, 0.8),
             "_swa_full_tokens_ratio_explicitly_set": NOTHING,
@@ -183,57 +171,37 @@ USES = (
         every=True,
         gates=True,
     ),
-    Use(
-        name="decode-server",
-        lacking="the server is not a decode server",
+    _use(
+        "decode-server",
+        "the server is not a decode server",
         off={"disaggregation_mode": (*NOTHING, "prefill"), "enable_pd_role_switch": NOTHING},
     ),
-    Use(
-        name="prefills",
-        lacking="a decode server computes no prompts",
+    _use(
+        "prefills",
+        "a decode server computes no prompts",
         off={"disaggregation_mode": ("decode",), "enable_pd_role_switch": NOTHING},
     ),
-    Use(
-        name="prefix-cache",
-        lacking="the radix cache is off",
-        on={"disable_radix_cache": NOTHING},
-    ),
-    Use(
-        name="one-token-pages",
-        lacking="a KV page has several tokens",
-        on={"page_size": (None, 1)},
-    ),
-    Use(name="ranks", lacking="the server has one rank", off={"tp_size": (None, 1)}),
-    Use(
-        name="one-host",
-        lacking="the ranks are on several hosts (--nnodes)",
-        on={"nnodes": (None, 1)},
-    ),
-    Use(
-        name="own-processes",
-        lacking="the ranks are actors of Ray (--use-ray)",
-        on={"use_ray": NOTHING},
-    ),
-    Use(
-        name="polling",
-        lacking="the processes of an idle server sleep (--sleep-on-idle)",
+    _use("prefix-cache", "the radix cache is off", on={"disable_radix_cache": NOTHING}),
+    _use("one-token-pages", "a KV page has several tokens", on={"page_size": (None, 1)}),
+    _use("ranks", "the server has one rank", off={"tp_size": (None, 1)}),
+    _use("one-host", "the ranks are on several hosts (--nnodes)", on={"nnodes": (None, 1)}),
+    _use("own-processes", "the ranks are actors of Ray (--use-ray)", on={"use_ray": NOTHING}),
+    _use(
+        "polling",
+        "the processes of an idle server sleep (--sleep-on-idle)",
         on={"sleep_on_idle": NOTHING},
     ),
-    Use(
-        name="host-cache",
-        lacking="the hierarchical cache is off",
-        off={"enable_hierarchical_cache": NOTHING},
-    ),
-    Use(
-        name="no-storage",
-        lacking="the hierarchical cache has a storage backend, which was not tested "
+    _use("host-cache", "the hierarchical cache is off", off={"enable_hierarchical_cache": NOTHING}),
+    _use(
+        "no-storage",
+        "the hierarchical cache has a storage backend, which was not tested "
         "(--hicache-storage-backend)",
         on={"hicache_storage_backend": NOTHING, "enable_hierarchical_cache": NOTHING},
         gates=True,
     ),
-    Use(
-        name="known-host-cache",
-        lacking="the hierarchical cache has a storage backend, or another write policy, layout or "
+    _use(
+        "known-host-cache",
+        "the hierarchical cache has a storage backend, or another write policy, layout or "
         "backend than the tested one (--hicache-…)",
         on={
             "hicache_write_policy": ("write_through",),
@@ -245,9 +213,9 @@ USES = (
         every=True,
         gates=True,
     ),
-    Use(
-        name="tokens-per-state",
-        lacking="SGLANG_PERF_PATCHES_TOKENS_PER_STATE is not given",
+    _use(
+        "tokens-per-state",
+        "SGLANG_PERF_PATCHES_TOKENS_PER_STATE is not given",
         off={"SGLANG_PERF_PATCHES_TOKENS_PER_STATE": NOTHING},
         gates=True,
     ),

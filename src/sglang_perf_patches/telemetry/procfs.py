@@ -62,7 +62,7 @@ def namespace() -> str:
 
 
 def start_token(pid: int) -> str | None:
-    """The process's start time as text, which tells it from a later one; None if it is gone."""
+    """When a process started, as text: a later one with its PID differs; None if it has ended."""
     process = of(pid)
     return None if process is None or process.has_ended else process.born
 

@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..model.feature import MISSING
 from . import summary
 
 logger = logging.getLogger("sglang_perf_patches")
 
 _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
-_SETTLED_LOOKS = 4
-_SETTLED_LOOKS_OF_LAUNCHER = 24
-_SETTLED_LOOKS_WITHOUT = 24
+_SETTLED_CHECKS = 4
+_SETTLED_CHECKS_OF_LAUNCHER = 24
+_SETTLED_CHECKS_WITHOUT = 24
 """Longer while nothing is live, because the server may still be importing its modules."""
 
+known_faults: Callable[[str, Sequence[str]], Iterable[str]] | None = None
+"""Gives a sentence on each known fault that this server has, from its release and the ids of live
+patches. The package sets it at an activation."""
 
-class Announcement:
+
+class StartupLog:
     """Logs which patches are live, once the server is ready and the states no longer change.
 
     Attributes:
@@ -31,11 +34,11 @@ class Announcement:
 
     def __init__(self) -> None:
         self.is_made = False
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._before: Mapping[str, str] = {}
-        self._looks = 0
+        self._checks = 0
 
-    def look(self, processes: Sequence[Mapping[str, Any]]) -> None:
+    def check(self, processes: Sequence[Mapping[str, Any]]) -> None:
         """Log what is due. Call it about once a second.
 
         Args:
@@ -43,18 +46,18 @@ class Announcement:
         """
         if self.is_made:
             return
-        self._tell_gated(processes)
+        self._log_gated(processes)
         states = summary.over_processes(processes)
         role = processes[0]["role"]
         is_ready = _is_ready(role)
         if is_ready is None:
             # This process can't tell readiness, so a number of checks without a change counts.
-            self._looks = self._looks + 1 if states == self._before else 0
+            self._checks = self._checks + 1 if states == self._before else 0
             self._before = states
-            enough = _SETTLED_LOOKS_OF_LAUNCHER if role == "launcher" else _SETTLED_LOOKS
-            is_ready = self._looks >= enough and bool(summary.in_state(states, "live"))
+            enough = _SETTLED_CHECKS_OF_LAUNCHER if role == "launcher" else _SETTLED_CHECKS
+            is_ready = self._checks >= enough and bool(summary.in_state(states, "live"))
             if (
-                self._looks == _SETTLED_LOOKS_WITHOUT
+                self._checks == _SETTLED_CHECKS_WITHOUT
                 and not is_ready
                 and summary.in_state(states, "gated")
             ):
@@ -63,18 +66,21 @@ class Announcement:
         if is_ready:
             self.is_made = True
             logger.info(line(processes, states))
-            _tell_faults(processes[0]["sglang"], summary.in_state(states, "live"))
+            release = processes[0]["sglang"]
+            live = summary.in_state(states, "live")
+            for text in known_faults(release, live) if known_faults else ():
+                logger.warning("sglang-perf-patches: known fault of sglang %s: %s", release, text)
 
-    def _tell_gated(self, processes: Sequence[Mapping[str, Any]]) -> None:
+    def _log_gated(self, processes: Sequence[Mapping[str, Any]]) -> None:
         """Log each gated patch once, patches with the same cause in one line."""
         by_cause = {
             cause: new
             for cause, ids in summary.gated(processes).items()
-            if (new := [patch_id for patch_id in ids if patch_id not in self._told])
+            if (new := [patch_id for patch_id in ids if patch_id not in self._logged])
         }
         for one in summary.gated_lines(by_cause):
             logger.warning("sglang-perf-patches: %s", one)
-        self._told.update(*by_cause.values())
+        self._logged.update(*by_cause.values())
 
 
 def line(processes: Sequence[Mapping[str, Any]], states: Mapping[str, str]) -> str:
@@ -89,19 +95,6 @@ def line(processes: Sequence[Mapping[str, Any]], states: Mapping[str, str]) -> s
         f"live on sglang {first['sglang']}: "
         f"{'; '.join([names, *gated])}"
     )
-
-
-def _tell_faults(release: str, live: Sequence[str]) -> None:
-    """Log each known fault of the release that this server has."""
-    from .. import faults  # read once, when the server has started
-    from ..live.published import published
-
-    server = published()
-    if server.read("device") is MISSING:  # this process publishes no arguments
-        return
-    for one, is_sure in faults.found(release, faults.conditions(server), live):
-        text = one.text(is_sure=is_sure)
-        logger.warning("sglang-perf-patches: known fault of sglang %s: %s", release, text)
 
 
 def _is_ready(role: str) -> bool | None:

@@ -2,8 +2,7 @@
 
 Patched code only sets a flag in memory; the thread reads it once a second. A forked child gets no
 thread and no record at first, because most such children soon exec another program. Its recorder
-starts when a patch changes there, when it activates, or when multiprocessing starts work in it. The
-thread ends before its process forks, and starts again after it.
+starts when a patch changes there, when it activates, or when multiprocessing starts work in it.
 
 Nothing here raises, because patches must work whether they are recorded or not. The first failure
 is logged; the next tick tries again.
@@ -35,8 +34,8 @@ logger = logging.getLogger("sglang_perf_patches")
 _T = TypeVar("_T")
 
 _TICK_S = 1.0
-_PAUSE_S = 0.25
-"""How long a fork waits for the thread to end. Bounded: it may itself wait for the one forking."""
+_END_S = 0.25
+"""How long the interpreter's end waits for the thread."""
 
 
 def keep(
@@ -101,7 +100,6 @@ class _Recorder:
         self.pid = os.getpid()
         self.thread: threading.Thread | None = None
         self.is_starting = False
-        self.is_paused = False
         self.due = 0.0
         self.retry_at = 0.0
         self.starting = threading.RLock()
@@ -112,7 +110,7 @@ class _Recorder:
         self.path: Path | None = None
         self.name = self.server = self.image = ""
         self.written: dict[str, Any] = {}
-        self.announcement = ready.Announcement()
+        self.startup_log = ready.StartupLog()
         self.exporter = metrics.Exporter()
 
     def guarded(self, task: Callable[..., _T], *args: Any) -> _T | None:
@@ -134,7 +132,7 @@ class _Recorder:
         Args:
             at_once: whether to write the first record here instead of in the thread.
         """
-        if self.over or self.has_thread() or self.is_paused:
+        if self.over or self.has_thread():
             return
         if not self.has_begun:
             self.has_begun = True
@@ -188,9 +186,9 @@ class _Recorder:
         rested = 0.0
         while True:
             self.sleep(self.due)
-            while not (self.over or self.is_paused) and time.monotonic() < rested:
+            while not self.over and time.monotonic() < rested:
                 self.sleep(rested)  # changes come in bursts: one record for all of them
-            if self.over or self.is_paused:
+            if self.over:
                 return
             self.due = time.monotonic() + _TICK_S
             self.guarded(self.look_again)
@@ -201,27 +199,6 @@ class _Recorder:
             if self.has_forked:
                 self.guarded(self.sweep)  # of children that ended without cleanup
             rested = time.monotonic() + _TICK_S / 4
-
-    def pause(self) -> None:
-        """End the thread before a fork: the child would lack it, and Python 3.12 on warns."""
-        thread = self.thread
-        if thread is None or thread is threading.current_thread():
-            return
-        self.is_paused = True
-        self.wake()
-        deadline = time.monotonic() + _PAUSE_S
-        thread.join(_PAUSE_S)
-        # Up to Python 3.12 the system may still list a thread that was joined, and Python asks the
-        # system whether to warn.
-        task = f"/proc/self/task/{thread.native_id}"
-        while not thread.is_alive() and time.monotonic() < deadline and os.path.exists(task):
-            time.sleep(0.0002)
-
-    def go_on(self) -> None:
-        """Start the thread again after a fork, also if it did not end in time."""
-        self.is_paused = False
-        if self.has_begun and self.thread is not None:
-            self.start_thread()
 
     def has_thread(self) -> bool:
         return self.thread is not None and self.thread.is_alive()
@@ -266,10 +243,10 @@ class _Recorder:
 
     def announce(self, data: dict[str, Any]) -> None:
         """In a server's topmost process: log which patches are live in all of them."""
-        if self.server not in {"", self.name} or self.announcement.is_made:
+        if self.server not in {"", self.name} or self.startup_log.is_made:
             return
         others = records.of_server(self.path.parent, self.server) if self.path else []
-        self.announcement.look([data, *(other for other in others if other["pid"] != self.pid)])
+        self.startup_log.check([data, *(other for other in others if other["pid"] != self.pid)])
 
     def warn(self, error: BaseException) -> None:
         """Log once per process that `status` can't show it."""
@@ -321,12 +298,6 @@ def _before_fork() -> None:
     for recorder in list(_recorders):
         recorder.has_forked = True
         recorder.guarded(recorder.tell_multiprocessing)
-        recorder.guarded(recorder.pause)
-
-
-def _after_fork() -> None:
-    for recorder in list(_recorders):
-        recorder.guarded(recorder.go_on)
 
 
 def _after_fork_in_child() -> None:
@@ -341,13 +312,11 @@ def _leave() -> None:
     for thread in threads:
         if thread is not None and thread is not threading.current_thread():
             with contextlib.suppress(RuntimeError):  # it never started
-                thread.join(_PAUSE_S)
+                thread.join(_END_S)
 
 
 atexit.register(_leave)
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
-)
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
 
 
 def _role() -> str:

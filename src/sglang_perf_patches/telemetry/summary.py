@@ -8,7 +8,7 @@ from typing import Any
 
 from ..model.feature import cause
 
-_STRONGEST_FIRST = (
+SEVERITY = (
     "failed",
     "conflict",
     "refused",
@@ -25,7 +25,7 @@ _COUNTED_IF_ANY = ("conflict", "failed", "gated")
 
 
 def over_processes(processes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Patch → its state in a server: the strongest one of any process (see `_STRONGEST_FIRST`).
+    """Patch → its state in a server: the strongest one of any process (see `SEVERITY`).
 
     So trouble in one process is trouble, else live in one is live. ``not needed`` is stronger than
     ``live`` and ``pending``: all processes have the same arguments, but some never publish them.
@@ -70,4 +70,4 @@ def gated_lines(by_cause: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _strength(state: str) -> int:
-    return (*_STRONGEST_FIRST, state).index(state)
+    return (*SEVERITY, state).index(state)

@@ -126,7 +126,7 @@ def _lacking(device: Device) -> str:
 
 
 def _of_child(together: Sequence[Case], child: worker.Child) -> Iterator[Outcome]:
-    """What a process tells of its cases, and why it tells nothing of the others."""
+    """The outcomes that a process reports of its cases, and why the others have none."""
     by_module = {case.module: case for case in together}
     heard = set()
     for data in child:

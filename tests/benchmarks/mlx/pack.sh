@@ -17,7 +17,7 @@ pip download --no-deps --only-binary=:all: --dest "$work/wheels" mlx-lm==0.32.2
 mkdir "$work/site"
 for wheel in "$work"/wheels/*.whl; do (cd "$work/site" && unzip -q -o "$wheel"); done
 for v in 0.5.11 0.5.17 0.5.23; do
-  tree=$(PYTHONPATH=$root/src "$python" -c "from sglang_perf_patches.cli import downloads; print(downloads.tree('$v'))")
+  tree=$(PYTHONPATH=$root/src "$python" -c "from sglang_perf_patches import downloads; print(downloads.tree('$v'))")
   mkdir -p "$work/src/$v/sglang/srt/hardware_backend"
   cp "$tree"/sglang/__init__.py "$tree"/sglang/version.py "$tree"/sglang/_version.py "$work/src/$v/sglang/" 2>/dev/null || true
   cp "$tree"/sglang/srt/environ.py "$work/src/$v/sglang/srt/" 2>/dev/null || true

@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from sglang_perf_patches.cli.ask.stand_ins import Lent, StandIns
+from sglang_perf_patches.stubs import StubFinder, StubModule
 
 _ATTENTION = "sglang.srt.layers.attention"
 
@@ -14,7 +14,7 @@ _ATTENTION = "sglang.srt.layers.attention"
 def flashinfer_mla() -> Any:
     """The FlashInfer MLA backend's module, planning what keeps its plans."""
     module: Any = import_module(f"{_ATTENTION}.flashinfer_mla_backend")
-    wrapper = Lent("flashinfer").Wrapper
+    wrapper = StubModule("flashinfer").Wrapper
     module.BatchMLAPagedAttentionWrapper = wrapper
     module.BatchPrefillWithRaggedKVCacheWrapper = wrapper
     module.fast_mla_decode_plan = wrapper.begin_forward
@@ -35,5 +35,5 @@ def trtllm() -> tuple[Any, Any]:
 
 def hybrid() -> Any:
     """The hybrid backend's module; with it 0.5.15 imports kernels that CUTLASS's wheel compiles."""
-    sys.meta_path.insert(0, StandIns(("sglang.jit_kernel.dsa.cutedsl_paged_mqa_logits",)))
+    sys.meta_path.insert(0, StubFinder(("sglang.jit_kernel.dsa.cutedsl_paged_mqa_logits",)))
     return import_module(f"{_ATTENTION}.hybrid_attn_backend")

@@ -14,13 +14,13 @@ from unittest import mock
 import released
 from sglang_perf_patches import sets
 from sglang_perf_patches.cli import verbs
-from sglang_perf_patches.cli.ask import QUICKLY, answer, gpus
-from sglang_perf_patches.cli.table import ONE, WORDS
+from sglang_perf_patches.cli.ask import answer, gpus
 from sglang_perf_patches.live import verified
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.feature import Setup
 from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.model.selection import Selection
+from sglang_perf_patches.patch_page import ONE, WORDS
 
 from .commands import DRAFT, GIVEN, Recipe
 from .further import FURTHER
@@ -109,7 +109,7 @@ def ask(folder: Path) -> dict[str, Outcome]:
 
 
 def _states(everything: Selection, verdicts: Any, setup: Setup, **here: bool) -> dict[str, str]:
-    return {fate.patch: fate.state for fate in answer.fates(everything, verdicts, setup, **here)}
+    return {fate.patch: fate.state for fate in answer.outlooks(everything, verdicts, setup, **here)}
 
 
 def write_models(folder: Path) -> None:
@@ -127,7 +127,7 @@ def resolved(
         (asdict(gpus.KINDS[gpu]) if gpu else None, [str(word) for word in words])
         for gpu, words in servers
     ]
-    words = (str(_RESOLVE), QUICKLY, RELEASE)
+    words = (str(_RESOLVE), "minimal", RELEASE)
     out = released.run(place, *words, given=json.dumps(given), HF_HUB_OFFLINE="1")
     return [json.loads(line) for line in out.splitlines()]
 

@@ -1,8 +1,5 @@
 """Which patches would be live in a server, before it boots: ``doctor -- COMMAND``."""
 
-QUICKLY, WHOLLY = "quickly", "wholly"
-"""How `resolver` imports a release: without modules that no argument depends on, or entirely."""
-
 ENDS, FAILED, GONE, LACKS = "ends", "failed", "gone", "lacks"
 REFUSED, UNFETCHED = "refused", "unfetched"
 """Why a release gave no server: the arguments only print something; something failed that need not

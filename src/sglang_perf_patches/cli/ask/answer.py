@@ -20,8 +20,8 @@ from ...model.ruling import ruling
 from ...model.selection import Selection
 from ..interpreter import Place
 from ..table import LIVE, OPT_IN
-from . import ENDS, FAILED, GONE, LACKS, QUICKLY, REFUSED, UNFETCHED, WHOLLY, hub
-from .command import Asked
+from . import ENDS, FAILED, GONE, LACKS, REFUSED, UNFETCHED, hub
+from .command import ParsedCommand
 from .gpus import Gpu
 
 _LIMIT_S = 60.0
@@ -35,7 +35,7 @@ OFF = "off"
 
 
 @dataclass(frozen=True)
-class Fate:
+class Outlook:
     """What becomes of a patch.
 
     Attributes:
@@ -66,7 +66,7 @@ class Answer:
     unasked: tuple[str, ...] = ()
 
 
-def ask(asked: Asked, gpu: Gpu | None, place: Place, selection: str) -> Answer:
+def ask(asked: ParsedCommand, gpu: Gpu | None, place: Place, selection: str) -> Answer:
     """What the release makes of a command; a child process resolves its arguments.
 
     Args:
@@ -86,10 +86,10 @@ def ask(asked: Asked, gpu: Gpu | None, place: Place, selection: str) -> Answer:
         environment["PYTHONPATH"] = os.pathsep.join(search)
     task = {"gpu": gpu and asdict(gpu), "selection": selection, "lenient": asked.by_dynamo}
     end = time.monotonic() + _LIMIT_S
-    for how in (QUICKLY, WHOLLY):
+    for minimal_imports in (True, False):
         with worker.Child(
             _RESOLVER,
-            [json.dumps({**task, "how": how}), *asked.arguments],
+            [json.dumps({**task, "minimal_imports": minimal_imports}), *asked.arguments],
             limit_s=max(end - time.monotonic(), 1),
             environment=environment,
             python=place.python or (sys.executable,),
@@ -109,7 +109,9 @@ def ask(asked: Asked, gpu: Gpu | None, place: Place, selection: str) -> Answer:
     raise _error(asked, place, line, ended)
 
 
-def _error(asked: Asked, place: Place, line: Mapping[str, Any], ended: str) -> OperatorError:
+def _error(
+    asked: ParsedCommand, place: Place, line: Mapping[str, Any], ended: str
+) -> OperatorError:
     """Why there is no answer.
 
     Args:
@@ -158,10 +160,10 @@ def _error(asked: Asked, place: Place, line: Mapping[str, Any], ended: str) -> O
     return OperatorError(f"{release} could not be asked: {why}")
 
 
-def fates(
+def outlooks(
     selection: Selection, verdicts: Iterable[Verdict], setup: Setup, *, is_here: bool = False
-) -> list[Fate]:
-    """The fate of each patch on that server, in declared order.
+) -> list[Outlook]:
+    """The outlook of each patch on that server, in declared order.
 
     Args:
         selection: the patches that it chooses.
@@ -173,7 +175,7 @@ def fates(
     found = []
     for name, verdict in by_id.items():
         if verdict.word != "applies":
-            found.append(Fate(name, verdict.word, verdict.reason))
+            found.append(Outlook(name, verdict.word, verdict.reason))
             continue
         needed = [by_id[each] for each in verdict.patch.requires]
         acting = [each.patch for each in needed if each.word == "applies"]
@@ -185,19 +187,19 @@ def fates(
         )
         state, reason = ruled or (LIVE, "")
         if name in selection.ids:
-            found.append(Fate(name, state, reason))
+            found.append(Outlook(name, state, reason))
         else:
             word = OFF if verdict.patch.is_default else OPT_IN
-            found.append(Fate(name, word, reason or "not chosen", state))
+            found.append(Outlook(name, word, reason or "not chosen", state))
     return found
 
 
 def fault_of(release: str, message: str, conditions: Container[str]) -> Fault | None:
-    """The fault of a release whose symptom quotes a part of an error message.
+    """The known fault whose symptom quotes this message; None if none does.
 
     Args:
         release: the version of sglang.
-        message: the error's text.
+        message: an error's text.
         conditions: the names of the faults that the server may have.
     """
     for fault in faults.of_release(release):

@@ -19,7 +19,7 @@ _FORMS = "`python -m sglang.launch_server --model-path MODEL ...` or `sglang ser
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedCommand:
     """A command that was understood.
 
     Attributes:
@@ -48,7 +48,7 @@ def computes_by_mlx(environment: Mapping[str, str]) -> bool:
     return environment.get("SGLANG_USE_MLX", "0").lower() not in NO_MLX
 
 
-def read(command: Sequence[str], environment: Mapping[str, str]) -> Asked:
+def parse(command: Sequence[str], environment: Mapping[str, str]) -> ParsedCommand:
     """Parse a command.
 
     Args:
@@ -59,10 +59,10 @@ def read(command: Sequence[str], environment: Mapping[str, str]) -> Asked:
         OperatorError: it starts no sglang server, or hides it behind something unknown.
     """
     words, cut = shell.command_of(command)
-    return _read(words, Front(dict(environment)), [cut] if cut else [])
+    return _parsed(words, Front(dict(environment)), [cut] if cut else [])
 
 
-def _read(words: list[str], front: Front, ignored: list[str]) -> Asked:
+def _parsed(words: list[str], front: Front, ignored: list[str]) -> ParsedCommand:
     typed = " ".join(words)
     front.take(words)
     if not words:
@@ -80,7 +80,7 @@ def _read(words: list[str], front: Front, ignored: list[str]) -> Asked:
         raise OperatorError(f"can't see which command `{words[0]}` starts: give {_FORMS} after --")
     if module not in {*_LAUNCHERS, _DYNAMO}:
         raise OperatorError(f"`{typed}` starts no sglang server: give {_FORMS}")
-    return Asked(
+    return ParsedCommand(
         tuple(rest),
         dict(front.variables),
         front.under_run,
@@ -92,13 +92,13 @@ def _read(words: list[str], front: Front, ignored: list[str]) -> Asked:
     )
 
 
-def _of_script(words: list[str], front: Front, ignored: list[str]) -> Asked:
+def _of_script(words: list[str], front: Front, ignored: list[str]) -> ParsedCommand:
     """The server that ``bash -c SCRIPT`` starts: the first one of its commands that is one."""
     at = next((at for at, word in enumerate(words) if word.strip("-").endswith("c")), 0)
     if not at or not words[at].startswith("-") or len(words) < at + 2:
         raise OperatorError(f"can't see which command `{words[0]}` starts: give {_FORMS} after --")
     why = OperatorError(f"`{' '.join(words)}` starts no sglang server: give {_FORMS}")
-    found: Asked | None = None
+    found: ParsedCommand | None = None
     for each in shell.commands(words[at + 1], front.variables):
         text = " ".join(each)
         if found is not None:
@@ -110,13 +110,13 @@ def _of_script(words: list[str], front: Front, ignored: list[str]) -> Asked:
             front.activate(Path(each[1]).parent.parent)
         else:
             try:
-                found = _read(each, front, ignored)
+                found = _parsed(each, front, ignored)
             except OperatorError as error:
                 why = error
                 ignored.append(text)
     if found is None:
         raise why
-    return Asked(**{**vars(found), "ignored": tuple(ignored)})
+    return ParsedCommand(**{**vars(found), "ignored": tuple(ignored)})
 
 
 def _of_serve(words: Sequence[str]) -> list[str]:

@@ -32,7 +32,7 @@ _NOT_PASSED = ("SGLANG", "PYTHON")
 
 @dataclass
 class Front:
-    """What stands in front of a command.
+    """The words in front of a command, and what they set.
 
     Attributes:
         variables: the environment of the server.

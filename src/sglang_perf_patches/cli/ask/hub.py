@@ -1,7 +1,8 @@
 """The models that a command names on the Hugging Face hub, and whether the hub can be reached.
 
 If it can't, ``huggingface_hub`` retries each file for 23 s or longer, which no variable of its own
-shortens. So `skip` leaves only the hub's local cache, and a model that is not cached fails at once.
+shortens. So `go_offline_if_unreachable` leaves only the hub's local cache, and a model that is not
+cached fails at once.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def host(environment: Mapping[str, str]) -> str:
     return _address(environment).hostname or ""
 
 
-def skip(words: Sequence[str]) -> bool:
+def go_offline_if_unreachable(words: Sequence[str]) -> bool:
     """Leave the hub's local cache if a model is named and the hub can't be reached.
 
     Call it before ``huggingface_hub`` is imported. Behind a proxy the hub is not tried.

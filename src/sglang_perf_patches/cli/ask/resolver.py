@@ -26,12 +26,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ... import faults, worker
+from ... import faults, stubs, worker
 from ...live import engine, published
 from ...live.executor import executor
 from ...model import switch
 from ...model.setups import FEATURES
-from . import ENDS, FAILED, GONE, LACKS, QUICKLY, REFUSED, UNFETCHED, hub, stand_ins
+from . import ENDS, FAILED, GONE, LACKS, REFUSED, UNFETCHED, hub
 from .command import computes_by_mlx
 
 _ARGUMENTS = "sglang.srt.server_args"
@@ -47,7 +47,8 @@ def main(task: dict[str, Any], words: list[str]) -> None:
     """Resolve, and emit.
 
     Args:
-        task: ``how``, `QUICKLY` or `WHOLLY`; ``gpu``, a `gpus.Gpu` or None; ``selection``, the text
+        task: ``minimal_imports``, whether to leave out modules that no argument depends on;
+            ``gpu``, a `gpus.Gpu` or None; ``selection``, the text
             of the patches that the server activates; ``lenient``, whether arguments that the
             release does not know are somebody else's.
         words: the server's arguments.
@@ -56,20 +57,20 @@ def main(task: dict[str, Any], words: list[str]) -> None:
     said = io.StringIO()
     notes: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        is_skipped = hub.skip(words)
-        if task["how"] == QUICKLY:
+        is_skipped = hub.go_offline_if_unreachable(words)
+        if task["minimal_imports"]:
             leave_out()
         if gpu is not None:
             with contextlib.suppress(ModuleNotFoundError):  # as in `leave_out`
-                stand_ins.lend(rocm=bool(gpu["rocm"]))
+                stubs.install(rocm=bool(gpu["rocm"]))
                 pretend(gpu, Path(folder))
         else:
-            stand_ins.lend_torchvision()
+            stubs.define_torchvision_operators()
             if computes_by_mlx(os.environ) and sys.platform != "darwin":
                 pretend_mac()
         for option in _INFINIBAND:
             device = _value_of(option, words)
-            if device and stand_ins.lend_devices(device):
+            if device and stubs.pretend_devices(device):
                 notes.append(f"whether the server's machine has {device} ({option})")
         if task["lenient"]:
             take_unknown(notes)
@@ -213,7 +214,7 @@ def leave_out() -> None:
     """
     gc.disable()
     sys.modules.update(dict.fromkeys(_DISPENSABLE))  # type: ignore[arg-type]
-    sys.meta_path.insert(0, stand_ins.StandIns((_COMPILER,), lambda _: _unchanged))
+    sys.meta_path.insert(0, stubs.StubFinder((_COMPILER,), lambda _: _unchanged))
     with contextlib.suppress(ModuleNotFoundError):  # the release's import says that it is missing
         torch: Any = importlib.import_module("torch")
         torch.compile = _unchanged

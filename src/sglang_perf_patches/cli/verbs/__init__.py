@@ -37,23 +37,10 @@ def tree_at(path: str | None = None, version: str | None = None) -> source.Tree:
     if path is not None:
         return source.at(path)
     if version is not None:
-        from .. import downloads  # loaded only for a download
+        from ... import downloads  # loaded only for a download
 
         return source.at(downloads.tree(version))
     return source.installed()
-
-
-def text_of(tree: source.Tree, *modules: str) -> str:
-    """The source of those of these modules that a tree has.
-
-    Raises:
-        TreeError: a file can't be read.
-    """
-    paths = filter(None, map(tree.path, modules))
-    try:
-        return "".join(path.read_text(encoding="utf-8") for path in paths)
-    except (OSError, UnicodeDecodeError) as error:
-        raise source.TreeError(f"the source of sglang can't be read: {error}") from error
 
 
 def judged(tree: source.Tree) -> list[Verdict]:
@@ -63,12 +50,7 @@ def judged(tree: source.Tree) -> list[Verdict]:
 
 def any_is_lost(chosen: Selection, verdicts: Iterable[Verdict]) -> bool:
     """Whether a patch that the operator named is not available."""
-    return any(chosen.is_lost(verdict.patch.id, verdict.word) for verdict in verdicts)
-
-
-def measured_by(adds: str) -> str:
-    """The ``bench server`` command that measures what a setting brings to the operator's server."""
-    return f'sglang-perf-patches bench server --b "{adds}" -- COMMAND'
+    return any(chosen.is_unavailable(verdict.patch.id, verdict.word) for verdict in verdicts)
 
 
 def names_of_patches(**_: Any) -> list[str]:

@@ -11,17 +11,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from ... import faults
+from ... import faults, patch_page
 from ...compat.source import Tree
 from ...compat.verdict import Verdict
 from ...model import switch
 from ...model.feature import Setup
 from ...model.selection import Selection
-from .. import entry_point, interpreter, patch_page, render
+from ...patch_page import Headline
+from .. import entry_point, interpreter, render
 from ..ask import answer, command, gpus
-from ..ask.answer import Fate
+from ..ask.answer import Outlook
 from ..interpreter import Place
-from ..patch_page import Short
 from ..table import LIVE, OPT_IN, of_patches
 from . import judged, known_faults, selected, tree_at
 
@@ -53,22 +53,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the state of each patch; exit code 1 if one chosen by name will not be live."""
-    asked = command.read(args.command, os.environ)
+    asked = command.parse(args.command, os.environ)
     gpu = _gpu(args.gpu, asked)
     place = _place(args, asked)
     tree = place.tree
     selection = selected(asked.environment.get(switch.VARIABLE, "all"))
-    obstacle = "" if asked.under_run else entry_point.obstacle(tree, asked.environment)
+    obstacle = "" if asked.under_run else entry_point.why_not_loaded(tree, asked.environment)
     obstacle = place.obstacle or obstacle
     told = answer.ask(asked, gpu, place, "none" if obstacle else selection.text)
     setup, conditions = told.setup, told.conditions
     verdicts = judged(tree)
     is_here = args.gpu is None and gpu is not None and not gpu.is_assumed
-    found = answer.fates(selection, verdicts, setup, is_here=is_here)
+    found = answer.outlooks(selection, verdicts, setup, is_here=is_here)
     live = {one.patch for one in found if one.state == LIVE and not obstacle}
     known = faults.found(tree.version, conditions, live)
-    shorts = _shorts(found, verdicts, tree.version, setup)
-    lost = [one for one in found if selection.is_lost(one.patch, one.state)]
+    headlines = _headlines(found, verdicts, tree.version, setup)
+    lost = [one for one in found if selection.is_unavailable(one.patch, one.state)]
     is_strict = switch.is_strict(asked.environment)
     if args.json:
         data = {
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
                     "state": one.state,
                     "reason": one.reason,
                     "if_chosen": one.would or one.state,
-                    "short": (short := shorts[one.patch]) and short._asdict(),
+                    "short": (headline := headlines[one.patch]) and headline._asdict(),
                 }
                 for one in found
             ],
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
             parts.append(render.filled(_strictly(lost)))
         if shown:
             rows = [(one.patch, one.state, (one.reason,)) for one in shown]
-            parts.append(of_patches(rows, verdicts, tree.version, shorts))
+            parts.append(of_patches(rows, verdicts, tree.version, headlines))
         if len(shown) < len(found):
             parts.append(f"{len(found) - len(shown)} more: add --all")
         parts.append(render.filled(obstacle) if obstacle else "")
@@ -120,7 +120,7 @@ def reject_gpu(args: argparse.Namespace) -> None:
         args.parser.error("--gpu needs the server's command after --")
 
 
-def _gpu(name: str | None, asked: command.Asked) -> gpus.Gpu | None:
+def _gpu(name: str | None, asked: command.ParsedCommand) -> gpus.Gpu | None:
     if name is not None:
         return gpus.named(name)
     has_none = sys.platform == "darwin" or command.computes_by_mlx(asked.environment)
@@ -129,11 +129,11 @@ def _gpu(name: str | None, asked: command.Asked) -> gpus.Gpu | None:
     return None if has_none or is_cpu else gpus.here() or gpus.assumed()
 
 
-def _is_shown(fate: Fate) -> bool:
-    return fate.state in _SHOWN and fate.would in {"", LIVE}
+def _is_shown(outlook: Outlook) -> bool:
+    return outlook.state in _SHOWN and outlook.would in {"", LIVE}
 
 
-def _strictly(lost: Sequence[Fate]) -> str:
+def _strictly(lost: Sequence[Outlook]) -> str:
     """What ``SGLANG_PERF_PATCHES_STRICT`` makes of this server."""
     why = "; ".join(f"{one.patch} is {one.state}: {one.reason}" for one in lost)
     does = f"this server would exit: {why}" if lost else "no patch keeps this server from starting"
@@ -141,7 +141,7 @@ def _strictly(lost: Sequence[Fate]) -> str:
 
 
 def _head(
-    machine: str, tree: Tree, selection: Selection, found: Sequence[Fate], *, is_loaded: bool
+    machine: str, tree: Tree, selection: Selection, found: Sequence[Outlook], *, is_loaded: bool
 ) -> str:
     counted = Counter(one.state for one in found)
     none = "" if counted[LIVE] else "No patch will be live in this server: "
@@ -156,14 +156,14 @@ def _head(
     )
 
 
-def _place(args: argparse.Namespace, asked: command.Asked) -> Place:
-    """The sglang that the options name, asked by this Python; else that of the command."""
+def _place(args: argparse.Namespace, asked: command.ParsedCommand) -> Place:
+    """The sglang that the options name, read by this Python; else the command's own."""
     if args.sglang_path is None and args.sglang_version is None:
         return interpreter.place(asked)
     return Place(tree_at(args.sglang_path, args.sglang_version))
 
 
-def _remarks(asked: command.Asked, place: Place, unasked: Sequence[str]) -> list[str]:
+def _remarks(asked: command.ParsedCommand, place: Place, unasked: Sequence[str]) -> list[str]:
     """What of the command, or of its machine, the answer does not know."""
     remarks = [place.note]
     remarks += [f"Not part of the server's command, and ignored: {one}" for one in asked.ignored]
@@ -171,17 +171,17 @@ def _remarks(asked: command.Asked, place: Place, unasked: Sequence[str]) -> list
     return list(filter(None, remarks))
 
 
-def _shorts(
-    found: Sequence[Fate], verdicts: Iterable[Verdict], release: str, setup: Setup
-) -> dict[str, Short | None]:
+def _headlines(
+    found: Sequence[Outlook], verdicts: Iterable[Verdict], release: str, setup: Setup
+) -> dict[str, Headline | None]:
     """The row of each patch's page, with the gain for this set-up; None if it would not be live."""
     by_id = {one.patch.id: one.patch for one in verdicts}
-    shorts: dict[str, Short | None] = {}
+    headlines: dict[str, Headline | None] = {}
     for one in found:
-        short = None
+        headline = None
         if LIVE in (one.state, one.would):
-            short = patch_page.read(one.patch).on(release)
-            if short is not None and not setup.meets(by_id[one.patch].gain_with):
-                short = short._replace(gain=_NO_GAIN)
-        shorts[one.patch] = short
-    return shorts
+            headline = patch_page.read(one.patch).headline(release)
+            if headline is not None and not setup.meets(by_id[one.patch].gain_with):
+                headline = headline._replace(gain=_NO_GAIN)
+        headlines[one.patch] = headline
+    return headlines

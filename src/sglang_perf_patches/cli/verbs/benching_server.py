@@ -20,9 +20,8 @@ from ...bench_server import (
     command,
     load,
     machine,
-    page,
     processes,
-    secrets,
+    redact,
     sides,
     turns,
 )
@@ -43,10 +42,10 @@ Every other option before -- goes to sglang's own bench_serving: --num-prompts, 
 One side has the patches of SGLANG_PERF_PATCHES, or all exact patches if it is not set. The other
 side has none. Both run the same command on the same port, one boot at a time.
 
-With --b it compares any settings. Side a is the command as it is, or with what --a adds. Each other
-side is compared with side a. Write variables first, then flags of the server, in quotes. Flags are
-appended to the command, so they override its own. A side without SGLANG_PERF_PATCHES uses the value
-of the environment. In the JSON, `stock` is side a and `patched` is side b.
+With --b it compares any settings: side a is the command as it is, or with what --a adds, and side b
+the command with what --b adds. Write variables first, then flags of the server, in quotes. Flags
+are appended to the command, so they override its own. A side without SGLANG_PERF_PATCHES uses the
+value of the environment. In the JSON, `stock` is side a and `patched` is side b.
 
 A disaggregated server needs its other servers: put a script that starts prefill, decode and router
 after --, and give the router's address with --url.
@@ -56,10 +55,8 @@ or a patch that you named is not live; 2 it could not start; 128 + N after signa
 
   sglang-perf-patches bench server -- python -m sglang.launch_server --model-path MODEL
   SGLANG_PERF_PATCHES=mla sglang-perf-patches bench server --turns 5 --request-rate 4 \\
-      --html mla.html -- sglang serve --model-path MODEL --port 30000
+      -- sglang serve --model-path MODEL --port 30000
   sglang-perf-patches bench server --b "--schedule-conservativeness 0.5" -- COMMAND
-  sglang-perf-patches bench server --a "SGLANG_PERF_PATCHES=none" \\
-      --b "SGLANG_PERF_PATCHES=none SGLANG_X=1" --c "SGLANG_PERF_PATCHES=all" -- COMMAND
 """
 
 
@@ -79,7 +76,6 @@ def main(words: Sequence[str]) -> int:
     Raises:
         SelectionError: the selection of the environment or of a side is malformed.
         TreeError: there is no sglang.
-        OSError: the page can't be written.
     """
     parser = _parser()
     at = words.index("--") if "--" in words else len(words)
@@ -108,18 +104,15 @@ def _compare(
     all_words: Sequence[str],
 ) -> int:
     default = selected()
-    texts = [getattr(args, name) for name in sides.NAMES]
-    if any(text is not None for text in texts):
-        compared = sides.described(texts, default.text, words)
+    if args.a is not None or args.b is not None:
+        compared = sides.described(args.a, args.b, default.text, words)
     elif not default.ids:
         raise UsageError("SGLANG_PERF_PATCHES chooses no patch: there is nothing to compare")
     else:
         compared = sides.stock_and_patched(default.text)
-    choices = [selected(each.selection) for each in compared]
-    if args.html:
-        args.html.open("a").close()  # it must be writable before anything is measured
+    _, chosen = (selected(each.selection) for each in compared)
     tree = tree_at()
-    served = command.read(words, args.url)
+    served = command.parse(words, args.url)
     run = (sys.executable, "-m", "sglang_perf_patches", "run")
     prefix = () if entry_point.is_loaded_by(tree) else run
     _require_patches(compared, [*prefix, *served.command])
@@ -141,7 +134,7 @@ def _compare(
         boot_limit_s=args.boot_timeout,
         load_limit_s=args.load_timeout,
     )
-    say(f"{len(compared) * args.turns} boots; logs are in {folder}")
+    say(f"{2 * args.turns} boots; logs are in {folder}")
     taken, stopped = turns.take(plan, args.turns, say)
     if stopped is not None:
         if not taken:
@@ -151,39 +144,26 @@ def _compare(
     elif args.keep is None:
         shutil.rmtree(folder, ignore_errors=True)
     facts = machine.facts()
-    typed = secrets.shown(["sglang-perf-patches", "bench", "server", *all_words])
-    results = [
-        Outcome(
-            sglang=tree.version,
-            machine=facts,
-            command=secrets.shown(words),
-            repeat=f"SGLANG_PERF_PATCHES={shlex.quote(default.text)} {typed}",
-            load=secrets.shown(plan.options),
-            turns=args.turns,
-            **outcomes.compared(
-                [(boots[0], boots[at]) for boots in taken],
-                choices[at],
-                stopped,
-                (compared[0], side),
-            ),
-        )
-        for at, side in enumerate(compared)
-        if at
-    ]
-    columns = render.width() or WIDTH
-    texts_of = (to_text(one, columns) for one in results)
-    text = outcomes.to_json(*results) if args.json else "\n\n\n".join(texts_of)
+    typed = redact.shown(["sglang-perf-patches", "bench", "server", *all_words])
+    result = Outcome(
+        sglang=tree.version,
+        machine=facts,
+        command=redact.shown(words),
+        repeat=f"SGLANG_PERF_PATCHES={shlex.quote(default.text)} {typed}",
+        load=redact.shown(plan.options),
+        turns=args.turns,
+        **outcomes.compared(taken, chosen, stopped, compared),
+    )
+    text = outcomes.to_json(result) if args.json else to_text(result, render.width() or WIDTH)
     print(text, flush=True)
-    if args.html:
-        args.html.write_text(page.to_html(*results), encoding="utf-8")
-    return max(map(outcomes.exit_code, results))
+    return outcomes.exit_code(result)
 
 
 def _with_equals(words: Sequence[str]) -> Iterator[str]:
     """``--b TEXT`` as ``--b=TEXT``, because argparse refuses a value that looks like an option."""
     rest = iter(words)
     for word in rest:
-        text = next(rest, None) if word in {f"--{name}" for name in sides.NAMES} else None
+        text = next(rest, None) if word in ("--a", "--b") else None
         yield word if text is None else f"{word}={text}"
 
 
@@ -200,14 +180,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--turns", type=int, default=3, metavar="N", help="boots of each side (default: 3)"
     )
-    for name in sides.NAMES:
-        parser.add_argument(
-            f"--{name}",
-            metavar="TEXT",
-            help="what side a adds to the command: variables, then flags, in quotes"
-            if name == sides.NAMES[0]
-            else f"the same for side {name}",
-        )
+    adds = "what side a adds to the command: variables, then flags, in quotes"
+    parser.add_argument("--a", metavar="TEXT", help=adds)
+    parser.add_argument("--b", metavar="TEXT", help="the same for side b")
     parser.add_argument(
         "--url", metavar="URL", help="where the server listens, if COMMAND has no --port"
     )
@@ -223,7 +198,6 @@ def _parser() -> argparse.ArgumentParser:
         "--keep", type=Path, metavar="DIR", help="keep the logs and bench_serving's results here"
     )
     add_json(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with a chart")
     return parser
 
 

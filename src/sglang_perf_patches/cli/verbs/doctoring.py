@@ -12,24 +12,13 @@ from typing import Any, NamedTuple
 from ...compat.source import TreeError
 from ...compat.verdict import Verdict
 from ...faults import of_release
-from .. import render, sizing
-from . import (
-    add_json,
-    add_tree,
-    asking,
-    health,
-    judged,
-    known_faults,
-    selected,
-    stock_switches,
-    tree_at,
-)
+from .. import render
+from . import add_json, add_tree, asking, health, judged, known_faults, selected, tree_at
 
 PARSER: dict[str, Any] = {
     "usage": "%(prog)s [--all] [--json]\n"
     "       %(prog)s [--gpu NAME] [options] -- COMMAND\n"
-    "       %(prog)s (--sglang-version V | --sglang-path DIR) [options]\n"
-    "       %(prog)s --model DIR --kv-gib G [options]",
+    "       %(prog)s (--sglang-version V | --sglang-path DIR) [options]",
     "epilog": "Without arguments it says whether the patches are installed, loaded, live and have "
     "run, and what to change. With --sglang-version or --sglang-path it prints what an upgrade to "
     "that sglang would change. " + asking.HELP,
@@ -38,7 +27,7 @@ _UNCHANGED = ("refused too", "applies as before", "built-in as before", "absent 
 _ORDER = ("lost", "gained", "ours again", "becomes built-in", "not there", *_UNCHANGED)
 
 
-class Prospect(NamedTuple):
+class UpgradeChange(NamedTuple):
     """What becomes of one patch: its verdict's word here, "" without a sglang, and that there."""
 
     here: str
@@ -63,46 +52,35 @@ class Prospect(NamedTuple):
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options: the tree to upgrade to, a server's GPU, or a model."""
+    """Add the options: the tree to upgrade to, or a server's GPU."""
     add_tree(parser)
     parser.add_argument(
         "--all", action="store_true", help="also show the patches whose state does not change"
     )
     asking.add_options(parser)
-    sizing.add_options(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the answer; exit code 1 if an upgrade would lose a chosen patch."""
-    if args.model is None:
-        sizing.require_none(args)
     if args.command is not None:
-        if args.model is not None:
-            args.parser.error("--model and a command after -- exclude each other")
         return asking.run(args)
     asking.reject_gpu(args)
     if args.sglang_path is None and args.sglang_version is None:
-        if args.model is None:
-            return health.run(as_json=args.json)
-        hints, said = sizing.hints(args)
-        print(json.dumps(hints, indent=2) if args.json else said)
-        return 0
+        return health.run(as_json=args.json)
     return _upgrade(args)
 
 
 def _upgrade(args: argparse.Namespace) -> int:
     selection = selected()
     there = tree_at(args.sglang_path, args.sglang_version)
-    hints, said = ({}, "") if args.model is None else sizing.hints(args, there)
     here = None
     with contextlib.suppress(TreeError):
         here = tree_at()
     words = {one.patch.id: one.word for one in judged(here)} if here else {}
-    prospects = [Prospect(words.get(one.patch.id, ""), one) for one in judged(there)]
+    prospects = [UpgradeChange(words.get(one.patch.id, ""), one) for one in judged(there)]
     chosen = [one for one in prospects if one.there.patch.id in selection.ids]
     lost = [one.there.patch.id for one in chosen if one.change == "lost"]
-    switches = stock_switches.of(there)
     if args.json:
         data = {
             "from": here and {"version": here.version, "path": str(here.root)},
@@ -119,9 +97,7 @@ def _upgrade(args: argparse.Namespace) -> int:
                 for one in prospects
             ],
             "lost": lost,
-            "stock_switches": [each.data for each in switches],
             "faults": [one.data() for one in of_release(there.version)],
-            **hints,
         }
         print(json.dumps(data, indent=2))
         return 1 if lost else 0
@@ -138,14 +114,12 @@ def _upgrade(args: argparse.Namespace) -> int:
         render.table(rows) if shown else "",
         f"{more} more do not change: add --all" if more else "",
         known_faults.of_upgrade(here.version if here else None, there.version),
-        stock_switches.text(switches),
-        said,
     ]
     print("\n\n".join(filter(None, parts)))
     return 1 if lost else 0
 
 
-def _conclusion(prospects: Sequence[Prospect], lost: Sequence[str]) -> str:
+def _conclusion(prospects: Sequence[UpgradeChange], lost: Sequence[str]) -> str:
     """One sentence: the chosen patches that are lost, and how many patches have each change."""
     number = Counter(prospect.change for prospect in prospects)
     counts = []

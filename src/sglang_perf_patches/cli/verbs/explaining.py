@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ... import sets
+from ... import patch_page, sets
 from ...compat import source
 from ...compat.source import TreeError
 from ...compat.verdict import Verdict
@@ -18,7 +18,7 @@ from ...model.patch import Patch, by_id
 from ...model.releases import supported_until
 from ...model.selection import Selection, members
 from ...model.switch import is_off
-from .. import markdown, patch_page, render
+from .. import markdown, render
 from . import (
     add_json,
     add_tree,
@@ -98,7 +98,7 @@ def _choice(selection: Selection, patch: Patch) -> str:
 def _data(tree: source.Tree, selection: Selection, judged: Verdict) -> dict[str, Any]:
     patch = judged.patch
     written = patch_page.read(patch.id)._asdict()
-    del written["shorts"]
+    del written["headlines"]
     return {
         "sglang": {"version": tree.version, "path": str(tree.root)},
         **listing.verdict_data(selection, judged, tree.version),

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from typing import Literal
 
 from ... import __version__
 from ...compat.source import Tree
 from ...faults import of_release
+from ...live import gpu
 from ...model.selection import Selection
 from ...telemetry import records, summary
 from .. import entry_point, render
 from ..table import READY
-from . import (
-    any_is_lost,
-    judged,
-    known_faults,
-    listing,
-    selected,
-    servers,
-    stock_switches,
-    tree_at,
+from . import any_is_lost, judged, known_faults, listing, selected, servers, tree_at
+
+_PACKAGES = (
+    *("sglang-kernel", "sgl-kernel", "torch", "triton", "flashinfer-python", "mlx", "mlx-lm"),
+    *("transformers", "wrapt"),
 )
+"""Packages whose versions ``--json`` has, where they are installed."""
 
 
 @dataclass(frozen=True)
@@ -55,20 +55,29 @@ def run(*, as_json: bool) -> int:
     here = f"sglang-perf-patches {__version__} next to sglang {tree.version}"
     installed = Check("installed", "ok", f"{here}, Python {platform.python_version()}")
     checks = [installed, _loaded(), _chosen(tree, selection), *_servers()]
-    switches = stock_switches.of(tree, is_here=True)
     is_bad = any(check.word == "bad" for check in checks)
     if as_json:
         data = {
             "sglang": {"version": tree.version, "path": str(tree.root)},
+            "versions": {"sglang-perf-patches": __version__, **_versions()},
+            "gpu": (driver := gpu.machine()) and driver._asdict(),
             "checks": [asdict(check) for check in checks],
-            "stock_switches": [one.data for one in switches],
             "faults": [one.data() for one in of_release(tree.version)],
         }
         print(json.dumps(data, indent=2))
     else:
         parts = [*_text(checks), known_faults.in_short(tree.version)]
-        print("\n\n".join(filter(None, [*parts, stock_switches.text(switches, "here")])))
+        print("\n\n".join(filter(None, parts)))
     return 1 if is_bad else 0
+
+
+def _versions() -> dict[str, str]:
+    """The system, and the packages that matter to a patch."""
+    versions = {"python": platform.python_version(), "system": platform.platform()}
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def _text(checks: list[Check]) -> Iterator[str]:
@@ -84,7 +93,7 @@ def _text(checks: list[Check]) -> Iterator[str]:
 
 def _loaded() -> Check:
     """Whether a server loads the plugin by itself."""
-    if note := entry_point.obstacle_here():
+    if note := entry_point.why_not_loaded_here():
         return Check("loaded", "look", "a server does not load the plugin by itself", note)
     return Check("loaded", "ok", f"a server loads the entry point {entry_point.NAME}")
 
@@ -108,7 +117,7 @@ def _chosen(tree: Tree, selection: Selection) -> Check:
 
 def _servers() -> Iterator[Check]:
     """For each server, which patches are live and have run."""
-    running = servers.of(records.read_all(render.warn))
+    running = servers.from_records(records.read_all(render.warn))
     if not running:
         yield Check("live", "-", "no process of this user has patches; start a server first")
         yield Check("has run", "-", "no process of this user has patches")

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ... import sets
+from ... import patch_page, sets
 from ...compat import source
 from ...compat.source import TreeError
 from ...compat.verdict import Verdict
 from ...model.releases import supported_until
 from ...model.selection import Selection
-from .. import entry_point, machine, patch_page, render
+from .. import entry_point, machine, render
 from ..table import OFF, OPT_IN, READY, of_patches
 from . import add_json, add_tree, any_is_lost, judged, selected, tree_at
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(data, indent=2))
     else:
         text = _text(tree, selection, verdicts, by_patch, show_all=args.all)
-        obstacle = entry_point.obstacle(tree) if is_here else ""
+        obstacle = entry_point.why_not_loaded(tree) if is_here else ""
         print("\n\n".join(filter(None, [text, obstacle])))
     return 1 if any_is_lost(selection, verdicts) else 0
 
@@ -97,7 +97,7 @@ def verdict_data(selection: Selection, judged: Verdict, release: str) -> dict[st
         "built_in_since": patch.built_in_since,
         "targets": list(variant.targets + variant.adds) if variant else [],
         "proven_with": None if patch.proven_with is None else dict(patch.proven_with),
-        "short": short._asdict() if (short := patch_page.read(patch.id).on(release)) else None,
+        "short": (headline := patch_page.read(patch.id).headline(release)) and headline._asdict(),
     }
 
 
@@ -140,7 +140,7 @@ def _prospect(judged: Verdict, selection: Selection, *, is_here: bool) -> tuple[
     is_chosen = patch.id in selection.ids
     if is_chosen and judged.word == REFUSED:
         return REFUSED, judged.reason
-    if is_here and (lacking := machine.lacking(patch)):
+    if is_here and (lacking := machine.missing_device(patch)):
         return f"{NEEDS} {lacking}", f"{'' if is_chosen else 'not chosen; '}{patch.summary}"
     off = OFF if patch.is_default else OPT_IN
     return READY if is_chosen else off, patch.summary

@@ -19,7 +19,7 @@ PARSER: dict[str, Any] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command, of which every word is passed on."""
+    """Add COMMAND, which is passed on unchanged."""
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...")
 
 
@@ -34,10 +34,10 @@ def run(args: argparse.Namespace) -> int:
         tree = tree_at()
         is_strict = switch.strict_from_environment()
         for one in judged(tree) if is_strict else ():
-            if selection.is_lost(one.patch.id, one.word):
+            if selection.is_unavailable(one.patch.id, one.word):
                 render.warn(f"{one.patch.id} is {one.word}: {one.reason}")
                 return 1
-        if option := interpreter.cutting_off(interpreter.of(command)):
+        if option := interpreter.isolating_flag(interpreter.python_of(command)):
             ignores = "this Python ignores what `run` sets, so it gets no patches"
             render.warn(f"{ignores}: remove {option}")
             if is_strict:

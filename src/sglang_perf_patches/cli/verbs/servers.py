@@ -12,7 +12,7 @@ from typing import Any
 from ... import sets
 from ...model import selection
 from ...model.patch import by_id
-from ...model.selection import TROUBLE, SelectionError
+from ...model.selection import UNAVAILABLE, SelectionError
 from ...telemetry import procfs
 
 _PORT = "30000"  # sglang's own default
@@ -56,7 +56,7 @@ class Running:
         }
 
 
-def of(records: Sequence[dict[str, Any]]) -> list[Running]:
+def from_records(records: Sequence[dict[str, Any]]) -> list[Running]:
     """The servers of records, which must be sorted by server."""
     return [
         _running(server, list(members))
@@ -74,7 +74,7 @@ def troubles(members: Sequence[dict[str, Any]]) -> list[str]:
     ids: dict[tuple[str, str], dict[str, None]] = {}
     for data in members:
         for patch in data["patches"]:
-            if patch["state"] in TROUBLE:
+            if patch["state"] in UNAVAILABLE:
                 ids.setdefault((patch["state"], patch["reason"]), {})[patch["id"]] = None
     return [
         f"{', '.join(names)} {'are' if len(names) > 1 else 'is'} {state}: {reason}"
@@ -87,7 +87,9 @@ def _lacks(data: dict[str, Any]) -> bool:
         choice = selection.parse(data.get("selection", "all"), by_id(sets.load()))
     except SelectionError:
         return False
-    return any(choice.is_in_trouble(state["id"], state["state"]) for state in data["patches"])
+    return any(
+        choice.is_chosen_but_unavailable(state["id"], state["state"]) for state in data["patches"]
+    )
 
 
 def _running(pid: int, members: Sequence[dict[str, Any]]) -> Running:

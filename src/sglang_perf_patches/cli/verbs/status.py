@@ -47,12 +47,13 @@ def run(args: argparse.Namespace) -> int:
     more = len(bad) - _BAD_SHOWN
     for line in [*bad[:_BAD_SHOWN], *([f"and {more} more"] if more > 0 else [])]:
         render.warn(line)
+    running = servers.from_records(processes)
     if args.json:
         shown = [{k: v for k, v in data.items() if k not in _HIDDEN} for data in processes]
-        running = [one.data for one in servers.of(processes)]
-        print(json.dumps({"processes": shown, "servers": running}, indent=2))
+        data = {"processes": shown, "servers": [one.data for one in running]}
+        print(json.dumps(data, indent=2))
     elif processes:
-        print("\n\n".join(_server(one, show_all=args.all) for one in servers.of(processes)))
+        print("\n\n".join(_server(one, show_all=args.all) for one in running))
     elif not args.pids:
         print("no running sglang process of this user has these patches")
     missing = sorted({*args.pids} - {data["server"] for data in processes})

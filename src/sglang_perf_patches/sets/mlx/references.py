@@ -31,4 +31,4 @@ STOCKS_BEFORE = f"{_PARTS}.mamba_component:MambaComponent"
 """Stock's owner of states in the radix cache: from 0.5.20 on, and from 0.5.17 on."""
 
 STATES_SINCE = (f"{STOCKS}.__init__", f"{STOCKS_BEFORE}.__init__")
-"""Before they were there hybrids on MLX had other faults."""
+"""Present from 0.5.17 on. Before, hybrid models fail on MLX for other reasons."""

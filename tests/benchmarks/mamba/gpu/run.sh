@@ -5,7 +5,6 @@
 #   turns   (7 min)  24 layers and Qwen3.5-35B-A3B's dimensions, stock and patched by turns, defaults
 #   boots   (5 min)  boots and memory, two a side at once; the second of each says what its captures take
 #   verify  (4 min)  every CUDA patch, twice: the second time kernels are compiled
-#   rows    (2 min)  FlashInfer's kernel with empty sequences
 set -uo pipefail
 kit=$1; shift
 out=${OUT:-/tmp/gdn-out}; mkdir -p "$out"
@@ -81,15 +80,10 @@ verify() {
   say "verify exit $?"; grep VERIFY "$out/verify.log"; tail -c 2500 "$out/verify.log"
 }
 
-rows() {
-  timeout -k 5 150 python3 tests/benchmarks/mamba/gpu/empty_rows.py "$out/rows.json" >"$out/rows.log" 2>&1
-  say "rows exit $?"; tail -c 2500 "$out/rows.log"
-}
-
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 for part; do
   case $part in
-    turns | boots | verify | rows) say "$part"; $part ;;
+    turns | boots | verify) say "$part"; $part ;;
     *) echo "no part $part"; exit 2 ;;
   esac
 done

@@ -2,7 +2,7 @@
 
 Stock gives the sliding-window pool a fixed share of the full pool's tokens
 (``--swa-full-tokens-ratio``, 0.8 for most models), whatever the window and the number of requests
-are. This computes the share from both; `swa.pool-ratio` applies it, ``doctor --model`` shows it.
+are. This computes the share from both; `swa.pool-ratio` applies it.
 """
 
 from __future__ import annotations

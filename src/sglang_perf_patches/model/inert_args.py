@@ -5,14 +5,14 @@ Every argument of `ServerArgs` is here or switches a feature of `setups`.
 
 from __future__ import annotations
 
-PARTS = (
+PREFIXES = (
     *("constrained_json_", "debug_tensor_dump_", "decoupled_spec_", "ds_", "eplb_", "hicache_"),
     *("kt_", "kv_canary_", "mm_", "modelopt_", "speculative_dflash_", "speculative_dspark_"),
     *("speculative_ngram_", "unified_cache_external_linker_"),
 )
 """Prefixes of arguments that only configure a feature which another argument switches on."""
 
-IMMATERIAL = {
+INERT_ARGS = {
     "says how a feature works that another argument switches on": """
         aux_hidden_state_capture cp_strategy dcp_comm_backend dcp_replicate_q_proj
         disable_attn_tp_gather disable_hicache_numa_detect disable_priority_preemption
@@ -89,7 +89,7 @@ IMMATERIAL = {
         prefill_max_requests radix_eviction_policy radix_eviction_policy_config
         schedule_conservativeness schedule_policy scheduler_recv_interval swa_full_tokens_ratio
         swa_prefix_tails""",
-    "which tokens are sampled or accepted, and what of them is told": """
+    "which tokens are sampled or accepted, and what is returned of them": """
         allow_auto_truncate enable_cache_report enable_custom_logit_processor
         enable_strict_thinking enable_watermark grammar_backend preferred_sampling_params
         random_seed reasoning_parser return_input_ids return_output_ids sampling_backend
@@ -148,9 +148,9 @@ IMMATERIAL = {
 }
 """Reason → arguments that make no difference to any patch."""
 
-_CLASSED = frozenset(name for names in IMMATERIAL.values() for name in names.split())
+_CLASSED = frozenset(name for names in INERT_ARGS.values() for name in names.split())
 
 
-def makes_no_difference(argument: str) -> bool:
+def is_inert(argument: str) -> bool:
     """Whether an argument is listed here, by its name or its prefix."""
-    return argument in _CLASSED or argument.startswith(PARTS)
+    return argument in _CLASSED or argument.startswith(PREFIXES)

@@ -1,4 +1,4 @@
-"""Pieces of the page of ``bench server``, and what it says of the machine."""
+"""Numbers as ``bench server`` writes them, and what it says of the machine."""
 
 from __future__ import annotations
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from served import Bench
 from test_parts import made
 
-from sglang_perf_patches.bench_server import UsageError, command, outcome, secrets, sides
+from sglang_perf_patches.bench_server import UsageError, command, load, outcome, redact, sides
 from sglang_perf_patches.bench_server.boot import Boot
-from sglang_perf_patches.bench_server.page import to_html
 from sglang_perf_patches.bench_server.shown import to_text
 from sglang_perf_patches.bench_server.turns import Stopped
 from sglang_perf_patches.model.selection import parse
@@ -28,31 +27,31 @@ CANARY = "Zq7"
 def results(
     words: list[str], *, model: str = "tiny", said: str = "it crashed", adds: str = "X=1"
 ) -> str:
-    """JSON, page and terminal of a comparison with such a command, model, last line and side."""
-    a, b = sides.described([None, adds, None, None], "none", ["serve"])
+    """JSON and terminal of a comparison with such a command, model, last line and side."""
+    a, b = sides.described(None, adds, "none", ["serve"])
     states = [
         {"id": "mlx.kv-arena", "state": "live", "ran": True},
         {"id": "mlx.last-row", "state": "failed", "reason": said},
     ]
     boot = Boot({"TPOT": 1.0}, ((1,),), [{"role": said, "patches": states}], model)
-    stopped = Stopped(2, "b", f"the server ended with 1 while starting: {secrets.said(said)}")
+    stopped = Stopped(2, "b", f"the server ended with 1 while starting: {redact.names(said)}")
     fields = outcome.compared([(boot, boot)] * 2, parse("none", {}), stopped, (a, b))
     whole = replace(
         made(),
-        command=secrets.shown(words),
-        repeat=secrets.shown(["sglang-perf-patches", "bench", "server", "--b", adds, "--", *words]),
-        load=secrets.shown(words),
+        command=redact.shown(words),
+        repeat=redact.shown(["sglang-perf-patches", "bench", "server", "--b", adds, "--", *words]),
+        load=redact.shown(words),
         **fields,
     )
-    return "\n".join([outcome.to_json(whole), to_html(whole), to_text(whole)])
+    return "\n".join([outcome.to_json(whole), to_text(whole)])
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("serve --api-key k1 --port 1", "serve --api-key ... --port 1"),
-        ("serve --api-key=k1 'a b'", "serve --api-key=... ..."),
-        ("serve --admin-api-key k1 --tp 2", "serve --admin-api-key ... --tp 2"),
+        ("serve --api-key k1 --port 1", "serve ... --port 1"),
+        ("serve --api-key=k1 'a b'", "serve ..."),
+        ("serve --admin-api-key k1 --tp 2", "serve ... --tp 2"),
         ("env HF_TOKEN=hf_1 DB=x serve", "env HF_TOKEN=... ... serve"),
         ("env SGLANG_USE_MLX=1 PYTHONUNBUFFERED=1 serve", None),
         ("env LDQX7ZK2M=1 LD_LIBRARY_PATH=/opt/me serve", "env ... LD_LIBRARY_PATH=... serve"),
@@ -64,14 +63,13 @@ def results(
             "serve --tokenizer-path me/t --max-total-tokens 99",
             "serve --tokenizer-path t --max-total-tokens 99",
         ),
-        ("serve --tokens k1 --skip-tokenizer-init", "serve ... --skip-tokenizer-init"),
-        ("serve --trust-remote-code k1 --tp=2", "serve --trust-remote-code ... --tp=2"),
+        ("serve --tokens k1 --enable-lora", "serve ... --enable-lora"),
+        ("serve --enable-lora k1 --tp=2", "serve --enable-lora ... --tp=2"),
         ("serve --cuda-graph-bs 1 2 4 --dtype half --random-seed -1", None),
         ("serve --dtype k1 --tp k1", "serve --dtype ... --tp ..."),
-        (
-            "serve --json-model-override-args '{\"layers\": 2}'",
-            "serve --json-model-override-args ...",
-        ),
+        ("serve --lora-paths 1234 --dtype 5 auto", "serve --lora-paths ... --dtype ... auto"),
+        ("serve --lora-paths auto --seed 1", "serve --lora-paths ... --seed 1"),
+        ("serve --json-model-override-args '{\"layers\": 2}'", "serve ..."),
         ("sh -c 'HF_TOKEN=k1 serve --tp 2'", "sh -c 'HF_TOKEN=... serve --tp 2'"),
         (
             "/home/me/venv/bin/python3.11 -m sglang.launch_server --model-path /srv/me/Qwen3-8B/",
@@ -80,15 +78,19 @@ def results(
         ("sglang serve --model-path Qwen/Qwen3-8B", "sglang serve --model-path Qwen3-8B"),
         ("serve --model-path hf_abcdefghijkl", "serve --model-path ..."),
         ("serve --model-path https://me:k1@host/m", "serve --model-path ..."),
-        ("bench --b 'X=k1 --admin-api-key k1'", "bench --b '... --admin-api-key ...'"),
-        ("bench --b '--admin-api-key k1 --tp 2'", "bench --b '--admin-api-key ... --tp 2'"),
+        ("bench --b 'X=k1 --admin-api-key k1'", "bench --b ..."),
+        ("bench --b '--admin-api-key k1 --tp 2'", "bench --b '... --tp 2'"),
         ("bench --b 'SGLANG_X=1 --random-seed 2'", None),
         ("bench --b '--random-seed 1' -- serve --speculative-eagle-topk 1", None),
         ('bench --b "\'" serve', "bench --b ... serve"),
     ],
 )
 def test_a_command_shows_known_flags_with_known_values(words: str, expected: str | None) -> None:
-    assert secrets.shown(shlex.split(words)) == (expected or words)
+    assert redact.shown(shlex.split(words)) == (expected or words)
+
+
+def test_the_default_load_is_shown_whole() -> None:
+    assert redact.HIDDEN not in redact.shown(load.completed([]))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_a_command_shows_known_flags_with_known_values(words: str, expected: str
         'python -c \'os.environ["HF_TOKEN"] = "Zq7"\'',
         "bash -c 'export A=1; export HF_TOKEN=Zq7; serve --redis-password Zq7'",
         'serve --extra \'{"t": "Zq7"}\'',
-        "serve --html /home/Zq7/x.html --url http://h/Zq7 --dtype Zq7 --tp Zq7 --trust-remote-code",
+        "serve --keep /home/Zq7/x --url http://h/Zq7 --dtype Zq7 --tp Zq7 --trust-remote-code",
         "/opt/Zq7/bin/python serve.py",
         "Zq7 serve",
     ],
@@ -143,7 +145,7 @@ def test_nor_is_it_in_what_a_side_adds(adds: str, shown: str) -> None:
     ],
 )
 def test_a_model_is_its_last_name(model: str, shown: str) -> None:
-    assert secrets.model_name(model) == shown
+    assert redact.model_name(model) == shown
     assert CANARY not in results(["serve"], model=model)
 
 
@@ -153,7 +155,7 @@ def test_what_a_server_said_keeps_the_names_of_errors() -> None:
     assert CANARY not in text
     assert "bob" not in text
     assert "while starting: torch.OutOfMemoryError, RuntimeError" in text
-    assert secrets.said("I know nothing of it") == "..."
+    assert redact.names("I know nothing of it") == "..."
 
 
 _AROUND = (
@@ -164,7 +166,7 @@ _AROUND = (
 )
 _BEFORE = (
     *("serve", "--pw", "--tp", "--dtype", "--trust-remote-code", "-p", "-u", "-c", "login", "--b"),
-    *("--api-key", "--port", "--served-model-name", "--html", "-m", "env", "--", "sh"),
+    *("--api-key", "--port", "--served-model-name", "--keep", "-m", "env", "--", "sh"),
 )
 # What a word or a hidden place may hold; a secret is found again by what stands in its middle.
 _SECRET = st.builds(lambda a, b: f"{a}{CANARY}{b}", st.text(max_size=12), st.text(max_size=12))
@@ -201,13 +203,12 @@ def test_nor_does_a_secret_of_digits(digits: str, before: str) -> None:
 
 def test_a_variable_before_the_command_is_not_repeated() -> None:
     with pytest.raises(UsageError, match="put env before it") as refusal:
-        command.read(["HF_TOKEN=Zq7", "serve"])
+        command.parse(["HF_TOKEN=Zq7", "serve"])
     assert CANARY not in str(refusal.value)
 
 
 def test_a_whole_run_shows_no_secret_and_no_path(bench: Bench, tmp_path: Path) -> None:
-    """In JSON and page, then on the terminal: the command's, the environment's, the server's."""
-    page = tmp_path / "page.html"
+    """In JSON, then on the terminal: the command's, the environment's, the server's."""
     server = [
         *("env", "HF_TOKEN=hf-Zq7", "SGLANG_PROXY=http://bob:Zq7@h", "NCCL_CONF=Zq7"),
         *(sys.executable, "program.py", "--pids", str(bench.pids), "--port", str(bench.port)),
@@ -215,7 +216,7 @@ def test_a_whole_run_shows_no_secret_and_no_path(bench: Bench, tmp_path: Path) -
         *("--admin-api-key", "Zq7", "--model-path", "/home/Zq7/tiny"),
     ]
     ours = [sys.executable, "-m", "sglang_perf_patches", "bench", "server", "--turns", "2"]
-    for more in (("--json", "--html", str(page)), ()):
+    for more in (("--json",), ()):
         done = bench.run([*ours, *more, "--", *server], ONLY_HERE="Zq7-only")
         assert done.returncode == 1  # the fourth boot crashes
         text = done.stdout + done.stderr
@@ -224,7 +225,6 @@ def test_a_whole_run_shows_no_secret_and_no_path(bench: Bench, tmp_path: Path) -
             assert data["stopped"]["reason"].endswith("while starting: RuntimeError")
             assert data["model"] == "..."
             assert data["command"].endswith("--model-path tiny")
-            text += page.read_text(encoding="utf-8")
             for private in (str(tmp_path), str(bench.throwaway.site), sys.prefix):
-                assert private not in done.stdout + page.read_text(encoding="utf-8")
+                assert private not in done.stdout
         assert CANARY not in text

@@ -7,19 +7,30 @@ Every page has the same sections. Blocks between ``<!-- NAME -->`` and
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ..model.patch import Patch, room_of
-from ..model.releases import KNOWN
-from .markdown import plain, rows
+from .model.patch import Patch, room_of
+from .model.releases import KNOWN
 
-FOLDER = Path(__file__).parents[1] / "sets"
+FOLDER = Path(__file__).parent / "sets"
 """The folder of the patches' packages, each with its page."""
 
 USE_IT_IF = "**Use it if** "
 """The first words of the paragraph that says who gains and who does not."""
 
+ONE = "1 GPU"
+WORDS: Mapping[str, str] = {
+    "TP": "tensor-parallel",
+    "MTP": "eagle",
+    "EP": "expert-parallel",
+    "DP attention": "dp-attention",
+    "hierarchical cache": "hierarchical-cache",
+}
+"""The words of the "works with" columns, also in the README → the feature (see `model.setups`)."""
+
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _BLOCK = re.compile(r"<!-- ([\w ]+) -->\n.*?<!-- /\1 -->\n?", re.DOTALL)
 _HEADING = re.compile(r"^## (.+)\n", re.MULTILINE)
 _NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
@@ -27,7 +38,7 @@ _MEASURED = re.compile(r"\(([\w.]+), [^()]*\)$")
 _SIDES = re.compile(rf"({_NUMBER}(?:, {_NUMBER})*)[^\d→]*→ ({_NUMBER}(?:, {_NUMBER})*)")
 
 
-class Short(NamedTuple):
+class Headline(NamedTuple):
     """A patch in three phrases: a row of the table below `USE_IT_IF`.
 
     Attributes:
@@ -62,7 +73,7 @@ class Page(NamedTuple):
 
     Attributes:
         condition: who gains, and who does not.
-        shorts: who gains in a few words, for ``list``; a row for each release with a figure, the
+        headlines: who gains in a few words, for ``list``; a row for each release with a figure, the
             newest first.
     """
 
@@ -72,16 +83,16 @@ class Page(NamedTuple):
     why: str = ""
     how: str = ""
     goes_when: str = ""
-    shorts: tuple[Short, ...] = ()
+    headlines: tuple[Headline, ...] = ()
 
-    def on(self, release: str) -> Short | None:
+    def headline(self, release: str) -> Headline | None:
         """The row that was measured nearest to a release; the first for an unknown release."""
 
-        def distance(short: Short) -> int:
-            both = {short.release, release} <= {*KNOWN}
-            return abs(KNOWN.index(short.release) - KNOWN.index(release)) if both else len(KNOWN)
+        def distance(one: Headline) -> int:
+            both = {one.release, release} <= {*KNOWN}
+            return abs(KNOWN.index(one.release) - KNOWN.index(release)) if both else len(KNOWN)
 
-        return min(self.shorts, key=distance, default=None)
+        return min(self.headlines, key=distance, default=None)
 
 
 def _mean(figures: str) -> float:
@@ -121,5 +132,41 @@ def parse(text: str) -> Page:
         why=sections.get("Why", ""),
         how=sections.get("How", ""),
         goes_when=sections.get("Obsolete when", ""),
-        shorts=tuple(Short(*row) for row in rows(f"|{table}")[1:]),
+        headlines=tuple(Headline(*row) for row in rows(f"|{table}")[1:]),
+    )
+
+
+def plain(text: str) -> str:
+    """Links, code and emphasis become their words."""
+    return words(text).replace("`", "")
+
+
+def rows(text: str) -> tuple[tuple[str, ...], ...]:
+    """The rows of a Markdown table, without the line below the heading; empty without a table."""
+    cells = [
+        tuple(words(cell.strip()) for cell in line.strip().strip("|").split(" | "))
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
+    return tuple(row for row in cells if not all(set(cell) <= set("-: ") and cell for cell in row))
+
+
+def words(text: str) -> str:
+    """Links and emphasis become their words; code keeps its marks."""
+    return _LINK.sub(r"\1", text).replace("**", "")
+
+
+def works_with(patches: Mapping[str, Patch], *ids: str) -> tuple[str, ...]:
+    """The words for patches that are on together; `ONE` comes first.
+
+    They follow from what a patch, and each patch that it requires, was proven with.
+    """
+    each = [patches[name] for one in ids for name in (one, *patches[one].requires)]
+    return (
+        ONE,
+        *(
+            word
+            for word, feature in WORDS.items()
+            if all(one.proven_with is None or feature in one.proven_with for one in each)
+        ),
     )

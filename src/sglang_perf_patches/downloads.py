@@ -10,8 +10,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from ..model import private
-from ..model.errors import OperatorError
+from .model import private
+from .model.errors import OperatorError
 
 # Releases are wheels for one platform from 0.5.11 on; their Python files do not depend on it.
 _PLATFORM = (

@@ -32,11 +32,11 @@ OPTIONAL = (
     *("torch_memory_saver", "cuda", "py_spy", "mooncake", "modelscope"),
     *("smg_grpc_servicer", "smg_grpc_proto"),
 )
-"""Packages that sglang imports and nothing here uses. None that transformers looks for: it
-would take a stand-in for the real thing."""
+"""Packages that sglang imports and nothing here uses. transformers looks for none of them: it
+would take a stub for the real package."""
 
 
-def lend(*, rocm: bool = False) -> None:
+def install(*, rocm: bool = False) -> None:
     """Prepare this process to import sglang without a GPU.
 
     Args:
@@ -49,20 +49,20 @@ def lend(*, rocm: bool = False) -> None:
         raise RuntimeError("triton or sglang is imported already")
     os.environ["TRITON_INTERPRET"] = "1"  # a kernel is decorated without asking for a driver
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    sys.meta_path.insert(0, StandIns(KERNELS))
+    sys.meta_path.insert(0, StubFinder(KERNELS))
     if rocm:  # sglang calls some of aiter's functions when it is imported
-        sys.meta_path.insert(0, StandIns(("aiter",), lambda name: _made(name.capitalize())))
-    lend_packages()
-    lend_kernel_sources()
-    lend_torchvision()
+        sys.meta_path.insert(0, StubFinder(("aiter",), lambda name: _made(name.capitalize())))
+    install_packages()
+    pretend_kernel_sources()
+    define_torchvision_operators()
 
 
-def lend_packages() -> None:
+def install_packages() -> None:
     """Stand in for optional packages that are not installed.
 
     Also tolerate configurations that sglang registers and that a newer transformers already has.
     """
-    sys.meta_path.append(StandIns(OPTIONAL))
+    sys.meta_path.append(StubFinder(OPTIONAL))
     mapping: Any = importlib.import_module(
         "transformers.models.auto.configuration_auto"
     ).CONFIG_MAPPING
@@ -70,7 +70,7 @@ def lend_packages() -> None:
     mapping.register = lambda key, value, **_: register(key, value, exist_ok=True)
 
 
-def lend_torchvision() -> None:
+def define_torchvision_operators() -> None:
     """Define the two operators of torchvision's library, if that can't be loaded.
 
     A wheel that does not fit the installed torch has such a library.
@@ -90,7 +90,7 @@ def lend_torchvision() -> None:
             )
 
 
-def lend_devices(named: str) -> bool:
+def pretend_devices(named: str) -> bool:
     """Pretend that InfiniBand devices exist which this machine may lack.
 
     Args:
@@ -105,14 +105,14 @@ def lend_devices(named: str) -> bool:
     if is_folder(_DEVICES):
         return False
     os.path.isdir = lambda path: path == _DEVICES or is_folder(path)  # type: ignore[assignment]
-    lent = re.findall(r"[\w.-]+", named)
+    names = re.findall(r"[\w.-]+", named)
     os.listdir = lambda path=".": (  # type: ignore[assignment]
-        lent if path == _DEVICES else listed(path)
+        names if path == _DEVICES else listed(path)
     )
     return True
 
 
-def lend_kernel_sources() -> None:
+def pretend_kernel_sources() -> None:
     """Pretend that the folders of C++ sources exist: a module of sglang checks when imported."""
     exists: Any = Path.exists
 
@@ -172,7 +172,7 @@ def _made(name: str) -> Any:
     return _Names(name, (), {**content, **computed})
 
 
-class Lent(ModuleType):
+class StubModule(ModuleType):
     """A module in which every name is a stand-in, as `made` makes it from the name."""
 
     __path__: list[str] = []  # noqa: RUF012
@@ -189,7 +189,7 @@ class Lent(ModuleType):
         return vars(self)[name]
 
 
-class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds modules in which every name is a stand-in, and all modules below them."""
 
     def __init__(self, names: tuple[str, ...], made: Callable[[str], Any] = _made) -> None:
@@ -205,7 +205,7 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec: Any) -> ModuleType:
         """Make the module."""
-        return Lent(spec.name, self._made)
+        return StubModule(spec.name, self._made)
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing to execute."""

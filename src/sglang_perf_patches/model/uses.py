@@ -31,6 +31,11 @@ USES = (
         lacking="speculation is off",
         off={"speculative_algorithm": NOTHING, "decoupled_spec_role": NOTHING},
     ),
+    Use(
+        name="host-drafts",
+        lacking="speculation is not NGRAM, which alone has the fault on this release",
+        on={"speculative_algorithm": ("ngram",)},
+    ),
     Use(name="mla", lacking="the model has no MLA", off={"model.has_mla": NOTHING}),
     Use(
         name="single-drafts",

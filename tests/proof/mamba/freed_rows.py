@@ -30,9 +30,7 @@ def algorithm() -> str:
 def server(speculation: str, **settings: Any) -> ConstrainedServer:
     """One with enough slots."""
     asked = {"slots": 40, "drafts": 6, **settings}
-    return ConstrainedServer(
-        Constrained(trees()[0], tracked=True, algorithm=speculation, **asked)
-    )
+    return ConstrainedServer(Constrained(trees()[0], tracked=True, algorithm=speculation, **asked))
 
 
 def before_a_boundary(speculation: str) -> ConstrainedServer:

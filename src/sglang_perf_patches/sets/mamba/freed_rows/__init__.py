@@ -11,6 +11,10 @@ _ELSEWHERE = (
     *("priorities", "lora", "deterministic", "forward-metrics", "returned-insides", "compiled"),
 )
 """Each rank tracks the states of its own batch by its own slots, which none of these change."""
+_DEPENDS = (
+    f"{_MEMORY}.memory_pool:HybridReqToTokenPool.free_mamba_cache",
+    f"{_MEMORY}.allocator.mamba:MambaSlotAllocator.clear",
+)
 
 PATCH = Patch(
     id="mamba.freed-rows",
@@ -33,12 +37,18 @@ PATCH = Patch(
     absent_because="these releases keep a request's place for states after it has ended",
     variants=(
         variant(
-            *(__name__, "0.5.13 … 0.5.21"),
+            *(__name__, "0.5.13 … 0.5.13.post1"),
             targets=(TRACK,),
-            depends=(
-                f"{_MEMORY}.memory_pool:HybridReqToTokenPool.free_mamba_cache",
-                f"{_MEMORY}.allocator.mamba:MambaSlotAllocator.clear",
-            ),
+            depends=_DEPENDS,
+            not_with=("ngram",),
+        ),
+        variant(__name__, "0.5.14 … 0.5.16", targets=(TRACK,), depends=_DEPENDS),
+        variant(
+            *(__name__, "0.5.17 … 0.5.21"),
+            targets=(TRACK,),
+            depends=_DEPENDS,
+            only_with=("host-drafts",),
+            note="EAGLE's verify follows a grammar by itself here: only NGRAM has the fault",
         ),
     ),
 )

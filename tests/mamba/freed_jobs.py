@@ -44,6 +44,11 @@ def with_ngram(count: int = 2) -> dict[str, int]:
     return freed_rows.alike(range(count), "NGRAM")
 
 
+def freed_with_eagle() -> list[int]:
+    """How many rows have no request any more, in three episodes on stock."""
+    return [freed_rows.episode(seed, "EAGLE")[2] for seed in range(3)]
+
+
 def broken() -> str:
     """What comes of it if the patch names the slot that it had."""
     with mock.patch.object(body, "_DUMMY", 2), live(freed_rows.PATCH, ran=None):

@@ -51,5 +51,5 @@ def freed_with_eagle() -> list[int]:
 
 def broken() -> str:
     """What comes of it if the patch names the slot that it had."""
-    with mock.patch.object(body, "_DUMMY", 2), live(freed_rows.PATCH, ran=None):
+    with mock.patch.object(body, "_DUMMY", 3), live(freed_rows.PATCH, ran=None):
         return freed_rows.played(freed_rows.algorithm())

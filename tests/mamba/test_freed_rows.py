@@ -33,8 +33,8 @@ def test_stock_dies_or_has_a_wrong_state_and_the_patched_server_has_neither(
 
 
 @pytest.mark.whole_matrix
-@pytest.mark.parametrize("release", ["0.5.12.post1", "0.5.22", "0.5.23"])
-def test_the_releases_around_have_no_wrong_state(found: Found, release: str) -> None:
+@pytest.mark.parametrize("release", ["0.5.22", "0.5.23"])
+def test_later_releases_have_no_wrong_state(found: Found, release: str) -> None:
     assert found(release, "freed_jobs", "stock", algorithm="NGRAM") == {"says": ""}
 
 

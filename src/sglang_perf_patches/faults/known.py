@@ -3,7 +3,7 @@
 Each fault was seen in the released wheels: the code of its first and last release has it, and that
 of the release after a fixed one has not. ``tests/releases/test_faults.py`` reads each condition
 from servers' arguments as the releases resolve them; ``tests/releases/test_fault_states.py``
-reproduces the first three.
+reproduces four, and ``tests/mamba/test_freed_rows.py`` those of freed rows.
 """
 
 from __future__ import annotations

@@ -116,7 +116,8 @@ class Published:
         """
         if phase == "ranks":
             parts = self.read("dp_size") if self.read("enable_dp_attention") else 1
-            return self.read("tp_size") // max(parts, 1)
+            newer = self.read("attn_dp_size")  # newer releases resolve both to this one
+            return self.read("tp_size") // (parts if newer is MISSING else max(parts, newer))
         if phase == "is_split":
             return self._attention("prefill") != self._attention("decode")
         names = ("speculative_draft_attention_backend",) if phase == "draft" else ()

@@ -19,7 +19,7 @@ from sglang_perf_patches.sets.mlx.hybrid_cache import STATES, body
 from sglang_perf_patches.verify import Different, Inputs
 from sglang_perf_patches.verify.comparing import live, require
 from tests.proof.mamba.hybrid_parts import Shape, arguments, prefix_params
-from tests.proof.mamba.hybrid_server import HybridServer, _ids, told, held
+from tests.proof.mamba.hybrid_server import HybridServer, _ids, held, told
 
 PATCH = "mlx.hybrid-cache"
 NARROW = Shape("unified", tracked=False, slots=8, rows=2, overlap=False)

@@ -79,7 +79,7 @@ def episode(seed: int, *speculations: str) -> tuple[list[Any], str, int]:
     made = server(
         random.choice(speculations or (algorithm(),)),
         drafts=random.randint(2, 6),
-        branches=random.choice((1, 2)),
+        branches=seed % 2 + 1,
         chunk=random.choice((128, 256)),
         rows=random.choice((2, 4, 8)),
     )

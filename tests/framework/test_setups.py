@@ -417,6 +417,7 @@ USES = {
     "mlx": ({}, {}),
     "torch": ({}, {}),
     "speculation": ({}, {"speculative_algorithm": "EAGLE"}),
+    "host-drafts": ({"speculative_algorithm": "EAGLE"}, {"speculative_algorithm": "NGRAM"}),
     "decode-server": ({"disaggregation_mode": "prefill"}, {"disaggregation_mode": "decode"}),
     "prefills": ({"disaggregation_mode": "decode"}, {"disaggregation_mode": "null"}),
     "prefix-cache": ({"disable_radix_cache": True}, {"disable_radix_cache": False}),

@@ -35,6 +35,7 @@ LATENT |= {"v_head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 2}
 LATENT |= {"moe_intermediate_size": 64, "first_k_dense_replace": 1, "n_shared_experts": 1}
 LATENT |= {"n_group": 1, "topk_group": 1, "topk_method": "noaux_tc", "norm_topk_prob": True}
 LATENT |= {"routed_scaling_factor": 1.0, "scoring_func": "sigmoid", "moe_layer_freq": 1}
+INDEXER = {"index_topk": 64, "index_n_heads": 4, "index_head_dim": 32}
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **TEXT},
     "next": {
@@ -84,9 +85,20 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "deepseek_v32",
         **TEXT,
         **LATENT,
-        "index_topk": 64,
-        "index_n_heads": 4,
-        "index_head_dim": 32,
+        **INDEXER,
+    },
+    "glm": {
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "model_type": "deepseek_v32",
+        **TEXT,
+        **LATENT,
+        **INDEXER,
+    },
+    "quantised": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        **TEXT,
+        "quantization_config": {"group_size": 64, "bits": 6},
     },
     "ling": {
         "architectures": ["BailingMoeV2_5ForCausalLM"],

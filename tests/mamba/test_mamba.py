@@ -11,6 +11,7 @@ import pytest
 from matrix import applying, before, newest_of_each_group
 from sglang_perf_patches import sets
 from sglang_perf_patches.model.patch import by_id
+from sglang_perf_patches.model.releases import from_spans
 from sglang_perf_patches.sets.mamba.lightning_rows.body import _kept
 
 Found = Callable[..., Any]
@@ -51,6 +52,8 @@ def test_every_patch_gives_what_stock_gives(proved: Proved, shown: Shown, releas
         expected |= {"mamba.zero-sync"}
     if not before(release, "0.5.10.post1"):
         expected |= {"mamba.lightning-rows"}
+    if release in from_spans("0.5.13 … 0.5.21"):
+        expected |= {"mamba.freed-rows"}
     if release in CAPTURED:
         expected |= {"mamba.gdn-prefill-graph", "mamba.host-states"}
     patches = applying("mamba", release)

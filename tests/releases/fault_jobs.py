@@ -7,6 +7,8 @@ The scheduler's batches, backends, layers and kernels are the release's, on Trit
 
 from __future__ import annotations
 
+import importlib
+from types import SimpleNamespace
 from typing import Any
 
 from tests.proof import stubs
@@ -18,6 +20,7 @@ import torch
 from sglang_perf_patches.verify.mamba.cases import Batch, Request
 from sglang_perf_patches.verify.mamba.kinds import Mamba2
 from sglang_perf_patches.verify.mamba.rig import Rig
+from sglang_perf_patches.verify.stock import called
 from tests.proof.mamba import scheduling
 from tests.proof.mamba.harness import counter
 
@@ -114,3 +117,60 @@ def mamba2_cached_prefix() -> float:
         batch = rig.batch(Batch((Request(70), rest), tracking=tracking))
         outputs.append(torch.stack(rig.forward(batch, rig.inputs(79)))[:, 70:].float())
     return float((outputs[0] - outputs[1]).abs().max() / outputs[1].abs().max())
+
+
+def verified_window() -> list[int]:
+    """The first and last position that a verify reads for a window on FlashInfer.
+
+    Of a request of 1,000 tokens, with 4 drafts and a window of 128.
+    """
+    backend = importlib.import_module("sglang.srt.layers.attention.flashinfer_backend")
+    info = importlib.import_module("sglang.srt.speculative.eagle_info")
+    planned: list[Any] = []
+
+    class Updater(backend.FlashInferIndicesUpdaterPrefill):  # type: ignore[misc, name-defined]
+        """The release's, which plans a wrapper."""
+
+        def __init__(self) -> None:
+            self.sliding_window_size = 128
+            self.kv_indptr = self.qo_indptr = [None, None]
+
+        def __getattr__(self, name: str) -> None:
+            return None
+
+        def call_begin_forward(self, *given: Any, **_: Any) -> None:
+            planned.append(given)
+
+    lens = torch.tensor([1000])
+    drafts = object.__new__(info.EagleVerifyInput)
+    drafts.draft_token_num, drafts.custom_mask = 4, torch.ones(4 * 1004, dtype=torch.bool)
+    called(
+        Updater().update_sliding_window,
+        req_pool_indices=torch.tensor([0]),
+        seq_lens=lens,
+        seq_lens_cpu=lens,
+        seq_lens_sum=1000,
+        prefix_lens=None,
+        prefill_wrappers=[None, None],
+        use_ragged=False,
+        encoder_lens=None,
+        spec_info=drafts,
+        plan=None,
+    )
+    row, widths, total = planned[0][2:5]
+
+    def pack(_: Any, *, out: torch.Tensor, kv_start_idx: Any = None, **__: Any) -> None:
+        out.copy_(torch.arange(len(out)) + (0 if kv_start_idx is None else kv_start_idx))
+
+    read, *_ = called(
+        drafts.generate_attn_arg_prefill,
+        req_pool_indices=row,
+        paged_kernel_lens=widths,
+        paged_kernel_lens_sum=int(total),
+        req_to_token=torch.arange(1024, dtype=torch.int32)[None],
+        translator=SimpleNamespace(
+            pack_read_stream=pack
+        ),  # what reads the table since 0.5.22 or so
+        plan=None,
+    )
+    return [int(read[0]), int(read[-1])]

@@ -4,7 +4,7 @@ The release is on PYTHONPATH, and HOW is that of `resolver`. Stdin has a JSON li
 with its GPU (that of `resolver`) and its arguments. The first server tells whether there are GPUs
 and whose, none, or a Mac's (``mps``). Each is resolved in a fork of its own. Prints one JSON line a
 server: its ``setup``, its ``arguments`` as resolved and its known ``faults``, each with whether it
-is sure; or why it is ``refused`` or ``failed``.
+is sure; or why it is ``refused`` or ``failed``, and then the names of ``faults`` that it may have.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def resolved(release: str, words: list[str]) -> dict[str, Any]:
         except SystemExit:
             return {"refused": said.getvalue().splitlines()[-1]}
         except Exception as error:
-            return {"failed": f"{type(error).__name__}: {error}"}
+            failed = f"{type(error).__name__}: {error}"
+            return {"failed": failed, "faults": resolver._conditions(error)}
     server = published.published()
     values = {name: server.read(name) for name in type(arguments).__annotations__}
     setup = FEATURES.setup(server)

@@ -1,4 +1,4 @@
-"""The first three known faults (`faults.known`), reproduced on stock's own code of each release."""
+"""Four known faults (`faults.known`), reproduced on stock's own code of each release."""
 
 from __future__ import annotations
 
@@ -55,3 +55,10 @@ def test_mamba2_keeps_states_of_other_positions(release: str) -> None:
 def test_a_short_rest_of_a_cached_prompt_starts_from_nothing(release: str) -> None:
     apart = found(release, "mamba2_cached_prefix")
     assert (apart > 10 * CLOSE) if has("mamba2-cached-prefix", release) else (apart == 0)
+
+
+@each_of("0.5.14", "0.5.18", "0.5.21", "0.5.22", NEWEST)
+def test_a_verify_on_flashinfer_reads_the_first_tokens(release: str) -> None:
+    """Not the last 128 of 1,000 tokens and the 4 drafts behind them."""
+    assert has("flashinfer-verify-windows", release)
+    assert found(release, "verified_window") == [0, 131]

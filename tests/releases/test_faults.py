@@ -29,6 +29,9 @@ TREES = f"--speculative-algorithm EAGLE --speculative-draft-model-path plain {DR
 NGRAM = "--speculative-algorithm NGRAM"
 DFLASH = "--speculative-algorithm DFLASH --speculative-draft-model-path plain"
 DECODE = "--disaggregation-mode decode"
+NEXTN = f"--speculative-algorithm NEXTN {DRAFTS} 1"
+"""Of GLM, and of hybrid models: the model drafts by itself."""
+RANKS = "--tp-size 8 --enable-dp-attention --dp-size"
 ON_A_GPU = "on a GPU"
 
 
@@ -66,6 +69,13 @@ EXAMPLES = {
     "ngram-states": Example(
         "0.5.12.post1", f"next {NGRAM} --disable-radix-cache", f"plain {NGRAM}"
     ),
+    "freed-row-death": Example(
+        "0.5.15.post1",
+        f"next {NEXTN} {TRACKED}",
+        f"next {NEXTN} {TRACKED} --disable-overlap-schedule",
+    ),
+    "freed-row-states": Example("0.5.16", f"next {NEXTN} {TRACKED}", f"next {TRACKED}"),
+    "freed-row-ngram": Example("0.5.21", f"next {NGRAM} {TRACKED}", f"next {NEXTN} {TRACKED}"),
     "state-slots": Example(NEWEST, "next", "next --disable-radix-cache"),
     "refused-speculation": Example(
         "0.5.10.post1",
@@ -92,6 +102,16 @@ EXAMPLES = {
         gpu="B200",
     ),
     "retracted-dsa": Example("0.5.13.post1", f"sparse {DECODE}", "sparse"),
+    "glm-stale-seeds": Example("0.5.15", f"glm {DECODE} {NEXTN}", f"glm {DECODE}", is_sure=False),
+    "glm-graph-votes": Example(
+        "0.5.20",
+        f"glm {DECODE} {NEXTN} {RANKS} 8",
+        f"glm {DECODE} {NEXTN} --tp-size 8",
+        is_sure=False,
+    ),
+    "glm-attention-ranks": Example(
+        NEWEST, f"glm {NEXTN} {RANKS} 2", f"glm {NEXTN} {RANKS} 8", is_sure=False
+    ),
     "dflash-windows": Example("0.5.17", f"windows {DFLASH}", f"plain {DFLASH}"),
     "tree-windows": Example(
         "0.5.11",
@@ -103,6 +123,11 @@ EXAMPLES = {
         f"gemma {EAGLE} --attention-backend flashinfer",
         f"plain {EAGLE} --attention-backend flashinfer",
     ),
+    "flashinfer-verify-windows": Example(
+        NEWEST,
+        f"gemma {EAGLE} --attention-backend flashinfer",
+        f"gemma {EAGLE} --attention-backend triton",
+    ),
     "window-tail-mapping": Example(
         "0.5.12", f"windows {DECODE} --page-size 64", f"windows {DECODE} --page-size 1"
     ),
@@ -112,6 +137,7 @@ EXAMPLES = {
         "plain --disaggregation-mode prefill",
     ),
     "idle-admission": Example(NEWEST, f"windows {DECODE}", f"plain {DECODE}", is_sure=False),
+    "mlx-quantised": Example(NEWEST, "quantised", "plain", gpu=MLX, is_sure=False, refused=True),
     "mlx-sampling": Example(NEWEST, "plain", "plain --mlx-enable-sampling", gpu=MLX),
     "mlx-penalties": Example(NEWEST, "plain --mlx-enable-sampling", "plain", gpu=MLX),
     "mlx-logprobs": Example(NEWEST, "plain", "plain --mlx-enable-sampling", gpu=MLX),
@@ -196,7 +222,7 @@ def test_a_server_with_a_fault_is_warned_and_one_without_is_not(
     for at, (name, each) in enumerate(examples):
         bad, good = answers[2 * at : 2 * at + 2]
         if each.refused:
-            known = answer.fault_of(release, bad.get("failed") or bad["refused"])
+            known = answer.fault_of(release, bad["failed"], bad["faults"])
             assert known is not None, bad
             assert known.name == name
         else:

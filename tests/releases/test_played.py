@@ -58,6 +58,8 @@ way that no case shows, such as ``embeddings``: it takes a check of its own."""
 VERIFIED = {*RANKS, *APART, *OWN, *OTHERS}.union(*TOGETHER)
 GRAPH = "mamba.gdn-prefill-graph"
 SLOTS = "mamba.slot-exhaustion"
+ROWS = "mamba.freed-rows"
+FREED = "mamba/freed_jobs"
 TABLES = "mla.page-table-bound"
 CHUNKS = "mamba.mamba2-chunk-indices"
 POOL = "swa.window-pool"
@@ -80,6 +82,7 @@ class Play:
         script: what two ranks run, or a module with jobs.
         jobs: of the module, in one process.
         server: further arguments of the ranks' server; None if the script takes none.
+        release: where it is played; "" for the newest of each patch.
     """
 
     patches: tuple[str, ...]
@@ -87,11 +90,14 @@ class Play:
     script: Path
     jobs: tuple[released.Job, ...] = ()
     server: Mapping[str, Any] | None = None
+    release: str = ""
 
 
-def _play(patches: str, features: str, script: str, *jobs: Any, server: Any = None) -> Play:
+def _play(
+    patches: str, features: str, script: str, *jobs: Any, server: Any = None, release: str = ""
+) -> Play:
     path = ROOT / "tests" / f"{script}.py"
-    return Play(tuple(patches.split()), frozenset(features.split()), path, jobs, server)
+    return Play(tuple(patches.split()), frozenset(features.split()), path, jobs, server, release)
 
 
 def _slots(draw: str, features: str) -> Play:
@@ -132,6 +138,10 @@ NAMED: dict[str, tuple[Play, ...]] = {
     "tests/proof/mamba/exhaustion.py: late": (_slots("late", "other-tracking"),),
     "tests/proof/mamba/exhaustion.py: hosted": (_slots("hosted", "hierarchical-cache"),),
     "tests/proof/mamba/exhaustion.py: sending": (_slots("sending", "prefill-server"),),
+    "tests/mamba/freed_jobs.py: with_eagle": (
+        _play(ROWS, "eagle draft-trees", FREED, ("with_eagle", {}), release="0.5.16"),
+    ),
+    "tests/mamba/freed_jobs.py: with_ngram": (_play(ROWS, "ngram", FREED, ("with_ngram", {})),),
     "tests/swa/machine.py: play": (
         _decoding("pages", "play", episodes=3),
         _decoding("pipeline", "play", TAILS, episodes=2, layouts=["stages"]),
@@ -234,7 +244,7 @@ def _require_played(
 def test_each_check_that_is_named_has_on_what_names_it(check: str) -> None:
     """On the newest release of each patch; the tests of the set have the others."""
     for play in NAMED[check]:
-        for release in {_newest(patch) for patch in play.patches}:
+        for release in {play.release or _newest(patch) for patch in play.patches}:
             on = (_on_by_jobs if play.jobs else _on_by_ranks)(release, play)
             for patch in set(play.patches) & set(applying(_set(play.patches[0]), release)):
                 names = {name for name, by in _declared(patch).items() if by == check}

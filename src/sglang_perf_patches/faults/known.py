@@ -3,7 +3,7 @@
 Each fault was seen in the released wheels: the code of its first and last release has it, and that
 of the release after a fixed one has not. ``tests/releases/test_faults.py`` reads each condition
 from servers' arguments as the releases resolve them; ``tests/releases/test_fault_states.py``
-reproduces the first three.
+reproduces four, and ``tests/mamba/test_freed_rows.py`` those of freed rows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from .fault import Fault
 _ARCHITECTURE = "model.architecture"
 _POOL = {"model.is_hybrid_swa": (True,)}
 """There is a pool of its own for windows."""
+_WAITS = "states prefix-cache tracked-states speculation -no-overlap"
+"""A grammar's results are taken before the next verify, as without overlap."""
+_GLM = {_ARCHITECTURE: ("glmmoedsaforcausallm",)}
 _MAMBA2 = (
     *("nemotronhforcausallm", "nemotronhpuzzleforcausallm"),
     *("falconh1forcausallm", "granitemoehybridforcausallm"),
@@ -68,6 +71,37 @@ FAULTS = (
         threads=(26351,),
         on="states ngram",
         help="another speculation, or none",
+    ),
+    Fault(
+        name="freed-row-death",
+        symptom="a hybrid model's scheduler crashes with `'NoneType' object cannot be interpreted "
+        "as an integer` when a request with structured output or a tool call ends during "
+        "speculation",
+        releases="0.5.13 … 0.5.15.post1",
+        threads=(27325, 28312, 28407, 28484, 31249, 34786),
+        on=_WAITS,
+        help="`--disable-overlap-schedule`",
+        patch="mamba.freed-rows",
+    ),
+    Fault(
+        name="freed-row-states",
+        symptom="a hybrid model's answers get worse after requests with structured output or tool "
+        "calls: during speculation they overwrite a state of the prefix cache when they end",
+        releases="0.5.16",
+        threads=(29449,),
+        on=_WAITS,
+        help="`--disable-overlap-schedule`",
+        patch="mamba.freed-rows",
+    ),
+    Fault(
+        name="freed-row-ngram",
+        symptom="a hybrid model's answers get worse after requests with structured output or tool "
+        "calls: with NGRAM they overwrite a state of the prefix cache when they end",
+        releases="0.5.17 … 0.5.21",
+        threads=(29449,),
+        on=f"{_WAITS} host-drafts",
+        help="another speculation",
+        patch="mamba.freed-rows",
     ),
     Fault(
         name="state-slots",
@@ -146,6 +180,41 @@ FAULTS = (
         reads={_ARCHITECTURE: ("deepseekv32forcausallm", "glmmoedsaforcausallm")},
         help="fewer `--max-running-requests`",
     ),
+    Fault(
+        name="glm-stale-seeds",
+        symptom="a disaggregated decode server of GLM-5.2 or later with MTP crashes with `The size "
+        "of tensor a … must match` at `dsa_seed_topk` when the number of running requests changes",
+        releases="0.5.15",
+        threads=(30854, 30839),
+        on="decode-server eagle",
+        reads=_GLM,
+        help="no speculation",
+        is_sure=False,
+    ),
+    Fault(
+        name="glm-graph-votes",
+        symptom="a disaggregated decode server of GLM-5.2 or later with MTP and data-parallel "
+        "attention hangs or crashes: a rank without draft indices leaves the CUDA graph, and the "
+        "others do not",
+        releases="0.5.15.post1 … 0.5.20",
+        threads=(32209, 39072, 32196),
+        on="decode-server eagle dp-attention -no-cuda-graphs",
+        reads=_GLM,
+        help="no data-parallel attention, or no speculation",
+        is_sure=False,
+    ),
+    Fault(
+        name="glm-attention-ranks",
+        symptom="GLM-5.2 or later with MTP crashes if ranks of data-parallel attention share a "
+        "request: drafts outside CUDA graphs have more rows than their attention was planned for",
+        releases="0.5.14 … 0.5.23",
+        threads=(30296, 31384),
+        on="eagle dp-attention",
+        reads=_GLM,
+        unlike={"attention.ranks": (1,)},
+        help="`--dp-size` equal to `--tp-size`",
+        is_sure=False,
+    ),
     # -- windows and disaggregation
     Fault(
         name="dflash-windows",
@@ -173,6 +242,17 @@ FAULTS = (
         "`update_sliding_window`",
         releases="0.5.9 … 0.5.13.post1",
         threads=(22679,),
+        on="eagle|standalone|ngram windows",
+        reads={"attention_backend": ("flashinfer",)},
+        help="`--attention-backend` triton or fa3",
+    ),
+    Fault(
+        name="flashinfer-verify-windows",
+        symptom="a sliding-window model with speculation on FlashInfer answers wrongly once a "
+        "request is longer than the window: drafts are verified against the first tokens, not "
+        "against those of the window",
+        releases="0.5.14 … 0.5.23",
+        threads=(39160, 39287),
         on="eagle|standalone|ngram windows",
         reads={"attention_backend": ("flashinfer",)},
         help="`--attention-backend` triton or fa3",
@@ -210,6 +290,17 @@ FAULTS = (
         is_sure=False,
     ),
     # -- MLX
+    Fault(
+        name="mlx-quantised",
+        symptom="MLX refuses a model that `mlx_lm` quantised: `Unknown quantization method: .`. "
+        "From 0.5.12 on a Mac accepts 4 and 8 bits",
+        releases="0.5.11 … 0.5.23",
+        threads=(40385, 25191),
+        on="mlx",
+        reads={_ARCHITECTURE: ()},  # a model that is read was not refused
+        help="`--quantization mlx_q8` on a Mac from 0.5.12 on: the model keeps its own bits",
+        is_sure=False,
+    ),
     Fault(
         name="mlx-sampling",
         symptom="MLX ignores temperature, top-p and seed: every reply is greedy",

@@ -116,9 +116,15 @@ class Published:
     def _attention(self, phase: str) -> Any:
         """The attention backend of ``prefill``, ``decode`` or ``draft``; or ``is_split``.
 
+        Or ``ranks``: how many compute the attention of a request.
+
         Raises:
             LookupError: the release chooses it later.
         """
+        if phase == "ranks":
+            parts = self.read("dp_size") if self.read("enable_dp_attention") else 1
+            newer = self.read("attn_dp_size")  # newer releases resolve both to this one
+            return self.read("tp_size") // (parts if newer is MISSING else max(parts, newer))
         if phase == "is_split":
             return self._attention("prefill") != self._attention("decode")
         names = ("speculative_draft_attention_backend",) if phase == "draft" else ()

@@ -35,6 +35,11 @@ USES = (
         "speculation is off",
         off={"speculative_algorithm": NOTHING, "decoupled_spec_role": NOTHING},
     ),
+    _use(
+        "host-drafts",
+        "speculation is not NGRAM, which alone has the fault on this release",
+        on={"speculative_algorithm": ("ngram",)},
+    ),
     _use("mla", "the model has no MLA", off={"model.has_mla": NOTHING}),
     _use(
         "single-drafts",

@@ -61,7 +61,8 @@ class Results:
 
         nothing = dict.fromkeys(each.name for each in dataclasses.fields(kind))
         own = {"model_config": model_config, "tree_cache": tree, "req_to_token_pool": pool}
-        self._own = kind(**{**nothing, **own, "enable_overlap": False})
+        read = {"server_args": NoneByDefault()} if "server_args" in nothing else {}
+        self._own = kind(**{**nothing, **own, **read, "enable_overlap": False})
 
     def take(self, req: Any, launched: Launched, count: int, drafts: int) -> None:
         """Take a request's tokens of a step; it is released if it ends."""

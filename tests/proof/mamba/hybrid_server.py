@@ -315,7 +315,7 @@ class HybridServer:
         self._goes_on(req, start, start + count, ids)
         boundary = (start + count) // grid * grid
         if self.shape.tracked and boundary > start:
-            self._states()[:, step.into[step.row[req.rid]]] = _told(ids[:boundary])
+            self._states()[:, step.into[step.row[req.rid]]] = told(ids[:boundary])
         results.take(req, step, count, drafts)
         if req.finished():
             self.ended.append(req.rid)
@@ -338,14 +338,14 @@ class HybridServer:
             )
             if self.shape.tracked and batch.mamba_track_mask[row]:
                 slot = int(batch.mamba_track_indices[row])
-                states[:, slot] = _told(_ids(req)[: held(req).mamba_last_track_seqlen])
+                states[:, slot] = told(_ids(req)[: held(req).mamba_last_track_seqlen])
 
     def _goes_on(self, req: Any, start: int, end: int, ids: Sequence[int] = ()) -> None:
         states, slot, ids = self._states(), int(held(req).mamba_pool_idx), ids or _ids(req)
         state = float(states[0, slot].flatten()[0])
-        if start and state != _told(ids[:start]):
+        if start and state != told(ids[:start]):
             raise Different(f"{req.rid} goes on after {start} tokens with another state")
-        states[:, slot] = _told(ids[:end])
+        states[:, slot] = told(ids[:end])
 
     def _states(self) -> Any:
         return self.pool.mamba_pool.mamba_cache.temporal
@@ -437,6 +437,6 @@ def _ids(req: Any) -> list[int]:
     return [*req.origin_input_ids, *req.output_ids]
 
 
-def _told(ids: Sequence[int]) -> float:
+def told(ids: Sequence[int]) -> float:
     """What stands in the place of the state after these tokens."""
     return float(zlib.crc32(repr(list(ids)).encode()) % (1 << 22) + 1)

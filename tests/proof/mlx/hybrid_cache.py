@@ -19,7 +19,7 @@ from sglang_perf_patches.sets.mlx.hybrid_cache import STATES, body
 from sglang_perf_patches.verify import Different, Inputs
 from sglang_perf_patches.verify.comparing import live, require
 from tests.proof.mamba.hybrid_parts import Shape, arguments, prefix_params
-from tests.proof.mamba.hybrid_server import HybridServer, _ids, _told, held
+from tests.proof.mamba.hybrid_server import HybridServer, _ids, held, told
 
 PATCH = "mlx.hybrid-cache"
 NARROW = Shape("unified", tracked=False, slots=8, rows=2, overlap=False)
@@ -93,12 +93,12 @@ class MlxServer(HybridServer):
             self._state([]),
         )
         there = pool.restore_cache(slot, [cache], (0,))
-        if start and (not there or cache.state[0].item() != _told(ids[:start])):
+        if start and (not there or cache.state[0].item() != told(ids[:start])):
             raise Different(f"{req.rid} goes on after {start} tokens without their state")
         pool.store_cache(slot, [self._state(ids[:end])], (0,))
 
     def _state(self, ids: Any) -> Any:
-        return SimpleNamespace(state=[self.states.mx.array([_told(ids)])])
+        return SimpleNamespace(state=[self.states.mx.array([told(ids)])])
 
     def _token(self, req: Any) -> None:
         if len(req.output_ids) + 1 >= req.sampling_params.max_new_tokens:

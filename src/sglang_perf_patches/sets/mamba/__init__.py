@@ -4,6 +4,6 @@ SUMMARY = "hybrid models: Qwen3-Next, Qwen3.5, Nemotron-H, Kimi Linear, Falcon-H
 
 PACKAGES = (
     *("gdn_prefill_graph", "zero_sync", "mamba2_chunk_indices", "lightning_rows"),
-    *("slot_exhaustion", "host_states"),
+    *("slot_exhaustion", "freed_rows", "host_states"),
 )
 """The packages of the patches, in the order of `PatchSet.patches`."""

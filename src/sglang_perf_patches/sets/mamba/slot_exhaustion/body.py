@@ -17,6 +17,8 @@ from operator import length_hint
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from ..request_slots import holder
+
 if TYPE_CHECKING:
     from ....model.patching import Patching
 
@@ -93,7 +95,7 @@ def _in_radix_tree(patching: Patching, waiting: WeakSet[Any]) -> None:
                 finally:
                     self.disable = False
                 # As stock does after it cached: what was tracked must not be cached later.
-                _held(req).mamba_last_track_seqlen = None
+                holder(req).mamba_last_track_seqlen = None
 
         return cache_unfinished_req
 
@@ -318,7 +320,7 @@ def _lacks_slots_to_load(admission: _Admission, req: Any) -> bool:
     adder = admission.adder
     tree, left = adder.tree_cache, adder.rem_chunk_tokens
     now = obtainable(tree)
-    own = _held(req).mamba_pool_idx is None
+    own = holder(req).mamba_pool_idx is None
     # Up to 0.5.19 stock refuses after the load if no page is left of the chunk: no batch asserts.
     if now <= own or (left is not None and left < adder.page_size):
         return now < own
@@ -358,7 +360,7 @@ def needed(pool: Any, reqs: Sequence[Any]) -> int:
         if getattr(pool, "enable_mamba_extra_buffer_lazy", False):
             tracked = 1  # the second one is taken when it is needed, and done without
     count = 0
-    for held in map(_held, reqs):
+    for held in map(holder, reqs):
         count += held.mamba_pool_idx is None
         count += tracked if held.mamba_ping_pong_track_buffer is None else 0
     return count
@@ -395,7 +397,7 @@ def _are_held(tree: Any) -> bool:
 
 def _return_slot(pool: Any, req: Any) -> bool:
     """Give back the slot that a match took for the request; returns whether it had one."""
-    held = _held(req)
+    held = holder(req)
     if held.mamba_pool_idx is None:
         return False
     _slots(pool).free(held.mamba_pool_idx.unsqueeze(-1))
@@ -422,9 +424,3 @@ def _tell(adder: Any, req: Any) -> None:
 def _slots(pool: Any) -> Any:
     """The allocator of slots: from 0.5.13 on an object of its own, before that the pool itself."""
     return getattr(pool, "mamba_allocator", None) or pool.mamba_pool
-
-
-def _held(req: Any) -> Any:
-    """What holds a request's slots: in newer releases its KV record, in older ones the request."""
-    record = getattr(req, "kv", None)
-    return record if hasattr(record, "mamba_pool_idx") else req

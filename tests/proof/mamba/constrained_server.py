@@ -1,0 +1,166 @@
+"""The `HybridServer` with drafts and requests that have a grammar, under overlap scheduling.
+
+Where the release's scheduler says so, it takes a step's results before it launches the next one: as
+always between two verifies if a grammar has to follow the accepted tokens. Requests that end then
+are still in the next verify. A stand-in takes the place of the model, of what a verify accepts and
+of its kernels: a row writes its state where the release's batch says, also after its request ended.
+"""
+
+from __future__ import annotations
+
+import importlib
+import zlib
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from sglang_perf_patches.verify.stock import called
+from tests.proof.mamba.decode_results import Launched, Results
+from tests.proof.mamba.hybrid_parts import Shape
+from tests.proof.mamba.hybrid_server import HybridServer, told
+from tests.proof.requests import speculation
+
+GRID = 64
+"""Tokens between two tracked states."""
+
+
+@dataclass(frozen=True)
+class Constrained(Shape):
+    """The settings of such a server.
+
+    Attributes:
+        algorithm: of the speculation.
+    """
+
+    algorithm: str = "EAGLE"
+
+    @property
+    def more_arguments(self) -> dict[str, Any]:
+        """With the algorithm."""
+        return {**super().more_arguments, "speculative_algorithm": self.algorithm}
+
+
+@dataclass
+class _Step:
+    """A verify that was launched: what it yields of each request, and what was counted before."""
+
+    launched: Launched
+    counts: dict[str, int]
+    claimed: dict[str, int]
+
+
+class ConstrainedServer(HybridServer):
+    """See the module.
+
+    Attributes:
+        freed: how many rows of launched verifies had a request that was released before.
+    """
+
+    def __init__(self, shape: Constrained) -> None:
+        """Build everything."""
+        super().__init__(shape)
+        self.freed = 0
+        algorithm = speculation()[shape.algorithm]
+        self.scheduler.spec_algorithm = self.running.spec_algorithm = algorithm
+        self._is_launching = False
+        self._on_device: dict[str, list[int]] = {}
+        self._pending: _Step | None = None
+
+    def submit(self, ids: Any, new: int, *, grammar: bool = True) -> Any:
+        """Queue a request, with a grammar or without."""
+        req = super().submit(ids, new)
+        if grammar:
+            req.grammar = SimpleNamespace(finished=False, is_terminated=lambda: False)
+        return req
+
+    def is_idle(self) -> bool:
+        """Whether no request is anywhere."""
+        return super().is_idle() and self._pending is None
+
+    def _filter(self) -> None:
+        if not self._is_launching:  # those that ended are left out of the next batch
+            super()._filter()
+
+    def _settle(self) -> None:
+        step, self._pending = self._pending, None
+        if step is not None and self._results is not None:
+            for req in step.launched.batch.reqs:
+                if not req.finished():
+                    _committed(req).kv_committed_len -= step.claimed[req.rid]
+                    count = step.counts[req.rid]
+                    self._results.take(req, step.launched, count, self.shape.drafts)
+                    if req.finished():
+                        self.ended.append(req.rid)
+        super()._settle()
+
+    def _launch_and_settle(self, results: Results) -> None:
+        self._filter()
+        if not self.running.check_decode_mem():
+            self._settle()
+            if not self.running.check_decode_mem():
+                self.retract()
+        batch = self.running
+        if not batch.reqs:
+            self._settle()
+            return
+        self._is_launching = True
+        claimed = _prepared(batch)
+        if self._waits_for_results(batch):
+            self._settle()
+        self.freed += sum(req.finished() for req in batch.reqs)
+        step = self._verify(batch, claimed)
+        self._settle()
+        self._pending = step
+        self._is_launching = False
+
+    def _waits_for_results(self, batch: Any) -> bool:
+        scheduler = self.scheduler
+        scheduler.result_queue = [None] * (self._pending is not None or bool(self._launched))
+        function = scheduler.is_disable_overlap_for_batch
+        return bool(called(function, batch=batch, last_batch=None))
+
+    def _verify(self, batch: Any, claimed: dict[str, int]) -> _Step:
+        track(batch)
+        into = batch.mamba_track_indices.tolist()
+        counts = {}
+        for row, req in enumerate(batch.reqs):
+            ids = self._on_device.setdefault(req.rid, [*req.origin_input_ids, 5])
+            start = len(ids) - 1
+            drawn = zlib.crc32(f"{req.rid} {start}".encode())
+            counts[req.rid] = count = drawn % self.shape.drafts + 1
+            ids += [5] * count
+            if not req.finished():
+                self._goes_on(req, start, start + count, ids)
+            boundary = (start + count) // GRID * GRID
+            if boundary > start:
+                self._states()[:, into[row]] = told(ids[:boundary])
+        rows = {req.rid: row for row, req in enumerate(batch.reqs)}
+        return _Step(Launched(batch.copy(), into, rows), counts, claimed)
+
+
+def _prepared(batch: Any) -> dict[str, int]:
+    """Prepare a verify; how many tokens the release counts of each request before it."""
+    before = [_committed(req).kv_committed_len for req in batch.reqs]
+    drafts = importlib.import_module("sglang.srt.speculative.eagle_info").EagleDraftInput
+    batch.spec_info = object.__new__(drafts)  # up to 0.5.14 its method prepares, and reads nothing
+    batch.prepare_for_decode()
+    batch.spec_info = None
+    return {
+        req.rid: _committed(req).kv_committed_len - count
+        for req, count in zip(batch.reqs, before, strict=True)
+    }
+
+
+def track(batch: Any) -> None:
+    """Have the release say where a verify tracks states, as its workers do."""
+    try:
+        module = importlib.import_module("sglang.srt.speculative.spec_utils")
+        function = module.prepare_mamba_track_for_verify
+    except AttributeError:  # 0.5.13 calls this one instead
+        module = importlib.import_module("sglang.srt.managers.schedule_batch")
+        function = module.set_mamba_track_indices_from_reqs
+    function(batch)
+
+
+def _committed(req: Any) -> Any:
+    return req if hasattr(req, "kv_committed_len") else req.kv

@@ -1,0 +1,134 @@
+"""Each feature that an mlx patch declares is on in a real server, whose replies are stock's.
+
+A server's own processes read what is on, and the framework gates there: a patch that does not
+declare a feature of the server is not let through.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from arguments import arguments
+from feature_examples import example
+from linux_mlx.completions import complete, workload
+from linux_mlx.patches import live_and_run
+from matrix import applying, before
+from sglang_perf_patches import sets
+from sglang_perf_patches.model.patch import Patch
+from sglang_perf_patches.model.setups import FEATURES
+from tests.server.test_mlx_hybrid import DEFAULTS, POLICIES, prepared, serving
+
+NAME = "tests/server/test_mlx_features.py"
+"""The check that the patches name."""
+REQUESTS = workload(6)
+FEATURE = {each.name: each for each in FEATURES.all}
+GIVEN = {"quantised-weights": {"quantization": "mlx_q4"}, "multimodal": {}}
+"""Arguments that switch a feature on for MLX; the model itself takes images."""
+EACH = "no-cuda-graphs quantised-weights"
+UNREAD = "priorities other-retraction forward-metrics quantised-kv"
+"""Features of which MLX's backend reads no argument."""
+SAMPLING = f"{EACH} {UNREAD} mlx-sampling no-overlap"
+SERVERS = {
+    "dense": ("dense", f"{SAMPLING} whole-prefills"),
+    "dense, replicas": ("dense", f"{EACH} data-parallel"),
+    "hybrid": ("qwen3.5", f"{SAMPLING} mixed-chunks multimodal"),
+    "hybrid, replicas": (
+        "qwen3.5",
+        f"{EACH} data-parallel no-overlap whole-prefills no-radix-cache multimodal",
+    ),
+    "windows": ("windows", f"{SAMPLING} whole-prefills"),
+}
+"""Name → kind of model, and the features that are on. All weights are quantised, so that one stock
+server answers for all of a kind."""
+HYBRIDS = {"mlx.hybrid-cache", "mlx.hybrid-defaults"}
+
+
+def plays(patch: Patch, name: str) -> set[str]:
+    """The features with which a server plays a patch; none if the server does not need it."""
+    kind, words = SERVERS[name]
+    needs = {"windows"} & {*patch.only_with} or ({"qwen3.5"} if patch.id in HYBRIDS else set())
+    features = set(words.split())
+    if (needs and kind not in needs) or (kind == "windows" and not needs):
+        return set()
+    if "prefix-cache" in patch.only_with and "no-radix-cache" in features:
+        return set()
+    return features
+
+
+def played(patch: Patch) -> set[str]:
+    """The features with which any server plays a patch."""
+    return set().union(*(plays(patch, name) for name in SERVERS))
+
+
+@pytest.fixture(scope="module")
+def stocks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], list[str]]:
+    """``stocks(release, kind)``: the replies of stock, in the way in which it serves such models.
+
+    Before 0.5.19 it serves no hybrid, so the patches that make it start are on.
+    """
+
+    @cache
+    def ask(release: str, kind: str) -> list[str]:
+        folder = tmp_path_factory.mktemp("stock")
+        environment, model = prepared(release, folder, kind)
+        flags = _given(release, "quantised-weights")
+        is_hybrid = kind == "qwen3.5"
+        flags += ["--disable-radix-cache"] * is_hybrid
+        selection = DEFAULTS if is_hybrid and before(release, "0.5.19") else "none"
+        with serving(environment, model, selection, folder, *flags) as server:
+            return complete(server.url, REQUESTS)
+
+    return ask
+
+
+@pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
+@pytest.mark.whole_matrix  # two servers each
+@pytest.mark.parametrize("release", ["0.5.17", "0.5.23"])
+@pytest.mark.parametrize("name", SERVERS)
+def test_what_is_declared_is_on_and_replies_are_stocks(
+    release: str, name: str, stocks: Callable[[str, str], list[str]], tmp_path: Path
+) -> None:
+    kind, words = SERVERS[name]
+    there = {each for each in words.split() if each == "multimodal" or _given(release, each)}
+    patches = {
+        patch.id: {*(patch.proven_with or {})} & plays(patch, name) & there
+        for patch in sets.declared("mlx").patches
+        if patch.id in applying("mlx", release)
+    }
+    patches = {patch: declared for patch, declared in patches.items() if declared}
+    if not patches:
+        pytest.skip("no patch needs this server")
+    flags = [word for each in sorted(there) for word in _given(release, each)]
+    environment, model = prepared(release, tmp_path, kind)
+    core = min(os.sched_getaffinity(0))
+    # Stock asks for the cores of each rank where there are more ranks than memory nodes.
+    settings = {"SGLANG_CPU_OMP_THREADS_BIND": f"{core}|{core}"} if "--dp-size" in flags else {}
+    with serving(environment, model, POLICIES, tmp_path, *flags, **settings) as server:
+        replies = complete(server.url, REQUESTS)
+        ran = {*live_and_run(server, patience_s=15), "mlx.hybrid-defaults"}
+        log = server.log.read_text(errors="replace")
+    on: dict[str, set[str]] = defaultdict(set)
+    for line in log.splitlines():
+        if line.startswith("noted: "):
+            patch, *features = line.split()[1:]
+            on[patch].update(features)
+    missing = {patch: declared - on[patch] for patch, declared in patches.items()}
+    assert not any(missing.values()), missing
+    assert ran & {*patches} > {*patches} & HYBRIDS, ran
+    assert replies == stocks(release, kind)
+
+
+def _given(release: str, feature: str) -> list[str]:
+    """The words that switch a feature on; none if the release or MLX has no such argument."""
+    words: list[str] = []
+    for name, value in GIVEN.get(feature, example(FEATURE[feature])).items():
+        if name not in arguments(release):
+            return []
+        words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return words

@@ -9,43 +9,48 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from arguments import arguments
 from feature_examples import example
-from linux_mlx.completions import complete, workload
+from linux_mlx.completions import post
 from linux_mlx.patches import live_and_run
+from linux_mlx.server import Server
 from matrix import applying, before
 from sglang_perf_patches import sets
 from sglang_perf_patches.model.patch import Patch
 from sglang_perf_patches.model.setups import FEATURES
-from tests.server.test_mlx_hybrid import DEFAULTS, POLICIES, prepared, serving
+from tests.server.test_mlx_hybrid import DEFAULTS, POLICIES, Asked, body, prepared, serving, words
 
 NAME = "tests/server/test_mlx_features.py"
 """The check that the patches name."""
-REQUESTS = workload(6)
+REQUESTS = [
+    Asked(words(Random(number % 2), 70) + words(Random(number), 20 * number + 1), 40 + 5 * number)
+    for number in range(6)
+]
 FEATURE = {each.name: each for each in FEATURES.all}
 GIVEN = {"quantised-weights": {"quantization": "mlx_q4"}, "multimodal": {}}
 """Arguments that switch a feature on for MLX; the model itself takes images."""
-EACH = "no-cuda-graphs quantised-weights"
 UNREAD = "priorities other-retraction forward-metrics quantised-kv"
 """Features of which MLX's backend reads no argument."""
-SAMPLING = f"{EACH} {UNREAD} mlx-sampling no-overlap"
+EACH = f"no-cuda-graphs {UNREAD} mlx-sampling no-overlap"
 SERVERS = {
-    "dense": ("dense", f"{SAMPLING} whole-prefills"),
-    "dense, replicas": ("dense", f"{EACH} data-parallel"),
-    "hybrid": ("qwen3.5", f"{SAMPLING} mixed-chunks multimodal"),
+    "dense": ("dense", f"{EACH} quantised-weights whole-prefills"),
+    "dense, replicas": ("dense", "no-cuda-graphs quantised-weights data-parallel"),
+    "hybrid": ("qwen3.5", f"{EACH} quantised-weights mixed-chunks multimodal"),
     "hybrid, replicas": (
         "qwen3.5",
-        f"{EACH} data-parallel no-overlap whole-prefills no-radix-cache multimodal",
+        "quantised-weights data-parallel no-overlap whole-prefills no-radix-cache multimodal",
     ),
-    "windows": ("windows", f"{SAMPLING} whole-prefills"),
+    "windows": ("windows", f"{EACH} whole-prefills"),
 }
-"""Name → kind of model, and the features that are on. All weights are quantised, so that one stock
-server answers for all of a kind."""
+"""Name → kind of model, and the features that are on. One stock server answers for all of a kind,
+so all have quantised weights or none."""
 HYBRIDS = {"mlx.hybrid-cache", "mlx.hybrid-defaults"}
 
 
@@ -67,22 +72,22 @@ def played(patch: Patch) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def stocks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], list[str]]:
+def stocks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], list[tuple[int, ...]]]:
     """``stocks(release, kind)``: the replies of stock, in the way in which it serves such models.
 
     Before 0.5.19 it serves no hybrid, so the patches that make it start are on.
     """
 
     @cache
-    def ask(release: str, kind: str) -> list[str]:
+    def ask(release: str, kind: str) -> list[tuple[int, ...]]:
         folder = tmp_path_factory.mktemp("stock")
         environment, model = prepared(release, folder, kind)
-        flags = _given(release, "quantised-weights")
+        flags = _given(release, "quantised-weights") if kind != "windows" else []
         is_hybrid = kind == "qwen3.5"
         flags += ["--disable-radix-cache"] * is_hybrid
         selection = DEFAULTS if is_hybrid and before(release, "0.5.19") else "none"
         with serving(environment, model, selection, folder, *flags) as server:
-            return complete(server.url, REQUESTS)
+            return _replies(server)
 
     return ask
 
@@ -92,7 +97,7 @@ def stocks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], lis
 @pytest.mark.parametrize("release", ["0.5.17", "0.5.23"])
 @pytest.mark.parametrize("name", SERVERS)
 def test_what_is_declared_is_on_and_replies_are_stocks(
-    release: str, name: str, stocks: Callable[[str, str], list[str]], tmp_path: Path
+    release: str, name: str, stocks: Callable[[str, str], list[tuple[int, ...]]], tmp_path: Path
 ) -> None:
     kind, words = SERVERS[name]
     there = {each for each in words.split() if each == "multimodal" or _given(release, each)}
@@ -110,7 +115,7 @@ def test_what_is_declared_is_on_and_replies_are_stocks(
     # Stock asks for the cores of each rank where there are more ranks than memory nodes.
     settings = {"SGLANG_CPU_OMP_THREADS_BIND": f"{core}|{core}"} if "--dp-size" in flags else {}
     with serving(environment, model, POLICIES, tmp_path, *flags, **settings) as server:
-        replies = complete(server.url, REQUESTS)
+        replies = _replies(server)
         ran = {*live_and_run(server, patience_s=15), "mlx.hybrid-defaults"}
         log = server.log.read_text(errors="replace")
     on: dict[str, set[str]] = defaultdict(set)
@@ -122,6 +127,15 @@ def test_what_is_declared_is_on_and_replies_are_stocks(
     assert not any(missing.values()), missing
     assert ran & {*patches} > {*patches} & HYBRIDS, ran
     assert replies == stocks(release, kind)
+
+
+def _replies(server: Server) -> list[tuple[int, ...]]:
+    """The replies to requests that are sent at once, and then again."""
+    with ThreadPoolExecutor(len(REQUESTS)) as executor:
+        replies = executor.map(
+            lambda each: post(server.url, "/generate", body(each))["output_ids"], REQUESTS * 2
+        )
+        return [tuple(each) for each in replies]
 
 
 def _given(release: str, feature: str) -> list[str]:

@@ -41,12 +41,13 @@ UNREAD = "priorities other-retraction forward-metrics quantised-kv"
 EACH = f"no-cuda-graphs {UNREAD} mlx-sampling no-overlap"
 SERVERS = {
     "dense": ("dense", f"{EACH} quantised-weights whole-prefills"),
-    "dense, replicas": ("dense", "no-cuda-graphs quantised-weights data-parallel"),
+    "dense, replicas": ("dense", "quantised-weights data-parallel no-radix-cache"),
     "hybrid": ("qwen3.5", f"{EACH} quantised-weights mixed-chunks multimodal"),
     "hybrid, replicas": (
         "qwen3.5",
-        "quantised-weights data-parallel no-overlap whole-prefills no-radix-cache multimodal",
+        "quantised-weights data-parallel no-overlap whole-prefills multimodal",
     ),
+    "hybrid, no cache": ("qwen3.5", "quantised-weights no-overlap no-radix-cache multimodal"),
     "windows": ("windows", f"{EACH} whole-prefills"),
 }
 """Name → kind of model, and the features that are on. One stock server answers for all of a kind,
@@ -55,13 +56,13 @@ HYBRIDS = {"mlx.hybrid-cache", "mlx.hybrid-defaults"}
 
 
 def plays(patch: Patch, name: str) -> set[str]:
-    """The features with which a server plays a patch; none if the server does not need it."""
+    """The features with which a server plays a patch; none if it gates or does not need it."""
     kind, words = SERVERS[name]
-    needs = {"windows"} & {*patch.only_with} or ({"qwen3.5"} if patch.id in HYBRIDS else set())
     features = set(words.split())
-    if (needs and kind not in needs) or (kind == "windows" and not needs):
-        return set()
-    if "prefix-cache" in patch.only_with and "no-radix-cache" in features:
+    needed = "windows" if "windows" in patch.only_with else "qwen3.5" if patch.id in HYBRIDS else ""
+    is_gated = not features <= {*(patch.proven_with or {})}
+    is_cached = "prefix-cache" in patch.only_with and "no-radix-cache" in features
+    if is_gated or is_cached or (kind != needed if needed else kind == "windows"):
         return set()
     return features
 
@@ -102,7 +103,7 @@ def test_what_is_declared_is_on_and_replies_are_stocks(
     kind, words = SERVERS[name]
     there = {each for each in words.split() if each == "multimodal" or _given(release, each)}
     patches = {
-        patch.id: {*(patch.proven_with or {})} & plays(patch, name) & there
+        patch.id: plays(patch, name) & there
         for patch in sets.declared("mlx").patches
         if patch.id in applying("mlx", release)
     }

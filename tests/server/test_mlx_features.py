@@ -130,12 +130,18 @@ def test_what_is_declared_is_on_and_replies_are_stocks(
 
 
 def _replies(server: Server) -> list[tuple[int, ...]]:
-    """The replies to requests that are sent at once, and then again."""
+    """The replies to requests that are sent at once, and to the next turn of each."""
+
+    def ask(asked: Asked) -> tuple[int, ...]:
+        return tuple(post(server.url, "/generate", body(asked))["output_ids"])
+
     with ThreadPoolExecutor(len(REQUESTS)) as executor:
-        replies = executor.map(
-            lambda each: post(server.url, "/generate", body(each))["output_ids"], REQUESTS * 2
-        )
-        return [tuple(each) for each in replies]
+        first = list(executor.map(ask, REQUESTS))
+        turns = [
+            Asked(asked.tokens + reply + (7, 8, 9), asked.count)
+            for asked, reply in zip(REQUESTS, first, strict=True)
+        ]
+        return first + list(executor.map(ask, turns))
 
 
 def _given(release: str, feature: str) -> list[str]:

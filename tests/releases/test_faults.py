@@ -141,6 +141,7 @@ EXAMPLES = {
     "mlx-sampling": Example(NEWEST, "plain", "plain --mlx-enable-sampling", gpu=MLX),
     "mlx-penalties": Example(NEWEST, "plain --mlx-enable-sampling", "plain", gpu=MLX),
     "mlx-logprobs": Example(NEWEST, "plain", "plain --mlx-enable-sampling", gpu=MLX),
+    "mlx-retracted-logprobs": Example(NEWEST, "plain --mlx-enable-sampling", "plain", gpu=MLX),
     "mlx-max-running": Example("0.5.16", "plain --max-running-requests 4", "plain", gpu=MLX),
     "mlx-rows": Example("0.5.20", "plain", "plain --disable-radix-cache", gpu=MLX, is_sure=False),
     "mlx-capacity": Example("0.5.21", "plain", ON_A_GPU, gpu=MLX),
@@ -222,7 +223,8 @@ def test_a_server_with_a_fault_is_warned_and_one_without_is_not(
     for at, (name, each) in enumerate(examples):
         bad, good = answers[2 * at : 2 * at + 2]
         if each.refused:
-            known = answer.fault_of(release, bad["failed"], bad["faults"])
+            told = bad.get("failed") or bad["refused"]
+            known = answer.fault_of(release, told, bad["faults"])
             assert known is not None, bad
             assert known.name == name
         else:

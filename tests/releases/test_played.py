@@ -1,7 +1,8 @@
 """Each feature that a patch declares is on in the process that plays the check which it names.
 
 What is on is read as a server reads it: the release resolves the arguments, and the framework gates
-as it does in a server, so a patch that does not declare a feature does not go live.
+as it does in a server, so a patch that does not declare a feature does not go live. Real servers
+play what mlx declares (`test_mlx_features`).
 
 The check ``verify`` is the patch's own proof. It is played in a process in which the release has
 published a server with the feature's arguments. Features of several ranks have several processes,
@@ -26,6 +27,7 @@ from sglang_perf_patches import sets
 from sglang_perf_patches.model.patch import Patch, by_id
 from sglang_perf_patches.model.releases import KNOWN
 from sglang_perf_patches.model.setups import FEATURES
+from tests.server import test_mlx_features
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("play_setups.py")
@@ -65,8 +67,8 @@ CHUNKS = "mamba.mamba2-chunk-indices"
 POOL = "swa.window-pool"
 TAILS = "swa.tail-prealloc swa.page-size-1"
 QUEUE = f"{TAILS} swa.idle-admission"
-ELSEWHERE = {"mla.request-broadcast"}
-"""Patches whose own tests show what they declare."""
+ELSEWHERE = {"mla.request-broadcast", "mlx.decode-context"}
+"""Patches whose own tests show what they declare; no release has the code of the second one."""
 NOT_THERE = {("context-parallel", "0.5.11"), ("context-parallel", "0.5.14")}
 """Decode context parallelism came with 0.5.15."""
 FEATURE = {each.name: each for each in FEATURES.all}
@@ -285,16 +287,18 @@ def _unplayed(patch: Patch) -> set[str]:
         feature
         for feature, check in (patch.proven_with or {}).items()
         if patch.id not in ELSEWHERE
-        and feature not in (VERIFIED if check == "verify" else _features(patch.id, check))
+        and feature not in (VERIFIED if check == "verify" else _features(patch, check))
     }
 
 
-def _features(patch: str, check: str) -> set[str]:
-    plays = [play for play in NAMED.get(check, ()) if patch in play.patches]
+def _features(patch: Patch, check: str) -> set[str]:
+    if check == test_mlx_features.NAME:
+        return test_mlx_features.played(patch)
+    plays = [play for play in NAMED.get(check, ()) if patch.id in play.patches]
     return {feature for play in plays for feature in play.features}
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", sets.NAMES)
 def test_what_is_declared_is_played(name: str) -> None:
     for patch in sets.declared(name).patches:
         assert not _unplayed(patch), patch.id
@@ -302,7 +306,7 @@ def test_what_is_declared_is_played(name: str) -> None:
 
 @pytest.mark.parametrize("feature", ["pipeline", "embeddings"])
 def test_what_no_check_has_on_can_not_be_declared(feature: str) -> None:
-    for name in SETS:
+    for name in sets.NAMES:
         for patch in sets.declared(name).patches:
             proven = patch.proven_with or {}
             for check in {*proven.values()} - {proven.get(feature)}:

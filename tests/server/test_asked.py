@@ -12,7 +12,7 @@ from linux_mlx.completions import post
 from linux_mlx.environments import variables
 from linux_mlx.patches import live_and_run, processes
 from linux_mlx.server import running_server, server_command, server_variables
-from tests.server.test_mlx_hybrid import Asked, body, prepared
+from tests.server.test_mlx_hybrid import QUANTISED, Asked, body, prepared
 
 pytestmark = [
     pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),
@@ -31,6 +31,7 @@ SETUPS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "dense, off": ("dense", "none", ()),
     "hybrid": ("hybrid", "all", ()),
     "hybrid, no cache": ("hybrid", "all", (NO_CACHE,)),
+    "hybrid, quantised": ("hybrid", "all", QUANTISED),
     "windows": ("windows", "all", ()),
 }
 """Name → kind of model, selection of patches, further arguments."""

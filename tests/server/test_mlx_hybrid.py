@@ -40,6 +40,7 @@ MODELS = pytest.mark.parametrize("kind", ["hybrid", "qwen3.5"])
 DIES = {"0.5.22": "extra_buffer requires platform support", "0.5.23": "extra_buffer requires"}
 DEFAULTS = "mlx.hybrid-cache,mlx.hybrid-defaults"
 POLICIES = "mlx,mlx.length-groups,mlx.next-turn,mlx.batched-prefill"
+QUANTISED = ("--quantization", "mlx_q4")
 WAVES = 50
 LONG = 4500  # more than a chunk
 STATE_LAYERS = 2
@@ -132,6 +133,23 @@ def test_with_every_patch_of_the_set(arguments: str, kind: str, tmp_path: Path) 
         assert "mlx.hybrid-cache" in live_and_run(server, patience_s=15)
         is_whole(talk)
     replies_are_stocks(environment, model, talk, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("release", "kind"), [("0.5.17", "hybrid"), ("0.5.23", "hybrid"), ("0.5.23", "qwen3.5")]
+)
+def test_weights_quantised_by_an_argument(release: str, kind: str, tmp_path: Path) -> None:
+    environment, model = prepared(release, tmp_path, kind)
+    with serving(environment, model, "mlx", tmp_path, *QUANTISED) as server:
+        talk = Talk(server)
+        prefixes_are_found(talk, Random(51))
+        random_requests(talk, Random(release))
+        ran = live_and_run(server, patience_s=15)
+        assert {"mlx.hybrid-cache", "mlx.kv-arena"} <= set(ran)
+        assert {*ran, "mlx.hybrid-defaults"} >= live(server) >= {"mlx.hybrid-defaults"}
+        assert "Quantization complete" in server.log.read_text()
+        is_whole(talk)
+    replies_are_stocks(environment, model, talk, tmp_path, *QUANTISED)
 
 
 def test_states_take_no_more_than_they_may(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 import urllib.error
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,19 +75,32 @@ def test_the_example_gives_no_speed_of_single_runs(capsys: pytest.CaptureFixture
 @pytest.mark.whole_matrix  # a server each
 @pytest.mark.parametrize("switch", ["", "--mlx-enable-sampling"])
 def test_logprobs_need_the_switch_that_the_readme_names(switch: str, tmp_path: Path) -> None:
+    """With it, stock's scheduler dies once such a request is retracted (`faults.known`)."""
     environment, model = prepared("0.5.23", tmp_path, "dense")
     log = tmp_path / "log"
     asked = {"input_ids": [5, 6, 7], "return_logprob": True}
-    asked |= {"sampling_params": {"max_new_tokens": 3}}
+    few, many = (
+        asked | {"sampling_params": {"max_new_tokens": count, "ignore_eos": True}}
+        for count in (3, 4000)
+    )
     with running_server(
         environment, model, selection="none", log=log, arguments=switch.split()
     ) as server:
         if switch:
-            reply = post(server.url, "/generate", asked)
+            reply = post(server.url, "/generate", few)
             assert reply["meta_info"]["output_token_logprobs"]
-            return
-        with pytest.raises((urllib.error.URLError, ConnectionError)):
-            post(server.url, "/generate", asked)
+        with ThreadPoolExecutor(1) as executor:
+            replied = executor.submit(post, server.url, "/generate", many if switch else few)
+            if switch:
+                while not (server.most_decoded_together() or replied.done()):
+                    time.sleep(0.1)
+                post(server.url, "/pause_generation", {"mode": "retract"})
+                post(server.url, "/continue_generation", {})
+            with pytest.raises((urllib.error.URLError, ConnectionError)):
+                replied.result()
+    if switch:
+        assert "assert output.input_token_logprobs is not None" in log.read_text()
+        return
     assert "in _normalize_decode_outputs" in log.read_text()
     assert "'NoneType' object has no attribute 'tolist'" in log.read_text()
 

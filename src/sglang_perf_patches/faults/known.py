@@ -325,6 +325,15 @@ FAULTS = (
         help="`--mlx-enable-sampling` from 0.5.18 on",
     ),
     Fault(
+        name="mlx-retracted-logprobs",
+        symptom="a request with `return_logprob` crashes an MLX server when it is retracted and "
+        "computed again, as by `/pause_generation` with mode `retract` or when the KV is full: "
+        "`assert output.input_token_logprobs is not None`",
+        releases="0.5.18 … 0.5.23",
+        on="mlx mlx-sampling",
+        help="pause with mode `in_place`, and fewer `--max-running-requests`",
+    ),
+    Fault(
         name="mlx-max-running",
         symptom="MLX crashes at boot: `'MlxModelRunnerStub' object has no attribute 'dp_size'`",
         releases="0.5.16",

@@ -101,16 +101,11 @@ _SEES = {
 
 # A sliding window in every other layer.
 _WINDOWS = CONFIG | {
-    "architectures": ["Gemma3ForCausalLM"],
-    "model_type": "gemma3_text",
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
     "num_hidden_layers": 4,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "query_pre_attn_scalar": 32,
-    "rope_local_base_freq": 10_000.0,
     "sliding_window": 64,
-    "sliding_window_pattern": 2,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "tie_word_embeddings": True,
 }
 
 KINDS = {"dense": CONFIG, "hybrid": HYBRID, "qwen3.5": _SEES, "windows": _WINDOWS}

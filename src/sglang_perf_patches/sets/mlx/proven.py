@@ -1,32 +1,31 @@
-"""With which features of a server the mlx patches were proven, and by which check.
+"""With which features of a server the mlx patches were proven.
 
 MLX's backend is one process without CUDA graphs. What its runner was never played with is gated.
 """
 
-_CASE = "tests/mlx/test_cases.py"
+from collections.abc import Iterable
 
-ANY = {
-    # No MLX server has CUDA graphs; those of the checks run on a CPU.
-    "cpu": _CASE,
-    "no-cuda-graphs": _CASE,
-    # Prompts whole and in chunks, steps that are read before the next one is built.
-    "whole-prefills": _CASE,
-    "no-overlap": _CASE,
-}
-WITHOUT_CACHE = {"no-radix-cache": _CASE}
-SAMPLING = {"mlx-sampling": _CASE}
+
+def _played(features: Iterable[str]) -> dict[str, str]:
+    """Features that are on in real servers, whose replies are stock's."""
+    return dict.fromkeys(features, "tests/server/test_mlx_features.py")
+
+
+ANY = _played(
+    # No MLX server has CUDA graphs. Prompts whole and in chunks, steps that are read before the
+    # next one is built.
+    ("no-cuda-graphs", "whole-prefills", "no-overlap")
+)
+WITHOUT_CACHE = _played(("no-radix-cache",))
+SAMPLING = _played(("mlx-sampling",))
 # Each replica is a scheduler of its own.
-REPLICAS = {"data-parallel": "tests/server/test_live_proof.py"}
+REPLICAS = _played(("data-parallel",))
 # The scheduler's own, which chooses batches; MLX's pool keeps the model's type.
-UNREAD = dict.fromkeys(
-    ("priorities", "other-retraction", "forward-metrics", "quantised-kv"),
-    "tests/mlx/test_features.py: test_mlx_reads_no_argument_of_theirs",
-)
-_HYBRID = "tests/server/test_mlx_hybrid.py"
+UNREAD = _played(("priorities", "other-retraction", "forward-metrics", "quantised-kv"))
+QUANTISED = _played(("quantised-weights",))
 # Qwen3.5 with text and images. MLX's runner reads tokens only; stock ignores what an image shows.
-IMAGES = {"multimodal": _HYBRID}
-PREFILL_AND_DECODE = (
-    ANY | WITHOUT_CACHE | SAMPLING | REPLICAS | UNREAD | IMAGES | {"quantised-weights": _CASE}
-)
-MIXED = {"mixed-chunks": _HYBRID}
-HYBRIDS = dict.fromkeys((*ANY, *SAMPLING), _HYBRID) | REPLICAS | UNREAD | MIXED | IMAGES
+IMAGES = _played(("multimodal",))
+MIXED = _played(("mixed-chunks",))
+WITH_CACHE = ANY | SAMPLING | REPLICAS | UNREAD | QUANTISED | IMAGES
+PREFILL_AND_DECODE = WITH_CACHE | WITHOUT_CACHE
+HYBRIDS = PREFILL_AND_DECODE | MIXED

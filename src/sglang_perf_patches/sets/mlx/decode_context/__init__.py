@@ -7,7 +7,7 @@ from ..references import BATCHED_DECODE, CORE, USERS, WRAPPER
 PATCH = Patch(
     id="mlx.decode-context",
     only_with=("mlx",),
-    proven_with=ANY | WITHOUT_CACHE,
+    proven_with=dict.fromkeys((*ANY, *WITHOUT_CACHE), "tests/mlx/test_decode_context.py"),
     summary=(
         "makes the arrays of sequence lengths once per decode step (no gain, and only for one "
         "unreleased commit)"

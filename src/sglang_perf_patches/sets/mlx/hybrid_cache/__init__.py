@@ -1,7 +1,7 @@
 """``mlx.hybrid-cache``."""
 
 from ....model.patch import Patch, Variant, Worth, of, variant
-from ..proven import HYBRIDS, WITHOUT_CACHE
+from ..proven import HYBRIDS
 from ..references import MLX, RUNNER, STATES_SINCE, STOCKS, STOCKS_BEFORE
 
 _MEMORY = "sglang.srt.mem_cache"
@@ -57,7 +57,7 @@ PATCH = Patch(
     id="mlx.hybrid-cache",
     only_with=("mlx", "states"),
     # Without a prefix cache too: 0.5.17 does not start at all.
-    proven_with=HYBRIDS | WITHOUT_CACHE,
+    proven_with=HYBRIDS,
     summary="hybrid models run on MLX with the radix cache, and reuse cached prefixes",
     worth=Worth(
         "b", "with a hybrid model and the radix cache, stock's MLX server crashes in its warm-up"

@@ -1,7 +1,7 @@
 """``mlx.hybrid-defaults``."""
 
 from ....model.patch import Patch, Worth, variant
-from ..proven import HYBRIDS, WITHOUT_CACHE
+from ..proven import HYBRIDS
 from ..references import ENVIRONMENT, STATES_SINCE
 
 SUPPORTS = "sglang.srt.arg_groups.overrides:supports_mamba_cache_extra_buffer"
@@ -9,7 +9,7 @@ SUPPORTS = "sglang.srt.arg_groups.overrides:supports_mamba_cache_extra_buffer"
 PATCH = Patch(
     id="mlx.hybrid-defaults",
     only_with=("mlx",),
-    proven_with=HYBRIDS | WITHOUT_CACHE,
+    proven_with=HYBRIDS,
     summary="gives hybrid models on MLX default arguments that MLX supports",
     worth=Worth("b", "with stock's defaults for a hybrid model, an MLX server crashes at start-up"),
     requires=("mlx.hybrid-cache",),

@@ -1,7 +1,7 @@
 """``mlx.relay-device``."""
 
 from ....model.patch import Patch, Worth, variant
-from ..proven import MIXED, PREFILL_AND_DECODE
+from ..proven import HYBRIDS
 from ..references import ENVIRONMENT
 
 RESOLVES = "sglang.srt.managers.overlap_utils:resolve_forward_inputs"
@@ -10,7 +10,7 @@ MAKES = "sglang.srt.managers.overlap_utils:FutureMap.__init__"
 PATCH = Patch(
     id="mlx.relay-device",
     only_with=("mlx",),
-    proven_with=PREFILL_AND_DECODE | MIXED,
+    proven_with=HYBRIDS,
     summary="on a Mac, keeps the tokens that pass between steps on the device that reads them",
     worth=Worth(
         "b",

@@ -1,7 +1,7 @@
 """``mlx.released-rows``."""
 
 from ....model.patch import Marker, Patch, Worth, of, variant
-from ..proven import PREFILL_AND_DECODE
+from ..proven import WITH_CACHE
 from ..references import MLX, RUNNER, STATES_SINCE
 
 RELEASE = f"{MLX}.tp_worker:MlxTpModelWorker.prepare_for_kv_cache_release"
@@ -13,7 +13,7 @@ _REQUEST = "sglang.srt.managers.schedule_batch:Req"
 PATCH = Patch(
     id="mlx.released-rows",
     only_with=("mlx", "prefix-cache"),
-    proven_with=PREFILL_AND_DECODE,
+    proven_with=WITH_CACHE,
     summary="a finished reply's KV no longer overwrites a cached prefix",
     worth=Worth(
         "b",

@@ -138,13 +138,12 @@ def changes(patching):
     patching.override(f"{{A}}:Worker.step", make)
     patching.override(f"{{A}}:{kind}", lambda inner: inner)
 installs.changes = changes
-import sglang_perf_patches.live.swap as swap
-steps = swap.Slot.steps
-def noted(slot, change):
-    if change.layers:
-        placed.append(slot.name)
-    return steps(slot, change)
-swap.Slot.steps = noted
+from sglang_perf_patches.live import switch
+steps = switch.Function.steps
+def noted(place, value):
+    placed.append(place.function.__name__)
+    return steps(place, value)
+switch.Function.steps = noted
 use(declare("one.bad", install="changes", targets=(f"{{A}}:Worker.step", f"{{A}}:{kind}")), HELPER)
 report = ours.activate("all")
 assert report.of("one.bad").state == "failed", report

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
-from .dispatch_table import runs_here, stacks
+from .threads import runs_here, stacks
 
 _POLL_S = 0.001
 _FORK_S = 1.0
@@ -168,7 +168,7 @@ _WORK = (Executor._work.__code__,)
 
 def _is_importing() -> bool:
     """Whether the thread at work is inside an import that its request has begun."""
-    for _, codes in stacks():
+    for codes in stacks():
         above = [*takewhile(lambda code: code is not _WORK[0], codes)]
         if len(above) < len(codes) and any(code.co_filename == _IMPORTING for code in above):
             return True

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..model import setups
@@ -23,7 +23,7 @@ from ..model.patch import Patch
 from ..model.ruling import Ruling, ruling
 from . import verified
 from .imports import Watched, is_loaded, is_ready, wait_for
-from .patch_runtime import PatchRuntime, Registry
+from .member import Member
 
 ARGUMENTS = "sglang.srt.server_args"
 CONTEXT = "sglang.srt.runtime_context"
@@ -162,60 +162,43 @@ class _Unreadable:
 class Gatekeeper:
     """Keeps patches off servers that do not need them or use features they were not proven with.
 
-    `model.ruling` has the rule. The gatekeeper applies it before a patch goes live, after each
-    publication of the server's arguments, and at each check, because sglang resolves some
-    arguments later.
+    `model.ruling` has the rule. It is applied before a patch goes live, after each publication of
+    the server's arguments, and at each check, because sglang resolves some arguments later.
 
     Args:
-        on_publication: called after each publication; it must lead to `act`.
+        members: every patch of this process, by its id.
+        on_publication: called after each publication; it must lead to `rule`.
     """
 
-    def __init__(self, registry: Registry, on_publication: Callable[[], None]) -> None:
-        self._registry = registry
+    def __init__(self, members: Mapping[str, Member], on_publication: Callable[[], None]) -> None:
+        self._members = members
         self._had: frozenset[str] = frozenset()
         self._on_publication = on_publication
         self._watched = Watched(on_publication)
 
-    def watch(self) -> None:
-        """Hook the publishing function once its module is imported. Idempotent."""
-        if any(self._is_ruled(member) for member in self._registry.working()):
+    def watch(self, members: Iterable[Member]) -> None:
+        """Hook the publishing function once its module is imported, for those ruled. Idempotent."""
+        if any(map(self._is_ruled, members)):
             wait_for(MODULES, self._on_publication)
             if is_ready(ARGUMENTS):
                 self._watched.begin(*_publishing())
 
-    def leave(self) -> None:
-        """Stop watching publications; `Registry.settle` then takes the hook out of memory."""
-        self._watched.leave()
+    def leave(self) -> bool:
+        """Stop watching publications; False if a thread is publishing."""
+        return self._watched.leave()
 
-    def act(self) -> None:
-        """Mark each patch for removal that this server does not need or was not proven with.
+    def rule(self, members: Iterable[Member]) -> Iterator[tuple[Member, Ruling | None]]:
+        """Each patch that this server may keep off, and why it does; None if it doesn't.
 
-        A patch that was not needed waits again if the server turns out to have its use. While any
-        thread is publishing, this does nothing: it is called again when that call has returned.
+        While any thread is publishing there is none: it is asked again when that call has returned.
         """
-        if self._watched.is_under_way():
-            return
-        setup: Setup | None = None
-        for member in self._registry.working():
-            if not self._is_ruled(member) or member.end is not None:
-                continue
-            if member.state == "gated" and not self._registry.is_on(member):
-                continue
-            setup = self._setup() if setup is None else setup
-            ruled = self._rule(member, setup)
-            if member.state == "not needed":
-                if ruled is None or ruled[0] != "not needed":
-                    self._registry.notices.set_status(member, "pending", "")
-            elif ruled is not None:
-                self._registry.lose(member, *ruled)
+        ruled = [each for each in members if self._is_ruled(each)]
+        if ruled and not self._watched.is_under_way():
+            setup = self._setup()
+            for member in ruled:
+                yield member, self._rule(member, setup)
 
-    def ruling(self, member: PatchRuntime) -> Ruling | None:
-        """Why a patch may not go live here; None if it may."""
-        if not self._is_ruled(member) or self._watched.is_under_way():
-            return None
-        return self._rule(member, self._setup())
-
-    def _is_ruled(self, member: PatchRuntime) -> bool:
+    def _is_ruled(self, member: Member) -> bool:
         has_rule = member.patch.proven_with is not None or bool(member.patch.only_with)
         # Without a rule of its own it is "not needed" only because a patch that it requires is.
         return has_rule or member.state == "not needed"
@@ -229,15 +212,15 @@ class Gatekeeper:
         lacking = {use: why for use, why in setup.lacking.items() if use not in self._had}
         return dataclasses.replace(setup, lacking=lacking)
 
-    def _rule(self, member: PatchRuntime, setup: Setup) -> Ruling | None:
-        needed = [self._registry[name] for name in member.patch.requires]
+    def _rule(self, member: Member, setup: Setup) -> Ruling | None:
+        needed = [self._members[name] for name in member.patch.requires]
         # Those that apply here, so not those that are built in upstream.
         acting = [each.patch for each in needed if each.verdict and each.verdict.word == "applies"]
         patch = member.patch.proven_in(member.variant)
         return ruling(patch, acting, setup, self._lacking_record)
 
     def _lacking_record(self, patch: Patch) -> str | None:
-        verdict = self._registry[patch.id].verdict
+        verdict = self._members[patch.id].verdict
         assert verdict is not None  # it applies, or it would not be ruled
         return verified.lacking(verdict)
 

@@ -65,7 +65,7 @@ def _install(patching: Patching, *, asks_mask: bool = False) -> None:
                 asked.mamba_track_mask = mask.cpu()  # the wait that stock has here
             token = _lens.set(known["extend_seq_lens"])
             try:
-                metadata = inner.__get__(None, cls)(forward_metadata, chunk_size, asked)
+                metadata = inner(cls, forward_metadata, chunk_size, asked)
             finally:
                 _lens.reset(token)
             mixed = metadata.mixed_metadata
@@ -87,7 +87,7 @@ def _install(patching: Patching, *, asks_mask: bool = False) -> None:
                 or sum(lens) != total_seqlens
                 or min(lens) < 1
             ):
-                return inner.__func__(query_start_loc, chunk_size, total_seqlens)
+                return inner(query_start_loc, chunk_size, total_seqlens)
             tensors = [torch.tensor(part, dtype=torch.int) for part in logical(lens, chunk_size)]
             return tuple(host.to_device(tensors, query_start_loc.device))
 

@@ -113,6 +113,19 @@ class Runner:
 
     def generator(self, x):
         yield x
+
+    def first(self, x):
+        return x
+
+    second = first
+
+
+def one(x):
+    """Have two names."""
+    return x
+
+
+other = one
 '''
 REFUSED = {
     "generator": "generator is a coroutine or generator",
@@ -120,6 +133,8 @@ REFUSED = {
     "Runner.generator": "Runner.generator is a coroutine or generator",
     "Runner.coroutine": "Runner.coroutine is a coroutine or generator",
     "Worker.name": "a property is not exchangeable",
+    "Runner.first": "a:Runner.first is also Runner.second, which would change with it",
+    "one": "a:one is also sglang.srt.a.other, which would change with it",
 }
 
 

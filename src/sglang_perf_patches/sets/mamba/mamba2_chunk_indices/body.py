@@ -53,7 +53,7 @@ def _install(patching: Patching, *, asks_mask: bool = False) -> None:
         ) -> Any:
             known = host.prefill(forward_batch)
             if known is None:
-                return inner.__get__(None, cls)(forward_metadata, chunk_size, forward_batch)
+                return inner(cls, forward_metadata, chunk_size, forward_batch)
             ran.seen = True
             # Stock asks the prefix lengths whether there is any prefix.
             prefixes, mask = forward_batch.extend_prefix_lens, forward_batch.mamba_track_mask

@@ -170,8 +170,10 @@ assert engine.report().of("one.own").state == "conflict"
 
 
 def test_no_activation_stays_in_memory(throwaway: Throwaway) -> None:
+    throwaway.lend_plugin_loader("0.5.23")
     throwaway.play("""
 import gc
+from sglang.srt.plugins import hook_registry
 from sglang_perf_patches.live.registry import Registry
 use(STEP)
 for _ in range(5):

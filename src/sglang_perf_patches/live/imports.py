@@ -84,9 +84,12 @@ class Watched:
     def leave(self) -> bool:
         """Remove the hook; False if a thread is inside it."""
         place = self._place
-        if place is None or place not in board.now.values:
+        if place is None:
             return True
-        return exchange({place: place.stock}, board.now.patches)
+        if place in board.now.values and not exchange({place: place.stock}, board.now.patches):
+            return False
+        place.forget(self._around)
+        return True
 
     def is_under_way(self) -> bool:
         """Whether any thread is inside a call of the function."""

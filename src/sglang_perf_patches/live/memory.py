@@ -18,7 +18,7 @@ from ..model.patching import MISSING
 from .compiled import changed_default, is_at, is_compiled_from
 from .imports import is_ready
 from .member import Member
-from .switch import PREFIX, Function, board, place_at, place_in, raw, shown_at, stock_code
+from .switch import PREFIX, Attribute, board, place_at, place_in, raw, shown_at, stock_code
 from .wrappers import (
     Foreign,
     around,
@@ -67,28 +67,25 @@ class Verifier:
         for reference, place in member.places.items():
             if not is_ready(module_of(reference)):
                 continue
-            owner, name = owner_of(reference)
-            is_on = place in board.now.values
-            if isinstance(place, Function):
-                is_ours = found.stock[reference] is place.function and place.stands() == is_on
+            if isinstance(place, Attribute):
+                is_ours = place.owner is owner_of(reference)[0]
             else:
-                is_ours = place.owner is owner
+                is_on = place in board.now.values
+                is_ours = found.stock[reference] is place.function and place.stands() == is_on
             if not is_ours:
                 raise Foreign(
                     f"{reference} is stock's own again: somebody restored it, "
                     f"or reloaded {module_of(reference)}"
                 )
-            if is_on and not isinstance(place, Function):
-                found.wrappers += _around_ours(reference, raw(owner, name), place.value)
         verified = {definition.reference for definition in member.each_definition()}
         for reference in variant.adds:
             owner, name = owner_of(reference)
             shown, held = shown_at(owner, name), raw(owner, name)
-            if shown is not None and reference not in member.places:
-                _around_ours(reference, held, shown.value)
-            elif shown is None:
-                if held is not MISSING:
-                    raise Foreign(f"{reference} exists already: {describe(held)}")
+            if shown is not None:
+                found.wrappers += _around_ours(reference, held, shown.value)
+            elif held is not MISSING:
+                raise Foreign(f"{reference} exists already: {describe(held)}")
+            else:
                 check_relatives(reference, verified)
         return found
 
@@ -132,9 +129,11 @@ class Verifier:
             Foreign: other code replaced the object or the class that holds it.
         """
         owner, name = owner_of(definition.reference)
-        held = raw(owner, name)
+        held, shown = raw(owner, name), shown_at(owner, name)
         if held is MISSING:
             raise Foreign(f"{definition.reference} is gone from memory")
+        if shown is not None:
+            return _around_ours(definition.reference, held, shown.value)
         if definition.is_class:
             module, qualname = module_of(definition.reference), qualname_of(definition.reference)
             if not isinstance(held, type) or not is_class_of(held, module, qualname):

@@ -107,7 +107,7 @@ def runs_here(codes: Collection[CodeType]) -> bool:
 def runs_anywhere(codes: Collection[CodeType]) -> bool:
     """Whether any thread executes one of `codes`, or something that it called."""
     identities = _identities(codes)
-    return any(id(code) in identities for stack in stacks() for code in stack)
+    return any(not identities.isdisjoint(map(id, stack)) for stack in stacks())
 
 
 def waits_for() -> str:

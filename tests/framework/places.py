@@ -17,9 +17,9 @@ _LATER = (2, 5, 17)
 _SWITCHING = (
     *("plugin.py:load", "model/switch.py"),  # before anything guards them
     *(
-        "live/patch_runtime.py:Registry.show",
-        "live/dispatch_table.py:at_rest",
-        "live/dispatch_table.py:_in_one_call",
+        "live/registry.py:Registry.show",
+        "live/switch.py:exchange",
+        *("live/threads.py:at_rest", "live/threads.py:_in_one_call"),
     ),
     *("live/executor.py:Executor.go_on", "live/executor.py:Executor._work"),  # hold its lock
 )

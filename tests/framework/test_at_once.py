@@ -8,7 +8,7 @@ from throwaway import Throwaway
 import tiers
 
 SCRIPT = """
-from sglang_perf_patches.live import dispatch_table
+from sglang_perf_patches.live import threads as switching
 import sglang.srt.a as a, sglang.srt.b as b
 
 cycles, least = int(os.environ["CYCLES"]), int(os.environ["CALLS"])
@@ -53,19 +53,19 @@ def wait_for_calls():
 
 # How long a try keeps every other thread from running, in seconds of CPU: a busy machine makes any
 # call long, but not this.
-slices, in_one_call = [], dispatch_table._in_one_call
+slices, in_one_call = [], switching._in_one_call
 def timed(codes, steps):
     began = time.thread_time()
     try:
         return in_one_call(codes, steps)
     finally:
         slices.append(time.thread_time() - began)
-dispatch_table._in_one_call = timed
+switching._in_one_call = timed
 if os.environ.get("GIVES_UP"):      # as a signal handler may, at any line of this thread
     lines = 0
     def trace(frame, event, _):
         global lines
-        if frame.f_code.co_filename != dispatch_table.__file__:
+        if frame.f_code.co_filename != switching.__file__:
             return None
         lines += event == "line"
         if event == "line" and not lines % 7:
@@ -193,25 +193,15 @@ assert engine.report() is None and a.Worker().step(1) == 2 and a.helper(0) == 0
 """)
 
 
-def test_without_a_gil_a_patch_that_is_on_stays_on(throwaway: Throwaway) -> None:
-    """There a look at other threads tells nothing. Alone, a process has no other threads."""
+def test_without_a_gil_nothing_is_switched(throwaway: Throwaway) -> None:
+    """There a look at other threads tells nothing. A patch waits, and says for what."""
     throwaway.play("""
-sys._is_gil_enabled = lambda: False
-from sglang_perf_patches.telemetry import recorder
-recorder.keep = lambda *_: None       # whose thread would be another one
 import sglang.srt.a as a
 use(STEP)
-assert all_live()
-over = threading.Event()
-thread = threading.Thread(target=over.wait, daemon=True)
-thread.start()
-for _ in range(3):
-    ours.deactivate()
-    assert a.Worker().step(1) == 102
-state = engine.report().of("one.step")
-assert state.state == "live" and "no other thread runs" in state.reason, state
-over.set()
-thread.join()
-ours.deactivate()
-assert engine.report() is None and a.Worker().step(1) == 2
+sys._is_gil_enabled = lambda: False
+state = ours.activate("all").of("one.step")
+assert (state.state, state.reason) == ("pending", "it waits until this Python has a GIL"), state
+assert a.Worker().step(1) == 2
+sys._is_gil_enabled = lambda: True      # as an extension may enable it
+assert all_live() and a.Worker().step(1) == 102
 """)

@@ -44,10 +44,10 @@ WAYS = {
     "an import in a thread": "plugin.load()\nin_a_thread(both)",
     "an import, while another thread looks": (
         "from sglang_perf_patches.live import engine\n"
-        "from sglang_perf_patches.live.activation import Activation\n"
-        "stop = Activation.stop\n"
-        "def slow(activation):\n    time.sleep(0.5)\n    return stop(activation)\n"
-        "Activation.stop = slow\n"
+        "from sglang_perf_patches.live.registry import Registry\n"
+        "stop = Registry.stop\n"
+        "def slow(registry):\n    time.sleep(0.5)\n    return stop(registry)\n"
+        "Registry.stop = slow\n"
         "plugin.load()\n"
         "thread = threading.Thread(target=both, daemon=True)\n"
         "thread.start()\n"

@@ -71,8 +71,8 @@ def struck(outcomes: list[dict[str, Any]], *modules: str) -> list[dict[str, Any]
             (
                 "plugin",
                 "model/switch",
-                "live/activation",
-                "live/swap",
+                "live/registry",
+                "live/switch",
                 "telemetry/recorder",
             ),
         ),
@@ -97,9 +97,9 @@ def test_a_fault_at_any_call_leaves_stock_or_patched(
 @pytest.mark.parametrize(
     ("scenario", "folders", "modules"),
     [
-        ("imported before", "", ("compat/source", "live/swap", "telemetry/recorder")),
-        ("imported later", "live/", ("live/imports", "live/swap")),
-        ("deactivating", "", ("live/patch_runtime", "live/swap", "telemetry/recorder")),
+        ("imported before", "", ("compat/source", "live/switch", "telemetry/recorder")),
+        ("imported later", "live/", ("live/imports", "live/switch")),
+        ("deactivating", "", ("live/registry", "live/switch", "telemetry/recorder")),
     ],
 )
 def test_an_interruption_at_any_line_leaves_everything_or_nothing(
@@ -136,7 +136,7 @@ def test_what_comes_in_between_at_any_line_leaves_everything_or_nothing(
     """
     apart = 0 if tiers.is_whole(pytestconfig) else 16
     _, *outcomes = inject(throwaway, fault, "live/", str(apart), scenario)
-    for outcome in struck(outcomes, "live/dispatch_table", "live/patch_runtime", "live/swap"):
+    for outcome in struck(outcomes, "live/threads", "live/registry", "live/switch"):
         if fault == "fails" and scenario == "imported before":
             require_each_whole(outcome)
         else:
@@ -213,7 +213,7 @@ def test_a_process_that_is_killed_at_any_call_leaves_nothing(throwaway: Throwawa
 FAULT = """
 from throwaway_patches import *
 import sglang_perf_patches as ours
-from sglang_perf_patches.live.verifier import Verifier
+from sglang_perf_patches.live.memory import Verifier
 use(STEP, HELPER)
 ours.activate()
 import sglang.srt.a as a, sglang.srt.b as b

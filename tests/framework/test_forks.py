@@ -144,7 +144,7 @@ import sys
 from importlib.machinery import PathFinder
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name != "sglang_perf_patches.live.activation":
+        if name != "sglang_perf_patches.live.registry":
             return None
         spec = PathFinder.find_spec(name, path)
         execute = spec.loader.exec_module

@@ -191,7 +191,7 @@ def test_a_server_can_import_its_own_parts_and_nothing_else() -> None:
     """What only the command needs stands in the command's parts.
 
     A server begins with the plugin or with what `run` puts in front of it. The declarations and
-    bodies, which `sets.load` and `live.patch_runtime` import by name, bring what they share.
+    bodies, which `sets.load` and `live.registry` import by name, bring what they share.
     """
     waiting = {"plugin", "bootstrap.sitecustomize", *(f"sets.{name}" for name in sets.NAMES)}
     for name, patch in PATCHES.items():

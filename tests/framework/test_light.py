@@ -52,7 +52,7 @@ def test_off_loads_only_the_switch_and_the_queue(throwaway: Throwaway) -> None:
     queue = {
         "live",
         "live.executor",
-        "live.dispatch_table",
+        "live.threads",
     }  # in which calls of a signal handler wait
     assert ours(names) == {"sglang_perf_patches", "plugin", "model", "model.switch", *queue}
     assert not names & {"dataclasses", "inspect", "logging", "pathlib", "wrapt"}

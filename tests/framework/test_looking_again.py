@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from types import ModuleType
 from unittest.mock import Mock
 
 import pytest
@@ -31,7 +32,7 @@ assert c.f() == 2
 
 UNDONE = {
     "a reload": ("importlib.reload(a)", "stock's own again"),
-    "stock put back": ("a.Worker.step = stock", "stock's own again"),
+    "stock put back": ("stock.__code__ = code", "stock's own again"),
     "a replacement": ("a.Worker.step = theirs", "replaced by __main__.theirs"),
     "a class": ("a.Worker = type('Worker', (), {'step': theirs})", "replaced by __main__.Worker"),
     "one that was added": ("del a.Worker.extra", "Worker.extra is gone"),
@@ -43,7 +44,7 @@ def test_what_was_undone_is_a_conflict_as_a_whole(throwaway: Throwaway, way: str
     statement, reason = UNDONE[way]
     done = throwaway.play(f"""
 import sglang.srt.a as a, sglang.srt.b as b
-stock = a.Worker.step
+stock, code = a.Worker.step, a.Worker.step.__code__
 def theirs(self, x):
     return -x
 use(BOTH, CALL)
@@ -56,7 +57,7 @@ assert {reason!r} in both.reason, both
 assert engine.report().of("two.call").state == "live"
 assert b.Caller().call(1) in (before + 1, -1 + 1)
 assert not hasattr(a.Worker, "extra") and not hasattr(worker, "extra")
-assert worker.step in (stock, theirs)
+assert worker.step in (stock, theirs) and stock.__code__ is code
 ours.deactivate()
 assert b.Caller().call(1) in (before, -1) and worker.step in (stock, theirs)
 wait_for_threads()
@@ -132,7 +133,7 @@ assert a.Worker().step(1) == 2 and a.helper(1) == 1001
 def test_looking_again_costs_next_to_nothing_while_nothing_changes(throwaway: Throwaway) -> None:
     throwaway.play("""
 import sglang.srt.a as a, sglang.srt.b as b
-from sglang_perf_patches.live.verifier import Verifier
+from sglang_perf_patches.live.memory import Verifier
 use(STEP, BOTH, HELPER)
 assert all_live()
 verified = []
@@ -169,9 +170,11 @@ assert engine.report().of("one.own").state == "conflict"
 
 
 def test_no_activation_stays_in_memory(throwaway: Throwaway) -> None:
+    throwaway.lend_plugin_loader("0.5.23")
     throwaway.play("""
 import gc
-from sglang_perf_patches.live.activation import Activation
+from sglang.srt.plugins import hook_registry
+from sglang_perf_patches.live.registry import Registry
 use(STEP)
 for _ in range(5):
     assert ours.activate("all").of("one.step").state == "pending"
@@ -180,7 +183,7 @@ for _ in range(5):
 # A tick of one that has ended may be under way still, and holds it until it returns.
 def kept():
     gc.collect()
-    return sum(type(each) is Activation for each in gc.get_objects())
+    return sum(type(each) is Registry for each in gc.get_objects())
 wait_until(lambda: kept() <= 1)
 ours.activate("all")
 import sglang.srt.a as a
@@ -191,22 +194,30 @@ assert a.Worker().step(1) == 102
 def test_an_interruption_leaves_no_publication_under_way() -> None:
     """At any line of ours; while the arguments are published, nothing is read."""
     watch, during = imports.Watched(lambda: None), []
-    publish = watch._around(lambda: during.append(watch.is_under_way()))
+    module = ModuleType("publishing")
+    module.note = lambda: during.append(watch.is_under_way())  # type: ignore[attr-defined]
+    exec("def publish():\n    note()\n", vars(module))
+    stock = module.publish.__code__
+    watch.begin(module, "publish")
+    assert module.publish.__code__ is not stock
 
     def published(at: Run | None) -> Places:
         places = Places((imports.__file__,), at, Mock(side_effect=KeyboardInterrupt))
         sys.settrace(places.trace)
         with suppress(KeyboardInterrupt):
-            publish()
+            module.publish()
         sys.settrace(None)
         return places
 
     runs = of_all(published(None).times, later=True)
     assert during == [True]
-    assert len(runs) > 3
+    assert len(runs) > 2
     for at in runs:
         assert published(at).struck
         assert not watch.is_under_way(), at
+    assert watch.leave()
+    assert module.publish.__code__ is stock
+    assert set(vars(module)) <= {*dir(ModuleType("other")), "__builtins__", "note", "publish"}
 
 
 def test_a_dependency_is_verified_when_its_import_has_ended(throwaway: Throwaway) -> None:

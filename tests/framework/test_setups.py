@@ -682,7 +682,7 @@ import sglang.srt.a, sglang.srt.server_args as arguments
 context = sys.modules.get("sglang.srt.runtime_context")
 def held():
     if context:
-        return vars(context.RuntimeContext)["set_server_args"]
+        return context.RuntimeContext.set_server_args.__code__
     return arguments.set_global_server_args_for_scheduler.__code__
 before = held()
 use(proven(STEP))

@@ -1,4 +1,4 @@
-"""Changes that stack and come off, on attributes and inside functions that stay the same."""
+"""Layers that stack and come off, in functions that stay the same and on attributes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from sglang_perf_patches.live.dispatch_table import dispatch
-from sglang_perf_patches.live.swap import Layer, Slot
-from sglang_perf_patches.live.trampoline import callee_of
+from sglang_perf_patches.live import switch
+from sglang_perf_patches.live.switch import Attribute, callee_of, place_in
 from sglang_perf_patches.model.patching import MISSING
 
 
@@ -18,21 +17,8 @@ def adding(amount: int) -> Callable[[Any], Any]:
     return lambda inner: lambda *args, **kwargs: inner(*args, **kwargs) + amount
 
 
-def put(slot: Slot, order: int, patch: str, make: Callable[[Any], Any]) -> None:
-    layers = [*slot.layers]
-    layers.insert(order, Layer(patch, make))
-    show(slot, layers)
-
-
-def take(slot: Slot, patch: str) -> None:
-    show(slot, [layer for layer in slot.layers if layer.patch != patch])
-
-
-def show(slot: Slot, layers: list[Layer]) -> None:
-    change = slot.made_of(layers)
-    table = dispatch.now.replaced({slot: change}, slot.functions(change), frozenset())
-    dispatch.now = table
-    slot.settle()
+def show(place: Any, *layers: Callable[[Any], Any]) -> None:
+    assert switch.exchange({place: place.made(layers)}, frozenset())
 
 
 def sample() -> Any:
@@ -49,13 +35,12 @@ def sample() -> Any:
 
 def test_an_attribute_that_was_not_there() -> None:
     owner = sample()
-    slot = Slot(owner, "extra", MISSING)
-    put(slot, 0, "a", lambda inner: "ours" if inner is MISSING else inner)
+    place = Attribute(owner, "extra")
+    show(place, lambda inner: "ours" if inner is MISSING else inner)
     assert owner.extra == "ours"
-    assert not slot.is_left()
-    take(slot, "a")
+    assert place.stands()
+    show(place)
     assert "extra" not in owner.__dict__
-    assert slot.is_left()
 
 
 class Named:
@@ -67,52 +52,67 @@ class Named:
 
 def test_what_is_put_in_a_class_learns_its_name_as_in_a_class_statement() -> None:
     owner, value = sample(), Named()
-    slot = Slot(owner, "extra", MISSING)
-    put(slot, 0, "a", lambda _: value)
+    show(Attribute(owner, "extra"), lambda _: value)
     assert value.place == (owner, "extra")
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_what_stands_there_leads_to_what_is_shown(inside: bool) -> None:
+def test_what_stands_there_leads_to_what_is_shown() -> None:
     """For whoever follows wrappers, another copy of this package among them."""
     owner = sample()
-    stock = owner.__dict__["step"]
-    slot = Slot(owner, "step", stock, stock if inside else None)
-    put(slot, 0, "a", adding(10))
+    place = place_in(owner.__dict__["step"])
+    show(place, adding(10))
     shown = callee_of(owner.__dict__["step"])
     assert shown is not None
     assert shown.__code__.co_filename == __file__
     assert shown(owner(), 1) == 12
-    take(slot, "a")
+    show(place)
     assert callee_of(owner.__dict__["step"]) is None
 
 
 @pytest.mark.parametrize("arguments", [((1,), {}), ((1,), {"y": 5})])
 def test_inside_a_function_that_closes_over_its_class(arguments: Any) -> None:
     owner = sample()
-    stock = owner.__dict__["step"]
+    stock, names = owner.__dict__["step"], set(globals())
     code, signature = stock.__code__, inspect.signature(stock)
     args, kwargs = arguments
     before = owner().step(*args, **kwargs)
-    slot = Slot(owner, "step", stock, inside=stock)
-    put(slot, 0, "a", adding(100))
-    put(slot, 1, "b", adding(1000))
+    place, one, two = place_in(stock), adding(100), adding(1000)
+    show(place, one, two)
     assert owner.__dict__["step"] is stock
     assert owner().step(*args, **kwargs) == before + 1100
     assert inspect.signature(stock) == signature
-    take(slot, "b")
+    show(place, one)
     assert owner().step(*args, **kwargs) == before + 100
-    take(slot, "a")
+    show(place)
     assert stock.__code__ is code
     assert stock.__dict__ == {}
+    assert set(globals()) == names
     assert owner().step(*args, **kwargs) == before
 
 
 def test_taken_off_below_a_wrapper_that_keeps_ours() -> None:
     owner = sample()
-    slot = Slot(owner, "step", owner.__dict__["step"])
-    put(slot, 0, "a", adding(100))
+    place = place_in(owner.__dict__["step"])
+    show(place, adding(100))
     ours = owner.__dict__["step"]
     owner.step = lambda self, x: -ours(self, x)
-    take(slot, "a")
+    show(place)
     assert owner().step(1) == -(1 + 1)
+
+
+def test_a_step_that_fails_is_rolled_back_with_those_before_it() -> None:
+    class Refusing(type):
+        def __setattr__(cls, name: str, value: object) -> None:
+            raise ZeroDivisionError
+
+    owner, refusing = sample(), Refusing("Other", (), {})
+    stock, names, now = owner.__dict__["step"], set(globals()), switch.board.now
+    code, place, other = stock.__code__, place_in(stock), Attribute(refusing, "extra")
+    with pytest.raises(ZeroDivisionError):
+        switch.exchange(
+            {place: place.made([adding(1)]), other: other.made([lambda _: 1])}, frozenset()
+        )
+    assert stock.__code__ is code
+    assert set(globals()) == names
+    assert switch.board.now is now
+    assert owner().step(1) == 2

@@ -11,7 +11,7 @@ from types import FrameType
 import pytest
 from throwaway import Throwaway
 
-from sglang_perf_patches.live import dispatch_table
+from sglang_perf_patches.live import threads as live_threads
 
 SCRIPT = """
 import meeting
@@ -106,21 +106,21 @@ assert a.Worker().step(1) == 2 and b.use(3) == 6
 
 
 LATE = """
-from sglang_perf_patches.live import activation
-from sglang_perf_patches.live.activation import Activation
+from sglang_perf_patches.live import registry
+from sglang_perf_patches.live.registry import Registry
 
 bad = declare("two.bad", install="breaks", targets=(f"{A}:Worker.step", f"{B}:Caller.call"))
 use(bad)
 looked, imported = threading.Event(), threading.Event()
-attempt = Activation._attempt
-def slow(activated, member):
-    attempt(activated, member)
+attempt = Registry._attempt
+def slow(registered, member):
+    attempt(registered, member)
     if threading.current_thread().name == "ticks" and not looked.is_set():
         looked.set()
         imported.wait(0.5)      # meanwhile the module arrives
 ours.activate("all")
 import sglang.srt.a
-Activation._attempt = slow
+Registry._attempt = slow
 ticks = threading.Thread(target=ours.activate, name="ticks", daemon=True)
 ticks.start()
 assert looked.wait(200)
@@ -130,7 +130,7 @@ assert looked.wait(200)
 def test_a_thread_that_looked_too_early_does_not_keep_a_failure_back(throwaway: Throwaway) -> None:
     """A server whose last import has returned runs all of a patch or none, and says which."""
     done = throwaway.play(f"""{LATE}
-activation._OTHER_THREAD_S = 200
+registry._OTHER_THREAD_S = 200
 import sglang.srt.b
 assert engine.report().of("two.bad").state == "failed", engine.report()
 ticks.join(200)
@@ -165,14 +165,14 @@ def test_the_stacks_of_all_threads_are_seen_as_they_are() -> None:
     thread = threading.Thread(target=lambda: list(deep(3)))
     thread.start()
     assert ready.wait(200)
-    stacks = {ident: list(codes) for ident, codes in dispatch_table._stacks()}
+    stacks = {ident: list(codes) for ident, codes in live_threads._stacks()}
     over.set()
     thread.join(200)
     code = deep.__code__
     assert [each for each in stacks[thread.ident or 0] if each is code] == [code] * 4
     own = test_the_stacks_of_all_threads_are_seen_as_they_are.__code__
     assert own in stacks[threading.get_ident()]
-    assert not any(ident == thread.ident for ident, _ in dispatch_table._stacks())
+    assert not any(ident == thread.ident for ident, _ in live_threads._stacks())
 
 
 def test_nothing_is_collected_while_the_stacks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_nothing_is_collected_while_the_stacks_are_read(monkeypatch: pytest.Monk
         return current()
 
     monkeypatch.setattr(sys, "_current_frames", frames)
-    assert not dispatch_table.runs_elsewhere([frames.__code__])
-    assert dispatch_table.at_rest([frames.__code__], [])
+    assert live_threads.runs_anywhere([frames.__code__])
+    assert live_threads.at_rest([frames.__code__], [])
     assert collects == [False, False]
     assert gc.isenabled()

@@ -62,14 +62,6 @@ OBJECTS = {
         "conflict",
     ),
     "keeps it": (_KEEPING.replace("functools.partial(inner)", "inner"), "live"),
-    "keeps it in a slot": (
-        _KEEPING.replace(":\n", ":\n    __slots__ = ('inner', '__dict__')\n", 1),
-        "live",
-    ),
-    "calls by way of the attribute": (
-        CLASS.format(init=_UPDATE, call="self.__wrapped__(*args, **named) + 7"),
-        "live",
-    ),
     "a wrapt wrapper": (
         """
 @wrapt.decorator

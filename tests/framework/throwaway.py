@@ -91,10 +91,10 @@ def wait_for_threads():
     """Until no other thread does requests, so that each has logged what came of its own."""
     import time
 
-    from sglang_perf_patches.live.dispatch_table import runs_elsewhere
     from sglang_perf_patches.live.executor import Executor
+    from sglang_perf_patches.live.threads import runs_anywhere
 
-    while runs_elsewhere([Executor.go_on.__code__]):
+    while runs_anywhere([Executor.go_on.__code__]):
         time.sleep(0.01)
 
 

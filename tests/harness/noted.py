@@ -8,13 +8,13 @@ from typing import Any
 
 def tell(note: Callable[[str, Iterable[str]], object]) -> None:
     """Have `note` called with the patch and the features, whenever this process rules on one."""
-    from sglang_perf_patches.live.patch_runtime import PatchRuntime
+    from sglang_perf_patches.live.member import Member
     from sglang_perf_patches.live.published import Gatekeeper
     from sglang_perf_patches.model.feature import Setup
 
     rule = Gatekeeper._rule
 
-    def ruled(self: Gatekeeper, member: PatchRuntime, setup: Setup) -> Any:
+    def ruled(self: Gatekeeper, member: Member, setup: Setup) -> Any:
         reason = rule(self, member, setup)
         if reason is None:
             note(member.patch.id, setup.on)

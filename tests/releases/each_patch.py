@@ -21,6 +21,7 @@ from typing import Any
 import sglang_perf_patches as ours
 from sglang_perf_patches.compat.verdict import Verdict
 from sglang_perf_patches.live import engine, wrappers
+from sglang_perf_patches.live.switch import raw
 from sglang_perf_patches.live.wrappers import chain
 from sglang_perf_patches.model.patching import MISSING
 from tests import proof
@@ -101,21 +102,21 @@ def wrapped_after(patch: str, reference: str) -> None:
     """Another plugin wraps a target that is patched: both work, and both leave in any order."""
     owner, name = wrappers.owner_of(reference)
     with _live(patch):
-        wrapper = _wrapper(wrappers.raw(owner, name))
+        wrapper = _wrapper(raw(owner, name))
         setattr(owner, name, wrapper)
         engine.look_again()
         _require_wrapped(patch)
-    assert wrappers.raw(owner, name) is wrapper, "theirs stays"
+    assert raw(owner, name) is wrapper, "theirs stays"
 
 
 def wrapped_before(patch: str, reference: str) -> None:
     """Another plugin wraps a target before it is patched."""
     owner, name = wrappers.owner_of(reference)
-    wrapper = _wrapper(wrappers.raw(owner, name))
+    wrapper = _wrapper(raw(owner, name))
     setattr(owner, name, wrapper)
     with _live(patch):
         _require_wrapped(patch)
-    assert wrappers.raw(owner, name) is wrapper, "theirs stays"
+    assert raw(owner, name) is wrapper, "theirs stays"
 
 
 def replaced(patch: str, reference: str) -> None:
@@ -218,7 +219,7 @@ def _held() -> Held:
     for patch in _applying:
         for reference in _own(patch):
             owner, name = wrappers.owner_of(reference)
-            held = wrappers.raw(owner, name)
+            held = raw(owner, name)
             objects[reference] = (held, _codes(held))
     return objects
 
@@ -241,7 +242,7 @@ def _put_back(reference: str, stock: tuple[Any, Any]) -> None:
     held, codes = stock
     owner, name = wrappers.owner_of(reference)
     if held is MISSING:
-        if wrappers.raw(owner, name) is not MISSING:
+        if raw(owner, name) is not MISSING:
             delattr(owner, name)
         return
     for function, code in codes:

@@ -88,7 +88,7 @@ def counted():
 
 def origin(reference):
     """The files of the code that runs for a name in this process, outermost first."""
-    from sglang_perf_patches.live.trampoline import callee_of
+    from sglang_perf_patches.live.switch import callee_of
 
     module, _, name = reference.partition(":")
     owner, _, name = name.rpartition(".")

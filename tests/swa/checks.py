@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sglang_perf_patches.live.trampoline import callee_of
+from sglang_perf_patches.live.switch import callee_of
 from sglang_perf_patches.sets.swa import window as windows
 from sglang_perf_patches.sets.swa.growth import (
     NEVER,

@@ -6,85 +6,29 @@ function's code exchanged.
 
 from __future__ import annotations
 
-import hashlib
-import sys
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any
 
 from ..compat.definition import OF_NAME
 from ..compat.source import Definition, TreeError, digest_of, lines_of, text_of
 from ..model.patching import MISSING
 
-_COMPARED = (
-    "co_name",
-    "co_flags",
-    "co_argcount",
-    "co_posonlyargcount",
-    "co_kwonlyargcount",
-    "co_names",
-    "co_varnames",
-    "co_freevars",
-    "co_cellvars",
-    "co_code",
-)
-if sys.version_info >= (3, 11):
-    _COMPARED += ("co_exceptiontable",)
-
-
-class Compiled:
-    """Compares code with its source, and remembers code that is equal."""
-
-    def __init__(self) -> None:
-        self._verified: dict[str, CodeType] = {}
-
-    def has(self, code: CodeType, definition: Definition) -> bool:
-        """Whether `code` is what this Python compiles from the source of `definition`.
-
-        Args:
-            code: a function's, with the definition's file and one of its first lines (`is_at`).
-            definition: one function, or several of one name such as a property and its setter.
-        """
-        if code is self._verified.get(definition.reference):
-            return True
-        if not is_compiled_from(code, definition):
-            return False
-        self._verified[definition.reference] = code
-        return True
-
 
 def is_compiled_from(code: CodeType, definition: Definition) -> bool:
-    """See `Compiled.has`; always compiles."""
+    """Whether `code` is what this Python compiles from the source of `definition`.
+
+    Args:
+        code: a function's, with the definition's file and one of its first lines (`is_at`).
+        definition: one function, or several of one name such as a property and its setter.
+    """
     try:
         lines, compiled = _file(definition.path)
         if digest_of(text_of(lines, definition.lines)) != definition.own:
             return False  # the file has changed since the verdict
-        wanted = fingerprint(code)
-        return any(
-            fingerprint(each) == wanted
-            for each in compiled
-            if (each.co_name, each.co_firstlineno) == (code.co_name, code.co_firstlineno)
-        )
+        return code in compiled
     except (TreeError, SyntaxError, ValueError, RecursionError):
         return False
-
-
-def fingerprint(code: CodeType) -> str:
-    """Sha256 of what code does, in hexadecimal; its place in the file does not count."""
-    return hashlib.sha256(repr(_key(code)).encode(errors="surrogatepass")).hexdigest()
-
-
-def _key(constant: Any) -> Any:
-    """A key that differs for unlike constants, also equal ones such as ``1``, ``1.0``, ``True``."""
-    if isinstance(constant, CodeType):
-        compared = [getattr(constant, name) for name in _COMPARED]
-        return ["code", *compared, _key(constant.co_consts)]
-    if isinstance(constant, tuple):
-        return ["tuple", *map(_key, constant)]
-    if isinstance(constant, frozenset):
-        return ["frozenset", *sorted(repr(_key(member)) for member in constant)]
-    return [type(constant).__name__, constant]
 
 
 @lru_cache(maxsize=16)

@@ -13,13 +13,13 @@ from ..model import selection, switch
 from ..model.patch import Patch, by_id
 from ..model.state import Observer, Report
 from . import forks  # noqa: F401
-from .activation import Activation
 from .ending import end_process
 from .executor import executor
+from .registry import Registry
 
 logger = logging.getLogger("sglang_perf_patches")
 
-_current: list[Activation] = []  # at most one; a container, so that nothing rebinds it
+_current: list[Registry] = []  # at most one; a container, so that nothing rebinds it
 _observers: list[Observer] = []
 
 # Bounded, because install code may import a module that the waiting thread is importing.
@@ -33,25 +33,25 @@ def activate_now(
 
     `tree` is the installed sglang, if it was read before.
     """
-    activation = _started(text, strict=strict, tree=tree)
-    activation.look_now()
-    if activation.selection.ids and not activation.is_observed and not activation.registry.over:
-        activation.is_observed = True
+    registry = _started(text, strict=strict, tree=tree)
+    registry.look_now()
+    if registry.selection.ids and not registry.is_observed and not registry.over:
+        registry.is_observed = True
         for observer in _observers:
             try:
-                observer.keep(report, look_again, activation)
+                observer.keep(report, look_again, registry)
             except Exception:
                 logger.warning(
                     "sglang-perf-patches: `status` will not show this process",
                     exc_info=True,
                 )
-    return activation.report()
+    return registry.report()
 
 
 def deactivate(*, is_told: bool = True) -> None:
     """See `sglang_perf_patches.deactivate`; `is_told`: whether a warning says what it waits for."""
-    for activation in list(_current):
-        activation.stop()  # outside of the executor, so that a thread at work there sees it at once
+    for registry in list(_current):
+        registry.stop()  # outside of the executor, so that a thread at work there sees it at once
     waits_for = executor.do(take_off, wait_s=_WAIT_S).result()
     if waits_for and is_told:
         logger.warning("sglang-perf-patches: deactivate() waits: %s", waits_for)
@@ -63,29 +63,29 @@ def take_off() -> str:
     Returns:
         what it waits for; "" if all are off.
     """
-    activation = _present()
-    if activation is None:
+    registry = _present()
+    if registry is None:
         return ""
-    activation.stop()
-    activation.look_now()
-    return "" if activation.ended else activation.registry.waits_for()
+    registry.stop()
+    registry.look_now()
+    return "" if registry.ended else registry.waits_for()
 
 
-def _present() -> Activation | None:
-    return next((activation for activation in list(_current) if not activation.ended), None)
+def _present() -> Registry | None:
+    return next((registry for registry in list(_current) if not registry.ended), None)
 
 
 def report() -> Report | None:
     """See `sglang_perf_patches.report`."""
-    activation = _present()
-    return activation.report() if activation else None
+    registry = _present()
+    return registry.report() if registry else None
 
 
 def look_again() -> None:
     """Check every patch of this process; the recorder calls this once a second."""
-    activation = _present()
-    if activation is not None:
-        activation.look_again()
+    registry = _present()
+    if registry is not None:
+        registry.look_again()
 
 
 def observe(observer: Observer) -> None:
@@ -94,19 +94,19 @@ def observe(observer: Observer) -> None:
         _observers.append(observer)
 
 
-def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None) -> Activation:
-    """The present activation, else a new one with its verdicts."""
+def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None) -> Registry:
+    """The present registry, else a new one with its verdicts."""
     patches = by_id(sets.load())
-    activation = _present()
-    if activation is not None and activation.is_stopping:
-        activation.look_now()  # it was stopped, but something kept a patch on: try again
-        activation = _present()
-    if activation is not None:
+    registry = _present()
+    if registry is not None and registry.is_stopping:
+        registry.look_now()  # it was stopped, but something kept a patch on: try again
+        registry = _present()
+    if registry is not None:
         if text is not None:
-            _compare(text, patches, activation.selection)
-        return activation
+            _compare(text, patches, registry.selection)
+        return registry
     chosen = selection.parse(switch.from_environment() if text is None else text, patches)
-    activation = Activation(
+    registry = Registry(
         patches.values(),
         chosen,
         strict=switch.strict_from_environment() if strict is None else strict,
@@ -114,9 +114,9 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
     )
     if chosen.ids:
         read = tree or source.installed()
-        activation.take(read, judge_each(sets.load(), read, only=chosen.ids))
-    _current[:] = [activation]
-    return activation
+        registry.take(read, judge_each(sets.load(), read, only=chosen.ids))
+    _current[:] = [registry]
+    return registry
 
 
 def _compare(text: str, patches: Mapping[str, Patch], decided: selection.Selection) -> None:
@@ -147,17 +147,17 @@ def _end(line: str) -> None:
 
 
 def _speak() -> None:
-    for activation in list(_current):
-        loss = activation.notices.speak()
+    for registry in list(_current):
+        loss = registry.notices.flush()
         if loss:
             _end(loss)
 
 
 def _interrupted() -> None:
     """Remove every patch after an interruption (such as Ctrl-C), which then goes to the caller."""
-    for activation in list(_current):
-        activation.stop()
-        executor.do(activation.look_now)
+    for registry in list(_current):
+        registry.stop()
+        executor.do(registry.look_now)
 
 
 executor.afterwards = _speak
@@ -165,8 +165,8 @@ executor.interrupted = _interrupted
 
 
 def _leave(reason: str) -> None:
-    for activation in _current:
-        activation.leave(reason)
+    for registry in _current:
+        registry.abandon(reason)
 
 
 executor.leave = _leave

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
-from .dispatch_table import runs_here, stacks
+from .threads import runs_here, stacks
 
 _POLL_S = 0.001
 _FORK_S = 1.0
@@ -26,7 +26,7 @@ _IMPORTING = "<frozen importlib._bootstrap>"
 
 
 class Request:
-    """Work, and its result.
+    """Work that is called once, and what came of it.
 
     Attributes:
         is_done: whether it was run; also True if it raised an exception.
@@ -47,11 +47,7 @@ class Request:
         self.is_done = True
 
     def result(self) -> Any:
-        """What the work returned; None if it was not run yet.
-
-        Raises:
-            Exception: whatever the work raised.
-        """
+        """What the work returned, or raise what it raised; None if it was not run yet."""
         if self._error is not None:
             raise self._error
         return self._result
@@ -80,11 +76,7 @@ class Executor:
         self._cuts_import = False
 
     def do(self, work: Callable[[], Any], *, wait_s: float = 0) -> Request:
-        """Run `work` here, or leave it to the thread that is at work.
-
-        Args:
-            work: called once, also if an interruption ends it.
-            wait_s: how long to wait for the thread that is at work, in seconds.
+        """Run `work` here, or leave it to the thread at work, which is awaited for `wait_s`.
 
         Returns:
             the request. If this was called inside another request, or the wait was too short, it
@@ -168,7 +160,7 @@ _WORK = (Executor._work.__code__,)
 
 def _is_importing() -> bool:
     """Whether the thread at work is inside an import that its request has begun."""
-    for _, codes in stacks():
+    for codes in stacks():
         above = [*takewhile(lambda code: code is not _WORK[0], codes)]
         if len(above) < len(codes) and any(code.co_filename == _IMPORTING for code in above):
             return True

@@ -9,9 +9,9 @@ from typing import Any
 
 import wrapt
 
-from .dispatch_table import dispatch, runs_elsewhere, runs_here
-from .swap import Layer, Slot
-from .wrappers import is_function, raw, underlying
+from .switch import Function, board, exchange, place_in, raw
+from .threads import runs_anywhere
+from .wrappers import is_function, underlying
 
 # Process-wide, because a hook registered with wrapt can't be removed.
 _awaited: set[str] = set()
@@ -51,7 +51,7 @@ def wait_for(names: Iterable[str], on_import: Callable[[], None]) -> None:
 
 
 def stop_waiting(on_import: Callable[[], None]) -> None:
-    """Call it no longer."""
+    """Stop calling `on_import`."""
     if on_import in _listening:
         _listening.remove(on_import)
     _finished.clear()
@@ -70,42 +70,36 @@ class Watched:
 
     def __init__(self, after: Callable[[], None]) -> None:
         self._after = after
-        self._slot: Slot | None = None
+        self._place: Function | None = None
 
     def begin(self, owner: Any, name: str) -> None:
-        """Hook the function ``owner.name``. Idempotent."""
-        held = raw(owner, name)
-        if self._slot is not None or not is_function(underlying(held)):
-            return  # another plugin's object: the checks once a second see its effects
-        slot = Slot(owner, name, held, held if isinstance(owner, ModuleType) else None)
-        self._slot = dispatch.slots[id(owner), name] = slot
-        layer = Layer("", self._around)
-        slot.made_of([layer])
-        slot.show_alone([layer])
+        """Hook the function ``owner.name``, unless a thread is inside it. Idempotent."""
+        function = underlying(raw(owner, name))
+        # Another plugin's object stays: the checks once a second see its effects.
+        if self._place is None and is_function(function):
+            self._place = place_in(function)
+        if self._place is not None and self._place not in board.now.values:
+            exchange({self._place: self._place.made([self._around])}, board.now.patches)
 
-    def leave(self) -> None:
-        """Remove the hook; `Registry.settle` then puts stock's function back."""
-        if self._slot is not None and self._slot.layers:
-            self._slot.show_alone([])
-            self._slot.forget("")
+    def leave(self) -> bool:
+        """Remove the hook; False if a thread is inside it."""
+        place = self._place
+        if place is None:
+            return True
+        if place in board.now.values and not exchange({place: place.stock}, board.now.patches):
+            return False
+        place.forget(self._around)
+        return True
 
     def is_under_way(self) -> bool:
-        """Whether any thread is inside a watched call."""
+        """Whether any thread is inside a call of the function."""
         # Read from the stacks: an interruption could leave a counter wrong.
-        codes = (_call.__code__,)
-        return runs_here(codes) or runs_elsewhere(codes)
+        return self._place is not None and runs_anywhere([self._place.code])
 
     def _around(self, inner: Any) -> Any:
-        function = underlying(inner)
-
         def calls(*args: Any, **kwargs: Any) -> Any:
-            result = _call(function, args, kwargs)
+            result = inner(*args, **kwargs)
             self._after()
             return result
 
-        return calls if function is inner else type(inner)(calls)
-
-
-def _call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call the function in a frame that `Watched.is_under_way` can find."""
-    return function(*args, **kwargs)
+        return calls

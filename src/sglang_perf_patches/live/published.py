@@ -14,35 +14,23 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..model import setups
 from ..model.feature import MISSING, NOTHING, Server, Setup
+from ..model.model_config import of_model
 from ..model.patch import Patch
 from ..model.ruling import Ruling, ruling
 from . import verified
 from .imports import Watched, is_loaded, is_ready, wait_for
-from .patch_runtime import PatchRuntime, Registry
+from .member import Member
 
 ARGUMENTS = "sglang.srt.server_args"
 CONTEXT = "sglang.srt.runtime_context"
 UTILS = "sglang.srt.utils"
 MODULES = (UTILS, ARGUMENTS, CONTEXT)
 """The modules that publish the server's arguments or name its platform."""
-
-_KEPT = ("_model_config", "model_config")
-"""The attribute of ``ServerArgs`` that holds the ``ModelConfig``: from 0.5.19 on, and before."""
-_WINDOWS = ("sliding_window", "sliding_window_size", "sliding_window_pattern")
-_CHUNKS = "attention_chunk_size"  # Llama 4's windows
-_STATES = "mamba2_cache_params"
-_GRANITE, _BAILING = ("GraniteMoeHybridConfig",), ("BailingHybridConfig",)
-_MAMBA2 = (
-    *("NemotronHConfig", "FalconH1Config", *_GRANITE),
-    *("Mamba2Config", "MambaConfig", "FalconMambaConfig"),
-)
-"""The classes of the release whose models it runs by Mamba2's backend. LFM2 and ZAYA, which have
-short convolutions only, have another backend from 0.5.15 on, and were never tested."""
 
 
 class Published:
@@ -196,60 +184,43 @@ class _Unreadable:
 class Gatekeeper:
     """Keeps patches off servers that do not need them or use features they were not proven with.
 
-    `model.ruling` has the rule. The gatekeeper applies it before a patch goes live, after each
-    publication of the server's arguments, and at each check, because sglang resolves some
-    arguments later.
+    `model.ruling` has the rule. It is applied before a patch goes live, after each publication of
+    the server's arguments, and at each check, because sglang resolves some arguments later.
 
     Args:
-        on_publication: called after each publication; it must lead to `act`.
+        members: every patch of this process, by its id.
+        on_publication: called after each publication; it must lead to `rule`.
     """
 
-    def __init__(self, registry: Registry, on_publication: Callable[[], None]) -> None:
-        self._registry = registry
+    def __init__(self, members: Mapping[str, Member], on_publication: Callable[[], None]) -> None:
+        self._members = members
         self._had: frozenset[str] = frozenset()
         self._on_publication = on_publication
         self._watched = Watched(on_publication)
 
-    def watch(self) -> None:
-        """Hook the publishing function once its module is imported. Idempotent."""
-        if any(self._is_ruled(member) for member in self._registry.working()):
+    def watch(self, members: Iterable[Member]) -> None:
+        """Hook the publishing function once its module is imported, for those ruled. Idempotent."""
+        if any(map(self._is_ruled, members)):
             wait_for(MODULES, self._on_publication)
             if is_ready(ARGUMENTS):
                 self._watched.begin(*_publishing())
 
-    def leave(self) -> None:
-        """Stop watching publications; `Registry.settle` then takes the hook out of memory."""
-        self._watched.leave()
+    def leave(self) -> bool:
+        """Stop watching publications; False if a thread is publishing."""
+        return self._watched.leave()
 
-    def act(self) -> None:
-        """Mark each patch for removal that this server does not need or was not proven with.
+    def rule(self, members: Iterable[Member]) -> Iterator[tuple[Member, Ruling | None]]:
+        """Each patch that this server may keep off, and why it does; None if it doesn't.
 
-        A patch that was not needed waits again if the server turns out to have its use. While any
-        thread is publishing, this does nothing: it is called again when that call has returned.
+        While any thread is publishing there is none: it is asked again when that call has returned.
         """
-        if self._watched.is_under_way():
-            return
-        setup: Setup | None = None
-        for member in self._registry.working():
-            if not self._is_ruled(member) or member.end is not None:
-                continue
-            if member.state == "gated" and not self._registry.is_on(member):
-                continue
-            setup = self._setup() if setup is None else setup
-            ruled = self._rule(member, setup)
-            if member.state == "not needed":
-                if ruled is None or ruled[0] != "not needed":
-                    self._registry.notices.set_status(member, "pending", "")
-            elif ruled is not None:
-                self._registry.lose(member, *ruled)
+        ruled = [each for each in members if self._is_ruled(each)]
+        if ruled and not self._watched.is_under_way():
+            setup = self._setup()
+            for member in ruled:
+                yield member, self._rule(member, setup)
 
-    def ruling(self, member: PatchRuntime) -> Ruling | None:
-        """Why a patch may not go live here; None if it may."""
-        if not self._is_ruled(member) or self._watched.is_under_way():
-            return None
-        return self._rule(member, self._setup())
-
-    def _is_ruled(self, member: PatchRuntime) -> bool:
+    def _is_ruled(self, member: Member) -> bool:
         has_rule = member.patch.proven_with is not None or bool(member.patch.only_with)
         # Without a rule of its own it is "not needed" only because a patch that it requires is.
         return has_rule or member.state == "not needed"
@@ -263,15 +234,15 @@ class Gatekeeper:
         lacking = {use: why for use, why in setup.lacking.items() if use not in self._had}
         return dataclasses.replace(setup, lacking=lacking)
 
-    def _rule(self, member: PatchRuntime, setup: Setup) -> Ruling | None:
-        needed = [self._registry[name] for name in member.patch.requires]
+    def _rule(self, member: Member, setup: Setup) -> Ruling | None:
+        needed = [self._members[name] for name in member.patch.requires]
         # Those that apply here, so not those that are built in upstream.
         acting = [each.patch for each in needed if each.verdict and each.verdict.word == "applies"]
         patch = member.patch.proven_in(member.variant)
         return ruling(patch, acting, setup, self._lacking_record)
 
     def _lacking_record(self, patch: Patch) -> str | None:
-        verdict = self._registry[patch.id].verdict
+        verdict = self._members[patch.id].verdict
         assert verdict is not None  # it applies, or it would not be ruled
         return verified.lacking(verdict)
 
@@ -311,108 +282,3 @@ def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
         for each in fields
         if each.default is not none or each.default_factory is not none
     )
-
-
-def of_model(arguments: Any, name: str) -> Any:
-    """Read a property of a server's model from the ``ModelConfig`` that the arguments hold.
-
-    sglang makes that object when it resolves the arguments.
-
-    Args:
-        arguments: ``ServerArgs``.
-        name: one of `_ANSWERS`, such as ``has_mla``, or an attribute of ``ModelConfig``.
-
-    Returns:
-        its value; `MISSING` if there is no ``ModelConfig``, or it has no such attribute.
-
-    Raises:
-        Exception: the configuration lacks something that every known one has.
-    """
-    kept = (getattr(arguments, each, None) for each in _KEPT)
-    config = next((each for each in kept if hasattr(each, "hf_config")), None)
-    if config is None:
-        return MISSING
-    return _ANSWERS[name](config) if name in _ANSWERS else getattr(config, name, MISSING)
-
-
-def _has_states(config: Any) -> bool:
-    """Whether any part of the model has states, by the property that sglang sizes their pool by."""
-    return any(hasattr(type(part), _STATES) for part in _parts(config))
-
-
-def _has_delta_nets(config: Any) -> bool:
-    """Whether any part has them, by the heads of their values; Jet's have none of that name."""
-    return any(
-        hasattr(part, "linear_num_value_heads")
-        or str(getattr(part, "model_type", "")).startswith("jet")
-        for part in _parts(config)
-    )
-
-
-def _has_mamba2(config: Any) -> bool:
-    """Whether stock computes a part of the model by Mamba2 layers."""
-    return any(
-        _is_a(part, _MAMBA2) and (not _is_a(part, _GRANITE) or "mamba" in part.layer_types)
-        for part in _parts(config)
-    )
-
-
-def _has_lightning(config: Any) -> bool:
-    """Whether stock computes a part of the model by lightning attention."""
-    return any(
-        (_is_a(part, _BAILING) and not getattr(part, "use_kda", False))
-        or getattr(part, "has_lightning_layers", False)
-        for part in _parts(config)
-    )
-
-
-def _has_mrope(config: Any) -> bool:
-    text = config.hf_text_config
-    scaling = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None)
-    return scaling is not None and "mrope_section" in scaling
-
-
-def _has_window_pool(config: Any) -> bool:
-    """Whether stock keeps KV of windows in its usual pool; DeepSeek V4 has pools of its own."""
-    return bool(config.is_hybrid_swa) and not _architecture(config).startswith("DeepseekV4")
-
-
-def _architecture(config: Any) -> str:
-    return str((config.hf_config.architectures or ("",))[0])
-
-
-def _is_a(part: Any, names: tuple[str, ...]) -> bool:
-    """Whether a configuration is of one of these classes of the release."""
-    return any(kind.__name__ in names for kind in type(part).__mro__)
-
-
-def _has_windows(config: Any) -> bool:
-    """Whether any layer may attend within a window, with the usual pool for it or without."""
-    if _architecture(config).startswith("DeepseekV4"):
-        return False  # nothing of its pools, sizes and metadata is what patches change
-    return bool(config.is_hybrid_swa) or any(
-        any(getattr(part, name, None) for name in (*_WINDOWS, _CHUNKS))
-        or any("sliding" in str(kind) for kind in getattr(part, "layer_types", None) or ())
-        for part in _parts(config)
-    )
-
-
-def _parts(config: Any) -> Iterator[Any]:
-    """The Hugging Face configurations of the model and of its parts, such as its text model."""
-    yield config.hf_config
-    yield config.hf_text_config
-    yield from (part for part in vars(config.hf_config).values() if hasattr(part, "model_type"))
-
-
-_ANSWERS: dict[str, Callable[[Any], Any]] = {
-    "architecture": _architecture,
-    "has_mla": lambda config: config.attention_arch.name == "MLA",
-    "has_states": _has_states,
-    "has_delta_nets": _has_delta_nets,
-    "has_mamba2": _has_mamba2,
-    "has_lightning": _has_lightning,
-    "linear_kernel": lambda config: getattr(config.hf_config, "linear_backend", "seg_la"),
-    "has_mrope": _has_mrope,
-    "has_windows": _has_windows,
-    "has_window_pool": _has_window_pool,
-}

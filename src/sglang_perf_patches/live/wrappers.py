@@ -7,7 +7,6 @@ A *wrapper* calls what it wraps. It works together with a patch, and is only rep
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
 import itertools
 import re
@@ -20,12 +19,9 @@ from typing import Any, TypeGuard
 import wrapt
 
 from ..model.patch import module_of, qualname_of
-from ..model.patching import MISSING
-from .trampoline import callee_of
+from .switch import callee_of, function_in
 
 _PROXY: Any = getattr(wrapt, "BaseObjectProxy", wrapt.ObjectProxy)  # the former from wrapt 2 on
-_MARK = "__sglang_perf_patches__"
-_THIS_COPY = object()
 _PLUGINS = "sglang.srt.plugins"
 
 
@@ -52,9 +48,9 @@ def owner_of(reference: str) -> tuple[Any, str]:
     return owner, last
 
 
-def raw(owner: Any, name: str) -> Any:
-    """The attribute in the owner's own ``__dict__``; `MISSING` if it has none."""
-    return vars(owner).get(name, MISSING)
+def is_class_of(held: type, module: str, qualname: str) -> bool:
+    """Whether a class was defined under that name in that module."""
+    return held.__module__ == module and held.__qualname__ == qualname
 
 
 def chain(held: Any) -> Iterator[Any]:
@@ -74,36 +70,16 @@ def chain(held: Any) -> Iterator[Any]:
 def underlying(held: Any) -> Any:
     """The function in a descriptor (of a property, its getter); else the object itself."""
     # Checks the type, because `isinstance` on a wrapt proxy checks the wrapped object.
-    if issubclass(type(held), staticmethod | classmethod):
-        return held.__func__
     if issubclass(type(held), property):
         return held.fget
     if issubclass(type(held), functools.cached_property):
         return held.func
-    return held
+    return function_in(held)
 
 
 def is_function(link: Any) -> TypeGuard[FunctionType]:
     """Whether a link is a plain function, not a proxy of one."""
     return type(link) is FunctionType
-
-
-def wrappers_around(held: Any, inner: Any, decorators: int = 0) -> tuple[str, ...] | None:
-    """The foreign wrappers between what a name holds and our object; None if ours is not reached.
-
-    Args:
-        held: what the name holds.
-        inner: the object that we assigned, or the stock function whose code we exchanged.
-        decorators: the number of innermost wrappers that are stock's own.
-    """
-    links = list(chain(held))
-    target = underlying(inner)
-    for depth, link in enumerate(links):
-        if link is target:
-            if first_replacement(links[: depth + 1]) is None:
-                return foreign(links[: max(0, depth - decorators)])
-            return None
-    return None
 
 
 def first_replacement(links: Iterable[Any]) -> Any:
@@ -114,30 +90,13 @@ def first_replacement(links: Iterable[Any]) -> Any:
     return None
 
 
-def foreign(links: Iterable[Any]) -> tuple[str, ...]:
-    """The wrappers of other packages among `links`, each described with its owner."""
-    return tuple(describe(link) for link in links if not _is_marked_by_this_copy(link))
-
-
-def look_like(value: Any, inner: Any) -> None:
-    """Give a function of ours the name, signature and attributes of what it replaces."""
-    function, stock = underlying(value), underlying(inner)
-    if not is_function(function) or not is_function(stock):
-        return
-    if function is stock or _is_marked_by_this_copy(function):
-        return
-    functools.update_wrapper(function, stock)
-    function.__dict__[_MARK] = (_THIS_COPY, id(function))
-    if value is not function:  # a descriptor, which copied these names at its creation
-        for name in ("__name__", "__qualname__", "__module__", "__doc__"):
-            with contextlib.suppress(AttributeError, TypeError):
-                setattr(value, name, getattr(inner, name))
-
-
-def is_of_another_copy(link: Any) -> bool:
-    """Whether a link was made by another copy of this project in this process."""
-    marked = _mark(link)
-    return marked is not None and marked[1] == id(link) and marked[0] is not _THIS_COPY
+def around(held: Any, value: Any) -> tuple[str, ...] | None:
+    """The wrappers around an object of ours, described; None if a name no longer leads to it."""
+    links = list(chain(held))
+    for depth, link in enumerate(links):
+        if link is underlying(value) and first_replacement(links[: depth + 1]) is None:
+            return tuple(map(describe, links[:depth]))
+    return () if held is value else None
 
 
 def describe(held: Any) -> str:
@@ -173,74 +132,30 @@ def _calls(outer: Any, inner: Any) -> bool:
     # calls the original, as the HookRegistry's REPLACE does. What calls the original also holds it
     # elsewhere: in its closure, its defaults or its attributes.
     if is_function(outer):
-        return _holds(_kept_by(outer), inner)
-    if issubclass(type(outer), _PROXY):
-        return True
-    attributes = [vars(base) for base in type(outer).__mro__]
-    call = next((each["__call__"] for each in attributes if "__call__" in each), None)
-    if not is_function(call):
-        return True  # implemented in C, like functools.lru_cache's result
-    if _holds(_state_of(outer), inner) or _holds(_kept_by(call), inner):
-        return True
-    # The object may call through the attribute itself.
-    return any(
-        _loads_wrapped(method.__code__)
-        for each in attributes
-        for method in filter(is_function, each.values())
-    )
+        kept = [*_cells(outer).values(), *(outer.__defaults__ or ())]
+        kept += (outer.__kwdefaults__ or {}).values()
+    else:
+        calls = (vars(each).get("__call__") for each in type(outer).__mro__)
+        call = next(filter(None, calls), None)
+        if issubclass(type(outer), _PROXY) or not is_function(call):
+            return True  # the latter is implemented in C, like functools.lru_cache's result
+        attributes = getattr(outer, "__dict__", {})
+        kept = [value for name, value in attributes.items() if name != "__wrapped__"]
+    return any(_reached(value) is inner for value in kept)
 
 
-def _holds(values: Iterable[Any], inner: Any) -> bool:
-    for value in values:
-        kept = value.__func__ if isinstance(value, MethodType) else underlying(value)
-        if kept is inner or (isinstance(kept, functools.partial) and kept.func is inner):
-            return True
-    return False
-
-
-def _kept_by(function: FunctionType) -> list[Any]:
-    """The contents of a function's closure, and its defaults."""
-    kept = [*_cells(function).values(), *(function.__defaults__ or ())]
-    return kept + list((function.__kwdefaults__ or {}).values())
-
-
-def _state_of(link: Any) -> list[Any]:
-    """The attributes of an object, except ``__wrapped__``."""
-    state = dict(getattr(link, "__dict__", {}))
-    state.pop("__wrapped__", None)
-    for base in type(link).__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            state.setdefault(name, getattr(link, name, None))
-    return list(state.values())
-
-
-def _loads_wrapped(code: CodeType) -> bool:
-    """Whether code, or a function in it, reads an attribute ``__wrapped__``."""
-    return any(
-        instruction.argval == "__wrapped__" and instruction.opname.startswith("LOAD_")
-        for instruction in dis.get_instructions(code)
-    ) or any(_loads_wrapped(inside) for inside in code.co_consts if isinstance(inside, CodeType))
+def _reached(value: Any) -> Any:
+    """The function that a bound method, a descriptor or a partial calls; else the value."""
+    value = value.func if isinstance(value, functools.partial) else value
+    return value.__func__ if isinstance(value, MethodType) else underlying(value)
 
 
 def _cells(function: FunctionType) -> dict[str, Any]:
     contents = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
+        with contextlib.suppress(ValueError):  # not filled yet
             contents[name] = cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
     return contents
-
-
-def _mark(link: Any) -> tuple[Any, int] | None:
-    return link.__dict__.get(_MARK) if is_function(link) else None
-
-
-def _is_marked_by_this_copy(link: Any) -> bool:
-    marked = _mark(link)
-    # functools.wraps copies the attribute too, but not what it names.
-    return marked is not None and marked[0] is _THIS_COPY and marked[1] == id(link)
 
 
 def _hook_inside(link: Any) -> Any:
@@ -251,17 +166,10 @@ def _hook_inside(link: Any) -> Any:
 
 
 def _module_at(file: str | None) -> str | None:
-    if file is None:
-        return None
-    for name, module in list(sys.modules.items()):
+    for name, module in list(sys.modules.items()) if file else ():
         if isinstance(module, ModuleType) and getattr(module, "__file__", None) == file:
             return name
     return None
-
-
-def is_class_of(held: type, module: str, qualname: str) -> bool:
-    """Whether a class was defined under that name in that module."""
-    return held.__module__ == module and held.__qualname__ == qualname
 
 
 @functools.lru_cache(maxsize=256)

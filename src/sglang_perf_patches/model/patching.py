@@ -45,10 +45,10 @@ class Patching(Protocol):
 
         Args:
             reference: as declared.
-            make: takes the present value (stock's, or the lower layer's) and returns the new one,
-                which may call the old one. The new function gets the arguments as stock's
-                signature binds them: positional parameters by position, with defaults filled in,
-                keyword-only parameters by name.
+            make: takes the present value (stock's, or the lower layer's; of a static or class
+                method the function) and returns the new one, which may call the old one. The new
+                function gets the arguments as stock's signature binds them: positional parameters
+                by position, with defaults filled in, keyword-only parameters by name.
         """
         ...
 

@@ -1,7 +1,6 @@
 """Stock's code by turns with ours, in all threads of one process, for measurements.
 
-What is paused stays `live`: the dispatch table shows stock's code in its place, and later the same
-objects.
+What is paused stays `live`: stock's code runs in its place, and later the same functions of ours.
 """
 
 import contextlib
@@ -24,34 +23,33 @@ def paused(*names, wait_s=20.0):
         TimeoutError: there was no such moment.
     """
     from sglang_perf_patches.live import engine  # the other sides of a rig run without
-    from sglang_perf_patches.live.patch_runtime import with_dependents
+    from sglang_perf_patches.live.registry import with_dependents
 
-    registry = engine._present().registry
+    registry = engine._present()
     before = registry.on()
     off = with_dependents([each for each in before if each.patch.id in names or not names], before)
     _show(registry, [each for each in before if each not in off], off, wait_s)
     try:
         yield frozenset(each.patch.id for each in off)
     finally:
-        _show(registry, [each for each in before if each.slots], off, wait_s)  # less what was lost
+        _show(registry, [each for each in before if each.places], off, wait_s)  # less what was lost
 
 
 def _show(registry, members, changed, wait_s):
     from sglang_perf_patches.live.executor import executor
-
-    slots = [slot for each in changed for slot in each.slots.values()]
+    from sglang_perf_patches.live.registry import forget_results
 
     def exchange():
         held = {each: each.drains for each in registry}
         try:
             for each in held:
-                each.drains = ()
+                each.drains = []
             is_shown = registry.show(members)
         finally:
             for each, drains in held.items():
                 each.drains = drains
-        for slot in slots if is_shown else ():
-            slot.forget_results()
+        if is_shown:
+            forget_results(changed)
         return is_shown
 
     end = time.monotonic() + wait_s

@@ -53,7 +53,7 @@ def _install(patching: Patching, *, asks_mask: bool = False) -> None:
         ) -> Any:
             known = host.prefill(forward_batch)
             if known is None:
-                return inner.__get__(None, cls)(forward_metadata, chunk_size, forward_batch)
+                return inner(cls, forward_metadata, chunk_size, forward_batch)
             ran.seen = True
             # Stock asks the prefix lengths whether there is any prefix.
             prefixes, mask = forward_batch.extend_prefix_lens, forward_batch.mamba_track_mask
@@ -65,7 +65,7 @@ def _install(patching: Patching, *, asks_mask: bool = False) -> None:
                 asked.mamba_track_mask = mask.cpu()  # the wait that stock has here
             token = _lens.set(known["extend_seq_lens"])
             try:
-                metadata = inner.__get__(None, cls)(forward_metadata, chunk_size, asked)
+                metadata = inner(cls, forward_metadata, chunk_size, asked)
             finally:
                 _lens.reset(token)
             mixed = metadata.mixed_metadata
@@ -87,7 +87,7 @@ def _install(patching: Patching, *, asks_mask: bool = False) -> None:
                 or sum(lens) != total_seqlens
                 or min(lens) < 1
             ):
-                return inner.__func__(query_start_loc, chunk_size, total_seqlens)
+                return inner(query_start_loc, chunk_size, total_seqlens)
             tensors = [torch.tensor(part, dtype=torch.int) for part in logical(lens, chunk_size)]
             return tuple(host.to_device(tensors, query_start_loc.device))
 

@@ -1,14 +1,10 @@
-"""One table of the functions that run in stock's places, exchanged by one assignment.
-
-In each place stands a *forwarder*: it calls the function that the table holds at that moment (see
-`trampoline`), which is stock's own at first. ``DispatchTable.now = table`` changes every place of a
-patch at once, so a thread sees all of a patch or nothing.
+"""What the threads of this process execute, and steps taken while none is inside given code.
 
 A call that has begun would continue with the old function while the calls below it use the new
-ones. So the table is exchanged only while no thread is inside a function that changes: see
-`at_rest`. If one is, nothing happens and the caller tries again later. No call of sglang ever
-waits. A function that ``torch.compile`` has inlined has no frame, so such a call can't be seen: it
-ends with the code that was compiled.
+ones. So functions change only while no thread is inside one of them: see `at_rest`. If one is,
+nothing happens and the caller tries again later. No call of sglang ever waits. A function that
+``torch.compile`` has inlined has no frame, so such a call can't be seen: it ends with the code that
+was compiled.
 """
 
 from __future__ import annotations
@@ -17,13 +13,13 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate, chain, compress, islice, repeat, takewhile, tee
 from operator import attrgetter, is_, itemgetter, methodcaller, not_
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 _INTERVAL_S = 0.005
 _GIVE_UP_S = 0.0001
@@ -31,68 +27,8 @@ _TRIES = 50
 _COMPILER = "torch._dynamo.convert_frame"
 _CALL = methodcaller("__call__")
 
-
-class Step(NamedTuple):
-    """A change of memory that is made only where memory is as it was seen.
-
-    Attributes:
-        read: reads what it changes, implemented in C.
-        held: what `read` returned.
-        act: makes the change, implemented in C.
-    """
-
-    read: Callable[[], Any]
-    held: Any
-    act: Callable[[], Any]
-
-    def take(self) -> None:
-        """Make the change by itself."""
-        if self.read() is self.held:
-            self.act()
-
-
-class Table:
-    """The function of each place, as an attribute under the place's key.
-
-    Attributes:
-        shown: `swap.Slot` → the `swap.Change` that it shows.
-        patches: ids of the patches that are on.
-    """
-
-    def __init__(self) -> None:
-        self.shown: dict[Any, Any] = {}
-        self.patches: frozenset[str] = frozenset()
-
-    def replaced(
-        self,
-        shown: Mapping[Any, Any],
-        functions: Mapping[str, Callable[..., Any]],
-        patches: frozenset[str],
-    ) -> Table:
-        """A copy with other changes and functions in some places, and these patches on."""
-        table = Table()
-        table.__dict__.update(self.__dict__)
-        table.__dict__.update(functions)
-        table.shown = {**self.shown, **shown}
-        table.patches = patches
-        return table
-
-
-class DispatchTable:
-    """The present table, and the places that it has functions for.
-
-    Attributes:
-        now: the current `Table`.
-        slots: every `swap.Slot` that was ever used, by ``(id(owner), name)``.
-    """
-
-    def __init__(self) -> None:
-        self.now: Any = Table()
-        self.slots: dict[tuple[int, str], Any] = {}
-
-
-dispatch = DispatchTable()
-"""The dispatch table of this process."""
+Step = tuple[Callable[[], Any], Any, Callable[[], Any]]
+"""Reads what it changes; the object that was read; makes the change. Both are implemented in C."""
 
 
 def at_rest(
@@ -111,12 +47,12 @@ def at_rest(
         is_idle: asked shortly before, in Python; None if there is nothing to ask.
 
     Returns:
-        whether they were taken. Without a GIL they are not, unless this is the only thread.
+        whether they were taken. Without a GIL they never are.
 
     Raises:
         Exception: a step failed; those before it were taken.
     """
-    if codes and not has_gil() and not is_alone():
+    if not _has_gil():
         return False
     if is_idle is None:
         return _in_one_call(codes, steps)
@@ -159,50 +95,38 @@ def _in_one_call(codes: Collection[CodeType], steps: Sequence[Step]) -> bool:
         return all(chain(is_safe, taken))
 
 
-def has_gil() -> bool:
-    """Whether this Python runs one thread at a time."""
-    ask: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)
-    return ask is None or ask()
-
-
-def is_alone() -> bool:
-    """Whether this process has no other Python thread."""
-    return len(sys._current_frames()) == 1
-
-
 def runs_here(codes: Collection[CodeType]) -> bool:
     """Whether the calling thread is executing one of `codes`, or something that it called."""
     identities = _identities(codes)
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if id(frame.f_code) in identities:
-            return True
+    while frame is not None and id(frame.f_code) not in identities:
         frame = frame.f_back
-    return False
+    return frame is not None
 
 
-def runs_elsewhere(codes: Collection[CodeType]) -> bool:
-    """Whether another thread executes one of `codes`, or something that it called."""
-    with _without_collections():
-        return any(tuple(map(_identities(codes).__contains__, map(id, _elsewhere()))))
+def runs_anywhere(codes: Collection[CodeType]) -> bool:
+    """Whether any thread executes one of `codes`, or something that it called."""
+    identities = _identities(codes)
+    return any(not identities.isdisjoint(map(id, stack)) for stack in stacks())
 
 
 def waits_for() -> str:
     """What `at_rest` waits for, worded to follow "until"."""
-    if not has_gil() and not is_alone():
-        return "no other thread runs, as this Python has no GIL"
+    if not _has_gil():
+        return "this Python has a GIL"
     with _without_collections():
         is_compiling = any(tuple(_of_compiler(_elsewhere())))
     return "no thread compiles with torch" if is_compiling else "no thread is inside it"
 
 
-def stacks() -> list[tuple[int, list[CodeType]]]:
-    """Of each thread its number, and the code objects that it executes, innermost first."""
+def stacks() -> list[list[CodeType]]:
+    """Of each thread the code objects that it executes, innermost first."""
     with _without_collections():
-        threads, codes = tee(_stacks())
-        return list(
-            zip(map(itemgetter(0), threads), map(list, map(itemgetter(1), codes)), strict=True)
-        )
+        return list(map(list, map(itemgetter(1), _stacks())))
+
+
+def _has_gil() -> bool:
+    return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 def _of_compiler(codes: Iterator[CodeType]) -> Iterator[bool]:

@@ -1,0 +1,211 @@
+"""A patch in this process, and what is logged of it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from ..compat.source import Definition
+from ..compat.verdict import Verdict
+from ..model.patch import Patch, Variant
+from ..model.patching import Make
+from ..model.state import Observer, RunFlag, State
+from .imports import is_loaded
+from .switch import raw
+from .wrappers import owner_of
+
+logger = logging.getLogger("sglang_perf_patches")
+
+
+@dataclass(eq=False)
+class Member:
+    """One patch in this process.
+
+    Attributes:
+        patch: its declaration.
+        status: its state and the reason, in one object: a reader never sees half of a change.
+        verdict: on the installed sglang.
+        ran: its run flag.
+        gate: why its code now runs only stock's; "" if it doesn't.
+        places: reference → the place that it changes; set before the first change.
+        layers: the places, each with what makes its value, in the order of their declaration.
+        seen: the identity snapshot of the last verification.
+        drains: the work that it may hold between its calls: whether it holds none, and what ends
+            that work, worded to follow "until".
+        end: the state and reason it gets once it is removed; None unless it is marked for that.
+    """
+
+    patch: Patch
+    status: tuple[State, str] = ("off", "not chosen")
+    verdict: Verdict | None = None
+    ran: RunFlag = field(default_factory=RunFlag)
+    gate: str = ""
+    places: dict[str, Any] = field(default_factory=dict)
+    layers: list[tuple[Any, Make]] = field(default_factory=list)
+    seen: list[Any] = field(default_factory=list)
+    drains: list[tuple[Callable[[], bool], str]] = field(default_factory=list)
+    end: tuple[State, str] | None = None
+
+    @property
+    def state(self) -> State:
+        """The state, without its reason."""
+        return self.status[0]
+
+    @property
+    def shown(self) -> tuple[State, str]:
+        """The status; the reason of a live patch may be its own note."""
+        state, reason = self.status
+        return state, reason or (self.ran.note if state == "live" else "")
+
+    @property
+    def variant(self) -> Variant:
+        """The variant that applies here; only for a patch whose verdict is ``applies``."""
+        assert self.verdict is not None
+        assert self.verdict.variant is not None
+        return self.verdict.variant
+
+    @property
+    def definitions(self) -> Mapping[str, Definition]:
+        """Reference → definition that it changes or relies on, as read from the source."""
+        return (self.verdict.definitions if self.verdict else None) or {}
+
+    def each_definition(self) -> Iterator[Definition]:
+        """`definitions`, and the functions of those that are classes."""
+        for definition in self.definitions.values():
+            yield definition
+            yield from definition.members
+
+    def waits_for(self) -> str:
+        """The work that must end before it may be removed; "" if it holds none."""
+        for is_idle, waits_for in self.drains:
+            try:
+                if is_idle():
+                    continue
+            except Exception:  # unknown counts as busy
+                logger.debug("%s: is it idle?", self.patch.id, exc_info=True)
+            return waits_for
+        return ""
+
+    def forget(self) -> None:
+        """Drop its layers, and what they computed."""
+        for place, layer in self.layers:
+            place.forget(layer)
+        self.places, self.layers = {}, []
+
+
+@dataclass(eq=False)
+class Patching:
+    """Collects the changes that an install function declares; see `model.patching.Patching`.
+
+    Attributes:
+        gate: see `model.patching.Patching.gate`.
+        changes: ``(reference, make)``, in the order of the calls.
+    """
+
+    _member: Member
+    ran: RunFlag
+    gate: Callable[[str], None]
+    changes: list[tuple[str, Make]] = field(default_factory=list)
+
+    def module(self, name: str) -> ModuleType:
+        """See `model.patching.Patching.module`."""
+        # The variant's modules are complete, even if their imports are still on the stack.
+        if name not in self._member.variant.modules() and not is_loaded(name):
+            raise RuntimeError(f"module {name} has not been imported")
+        return sys.modules[name]
+
+    def get(self, reference: str) -> Any:
+        """See `model.patching.Patching.get`."""
+        return raw(*owner_of(reference))
+
+    def override(self, reference: str, make: Make) -> None:
+        """See `model.patching.Patching.override`."""
+        variant = self._member.variant
+        if reference not in variant.targets + variant.adds:
+            raise RuntimeError(
+                f"{reference} is not declared as a target of {self._member.patch.id}"
+            )
+        self.changes.append((reference, make))
+
+    def add(self, reference: str, value: Any) -> None:
+        """See `model.patching.Patching.add`."""
+        self.override(reference, lambda _: value)
+
+    def drain(self, is_idle: Callable[[], bool], waits_for: str) -> None:
+        """See `model.patching.Patching.drain`."""
+        self._member.drains.append((is_idle, waits_for))
+
+    def anytime(self, because: str) -> None:
+        """See `model.patching.Patching.anytime`."""
+        assert because
+
+
+class Notices:
+    """Logs each notice once, and keeps faults of observers from the patches.
+
+    Args:
+        demanded: ids of patches whose loss ends the process instead of being logged.
+        observers: told of each change.
+    """
+
+    def __init__(self, demanded: Collection[str], observers: Iterable[Observer]) -> None:
+        self._demanded = demanded
+        self._observers = observers
+        self._messages: deque[tuple[int, str]] = deque()
+        self._loss = ""
+        self._is_ending = False
+
+    def set_status(self, member: Member, state: State, reason: str) -> None:
+        """Set the state of a patch, and notify the observers if it changed."""
+        if member.status != (state, reason):
+            member.status = (state, reason)
+            if state == "gated" and member.patch.id in self._demanded:
+                self.warn(member)
+            self.notify(lambda observer: observer.changed())
+
+    def notify(self, what: Callable[[Observer], None]) -> None:
+        """Call every observer; their faults are only logged."""
+        for observer in self._observers:
+            try:
+                what(observer)
+            except Exception:
+                logger.debug("an observer failed", exc_info=True)
+
+    def warn(self, member: Member) -> None:
+        """Note that a patch is lost, and why, for `flush`."""
+        state, reason = member.end or member.status
+        line = f"sglang-perf-patches: {member.patch.id} is {state}: {reason}"
+        if member.patch.id in self._demanded:
+            self._loss = self._loss or line
+        else:
+            self._messages.append((logging.WARNING, line))
+
+    def warn_of_all(self, reason: str, lost: Iterable[Member]) -> None:
+        """Note that every patch is removed, and each demanded one among `lost`, for `flush`."""
+        for member in lost:
+            if member.patch.id in self._demanded:
+                self.warn(member)
+        line = f"sglang-perf-patches: every patch is removed: {reason}"
+        self._messages.append((logging.ERROR, line))
+
+    def flush(self) -> str:
+        """Log the notices. Outside of the executor, because a log handler may call us again.
+
+        Returns:
+            the line about the first demanded patch that was lost, once; then it is the only one.
+        """
+        if self._loss:
+            loss, self._is_ending = "" if self._is_ending else self._loss, True
+            return loss
+        while self._messages:
+            try:
+                level, line = self._messages.popleft()
+            except IndexError:  # another thread took it
+                break
+            logger.log(level, line)
+        return ""

@@ -1,0 +1,300 @@
+"""Checks in memory that each name a patch changes or relies on holds what it should.
+
+That is stock's own object, whose code may be exchanged for ours (`switch`).
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType
+from typing import Any
+
+from ..compat.source import Definition
+from ..model.patch import module_of, qualname_of
+from ..model.patching import MISSING
+from .compiled import changed_default, is_at, is_compiled_from
+from .imports import is_ready
+from .member import Member
+from .switch import PREFIX, Attribute, board, place_at, place_in, raw, shown_at, stock_code
+from .wrappers import (
+    Foreign,
+    around,
+    chain,
+    describe,
+    first_replacement,
+    is_class_of,
+    is_function,
+    owner_of,
+    underlying,
+)
+
+
+@dataclass
+class Found:
+    """What `Verifier.verify` found.
+
+    Attributes:
+        wrappers: the foreign wrappers around what the patch changes, each with its owner.
+        stock: the stock functions among what it changes and relies on, by reference.
+    """
+
+    wrappers: list[str] = field(default_factory=list)
+    stock: dict[str, FunctionType] = field(default_factory=dict)
+
+
+class Verifier:
+    """Verifies patches against memory, and remembers compiled code. It changes nothing."""
+
+    def __init__(self) -> None:
+        self._compiled: dict[str, CodeType] = {}
+
+    def verify(self, member: Member) -> Found:
+        """Check every definition of a patch in memory, each once.
+
+        Raises:
+            Foreign: other code replaced one, or already added what the patch would add.
+        """
+        variant, found = member.variant, Found()
+        for definition in member.each_definition():
+            reference = definition.reference
+            if is_ready(module_of(reference)):  # else it is verified when its import ends
+                check_values(definition)
+                wrappers = self._check(definition, found)
+                found.wrappers += wrappers if reference in variant.targets else ()
+        for reference, place in member.places.items():
+            if not is_ready(module_of(reference)):
+                continue
+            if isinstance(place, Attribute):
+                is_ours = place.owner is owner_of(reference)[0]
+            else:
+                is_on = place in board.now.values
+                is_ours = found.stock[reference] is place.function and place.stands() == is_on
+            if not is_ours:
+                raise Foreign(
+                    f"{reference} is stock's own again: somebody restored it, "
+                    f"or reloaded {module_of(reference)}"
+                )
+        verified = {definition.reference for definition in member.each_definition()}
+        for reference in variant.adds:
+            owner, name = owner_of(reference)
+            shown, held = shown_at(owner, name), raw(owner, name)
+            if shown is not None:
+                found.wrappers += _around_ours(reference, held, shown.value)
+            elif held is not MISSING:
+                raise Foreign(f"{reference} exists already: {describe(held)}")
+            else:
+                check_relatives(reference, verified)
+        return found
+
+    def is_as_seen(self, member: Member) -> bool:
+        """Whether nothing that a patch relies on was replaced since its last verification."""
+        now = self.identity_snapshot(member)
+        return len(now) == len(member.seen) and all(map(operator.is_, now, member.seen))
+
+    def identity_snapshot(self, member: Member) -> list[Any]:
+        """Every object that a replacement of anything relied on would exchange.
+
+        This runs once a second for every live patch. So it only collects objects, to compare by
+        identity; `verify` reads and compiles source when one of them has changed.
+        """
+        variant = member.variant
+        read = dict.fromkeys(name for each in member.each_definition() for name in each.values)
+        members = [each.reference for own in member.definitions.values() for each in own.members]
+        names = (*variant.targets, *variant.adds, *variant.depends, *members, *read)
+        objects: list[Any] = []
+        for reference in names:
+            held: Any = sys.modules.get(module_of(reference))
+            for name in qualname_of(reference).split("."):
+                objects += held, getattr(held, "__bases__", None)
+                held = getattr(held, "__dict__", {}).get(name)
+            function = underlying(held)
+            objects += held, getattr(held, "__bases__", None)
+            objects += getattr(function, "__code__", None), getattr(function, "__defaults__", None)
+            objects += (getattr(function, "__kwdefaults__", None) or {}).values()
+        functions = (getattr(place, "function", None) for place in member.places.values())
+        objects += (getattr(function, "__code__", None) for function in functions)
+        objects += map(is_ready, dict.fromkeys(map(module_of, names)))
+        return objects
+
+    def _check(self, definition: Definition, found: Found) -> tuple[str, ...]:
+        """Verify that a definition's name holds stock's object, and note its function.
+
+        Returns:
+            the foreign wrappers around it, each described with its owner.
+
+        Raises:
+            Foreign: other code replaced the object or the class that holds it.
+        """
+        owner, name = owner_of(definition.reference)
+        held, shown = raw(owner, name), shown_at(owner, name)
+        if held is MISSING:
+            raise Foreign(f"{definition.reference} is gone from memory")
+        if shown is not None:
+            return _around_ours(definition.reference, held, shown.value)
+        if definition.is_class:
+            module, qualname = module_of(definition.reference), qualname_of(definition.reference)
+            if not isinstance(held, type) or not is_class_of(held, module, qualname):
+                raise Foreign(f"{definition.reference} is replaced by {describe(held)}")
+            _check_bases(held, definition)
+            return ()
+        if isinstance(owner, type):
+            _check_bases(owner, definition)
+        if not definition.is_function:
+            return ()
+        links = list(chain(held))
+        for depth, link in enumerate(links):
+            if is_function(link) and is_at(link.__code__, definition):
+                replacement = first_replacement(links[: depth + 1])
+                if replacement is not None:
+                    raise Foreign(f"{definition.reference} is replaced by {describe(replacement)}")
+                self._check_function(link, definition)
+                found.stock[definition.reference] = link
+                # Stock's own decorators wrap too; only further wrappers come from other code.
+                return tuple(map(describe, links[: max(0, depth - definition.decorators)]))
+        raise Foreign(f"{definition.reference} is replaced by {describe(links[0])}")
+
+    def _check_function(self, function: FunctionType, definition: Definition) -> None:
+        """Verify the code, the globals and the defaults of a function.
+
+        Raises:
+            Foreign: they are not those of its source.
+        """
+        reference, code = definition.reference, stock_code(function)
+        if any(name.startswith(PREFIX) for name in code.co_names):
+            raise Foreign(f"{reference} is patched by another copy: {describe(function)}")
+        if code is not self._compiled.get(reference):
+            if not is_compiled_from(code, definition):
+                raise Foreign(
+                    f"{reference} in memory is not what its source said when it was "
+                    f"judged: the file or the code in memory was changed"
+                )
+            self._compiled[reference] = code
+        # A copy in another module has equal code, but its own globals.
+        if function.__globals__ is not vars(sys.modules[module_of(reference)]):
+            raise Foreign(f"{reference} in memory reads the globals of other code")
+        if changed := changed_default(function, definition):
+            raise Foreign(f"the default of {changed} of {reference} was changed")
+
+
+def place_of(reference: str, found: Found) -> Any:
+    """The place of a target or an added definition that was just verified.
+
+    Raises:
+        TypeError: its code can't be exchanged.
+    """
+    owner, name = owner_of(reference)
+    function, held = found.stock.get(reference), raw(owner, name)
+    if function is None:
+        return place_at(owner, name)
+    if isinstance(held, property):
+        raise TypeError("a property is not exchangeable")
+    # A foreign wrapper may keep what it wraps under a second name.
+    if underlying(held) is function and (other := second_name(function, reference)):
+        raise TypeError(f"{reference} is also {other}, which would change with it")
+    return place_in(function)
+
+
+def second_name(function: FunctionType, reference: str) -> str:
+    """Another name of a function, in its module or in a class there or related to its own."""
+    owner, name = owner_of(reference)
+    module = sys.modules[module_of(reference)]
+    classes = [each for each in vars(module).values() if isinstance(each, type)]
+    scopes: list[Any] = [module, *(each for each in classes if each.__module__ == module.__name__)]
+    scopes += [*owner.__mro__, *_below(owner)] if isinstance(owner, type) else []
+    for scope in scopes:
+        for each, held in list(vars(scope).items()):
+            if underlying(held) is function and not (scope is owner and each == name):
+                return f"{scope.__name__}.{each}"
+    return ""
+
+
+def check_values(definition: Definition) -> None:
+    """Verify that each literal that a definition reads has the value in its source.
+
+    Raises:
+        Foreign: a value was changed, or is gone.
+    """
+    for reference, text in definition.values.items():
+        if not is_ready(module_of(reference)):
+            continue  # not imported yet, or only when the function that reads it runs
+        owner: Any = sys.modules[module_of(reference)]
+        *classes, name = qualname_of(reference).split(".")
+        for each in classes:
+            owner = vars(owner).get(each) if owner is not None else None
+        held = raw(owner, name) if owner is not None else MISSING
+        if held is MISSING and not classes:
+            raise Foreign(f"{reference}, which {definition.reference} reads, is gone from memory")
+        # A class may replace its literals when it is made, as an enumeration does with members.
+        is_kept = isinstance(held, int | float | str | bytes | tuple | None)
+        if (is_kept or not classes) and repr(held) != text and shown_at(owner, name) is None:
+            raise Foreign(
+                f"{reference}, which {definition.reference} reads, is {held!r:.80} "
+                f"in memory and {text} in the source"
+            )
+
+
+def check_relatives(reference: str, verified: Collection[str]) -> None:
+    """Verify that no unknown base or subclass has the attribute that a patch adds to a class.
+
+    The new attribute would hide a base's, and a subclass's would hide the new one.
+
+    Args:
+        reference: the attribute to add.
+        verified: references that may exist there, because they were verified.
+
+    Raises:
+        Foreign: a base or a subclass has the name, and it is not in `verified`.
+    """
+    owner, name = owner_of(reference)
+    if not isinstance(owner, type):
+        return
+    for each in (*owner.__mro__[1:-1], *_below(owner)):
+        of = f"{each.__module__}:{each.__qualname__}.{name}"
+        if name in vars(each) and of not in verified:
+            what = "inherited from" if issubclass(owner, each) else "overridden in"
+            raise Foreign(f"{reference} exists already: it is {what} {describe(each)}")
+
+
+def _around_ours(reference: str, held: Any, value: Any) -> tuple[str, ...]:
+    """The foreign wrappers around an attribute of ours.
+
+    Raises:
+        Foreign: its name no longer leads to our value.
+    """
+    if held is MISSING:
+        raise Foreign(f"{reference} is gone from memory")
+    wrappers = around(held, value)
+    if wrappers is None:
+        raise Foreign(f"{reference} is replaced by {describe(held)}")
+    return wrappers
+
+
+def _below(owner: type) -> Iterator[type]:
+    below: list[type] = type.__subclasses__(owner)
+    for each in below:
+        yield each
+        yield from _below(each)
+
+
+def _check_bases(held: type, definition: Definition) -> None:
+    """Verify that a class has the bases that its source names.
+
+    Raises:
+        Foreign: a base was replaced, added or removed.
+    """
+    names = definition.bases
+    bases = [base for base in held.__bases__ if base is not object]
+    module = sys.modules.get(module_of(definition.reference))
+    what = f"{held.__module__}:{held.__qualname__}"
+    # Python replaces a base that is not a class, such as NamedTuple, when it makes the class.
+    if any(not isinstance(getattr(module, name, type), type) for name in names if name):
+        return
+    for base, name in zip(bases, names, strict=False):
+        if name and base.__name__ != name and getattr(module, name, None) is not base:
+            raise Foreign(f"{what} has the base {describe(base)}, not {name}")
+    # An unnamed base, such as Generic[T], may stand for several bases or for none.
+    if all(names) and len(bases) != len([name for name in names if name != "object"]):
+        raise Foreign(f"{what} has {len(bases)} bases, not {len(names)}")

@@ -1,0 +1,314 @@
+"""Puts our code into stock's functions and takes it out again, all places of a patch at once.
+
+A function of stock's keeps its identity and gets a *trampoline* as its ``__code__``: so no
+``from … import`` goes stale, no wrapper of another plugin is lost, and ``super()`` works. The
+trampoline calls what a private global of the function's module holds. Anything else is an
+attribute, which is set and put back.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from operator import delitem, setitem
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+from ..model.patching import MISSING, Make
+from .threads import Step, at_rest, runs_here
+
+PREFIX = "_sglang_perf_patches_"
+"""Prefix of the private globals."""
+
+_NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_places: dict[Any, Any] = {}  # every place that was ever used
+
+
+class Shown(NamedTuple):
+    """What our code shows in this process.
+
+    Attributes:
+        patches: ids of the patches that are on.
+        values: place → what it shows, where that is not stock's.
+    """
+
+    patches: frozenset[str]
+    values: Mapping[Any, Any]
+
+
+class Board:
+    """Holds what is shown `now`; exchanged in the same call into C as memory."""
+
+    now = Shown(frozenset(), {})
+
+
+board = Board()
+
+
+class Place:
+    """What several patches may change, each in a layer of its own.
+
+    Attributes:
+        name: for messages and for the private global.
+        stock: what the lowest layer gets.
+    """
+
+    def __init__(self, name: str, stock: Any) -> None:
+        self.name = name
+        self.stock = stock
+        self._made: dict[tuple[Make, ...], Any] = {(): stock}
+
+    @property
+    def value(self) -> Any:
+        """What is shown here."""
+        return board.now.values.get(self, self.stock)
+
+    def made(self, layers: Collection[Make]) -> Any:
+        """What the layers make of stock's value, the one nearest to stock first.
+
+        Results are kept: a layer may import modules, which must not happen during an exchange.
+
+        Raises:
+            TypeError: the value can't stand here.
+        """
+        whole = tuple(layers)
+        for number in range(1, len(whole) + 1):
+            key = whole[:number]
+            if key not in self._made:
+                self._made[key] = self._fit(key[-1](self._made[key[:-1]]))
+        return self._made[whole]
+
+    def forget(self, layer: Make) -> None:
+        """Drop what a layer has part in."""
+        self._made = {key: value for key, value in self._made.items() if layer not in key}
+
+    def _fit(self, value: Any) -> Any:
+        return value
+
+
+class Function(Place):
+    """A function of stock's, whose code is exchanged; `stock` is a copy that keeps stock's code.
+
+    Raises:
+        TypeError: its body does not run during the call.
+    """
+
+    def __init__(self, function: FunctionType) -> None:
+        if function.__code__.co_flags & _NOT_PLAIN:
+            raise TypeError(
+                f"{function.__qualname__} is a coroutine or generator: not exchangeable"
+            )
+        super().__init__(f"{PREFIX}{function.__name__}_{id(function):x}", copy_of(function))
+        self.function = function
+        self.code = function.__code__
+        self.trampoline = trampoline(self.code, self.name)
+
+    def stands(self) -> bool:
+        """Whether the function has our code."""
+        return self.function.__code__ is self.trampoline
+
+    def codes(self, *, is_coming: bool) -> list[CodeType]:
+        """What a thread inside it executes; stock's code counts only until the first change."""
+        return [self.trampoline, self.code] if is_coming else [self.trampoline]
+
+    def steps(self, value: Any) -> Iterator[Step]:
+        """What is left to do until memory shows a value."""
+        function, names = self.function, self.function.__globals__
+        code, held = function.__code__, names.get(self.name, MISSING)
+        of_code = partial(getattr, function, "__code__")
+        of_name = partial(names.get, self.name, MISSING)
+        if value is self.stock:
+            if code is self.trampoline:
+                yield of_code, code, partial(setattr, function, "__code__", self.code)
+            if held is not MISSING:
+                yield of_name, held, partial(delitem, names, self.name)
+            return
+        if held is not value:
+            yield of_name, held, partial(setitem, names, self.name, value)
+        if code is self.code:
+            yield of_code, code, partial(setattr, function, "__code__", self.trampoline)
+
+    def _fit(self, value: Any) -> Any:
+        value = function_in(value)
+        if not callable(value):
+            raise TypeError(f"{self.function.__qualname__} was a function, not {type(value)}")
+        return value
+
+
+class Attribute(Place):
+    """An attribute that stock lacks (`stock` is `MISSING`), or whose value is no function."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        super().__init__(name, raw(owner, name))
+        self.owner = owner
+
+    def stands(self) -> bool:
+        """Whether its owner holds what is shown."""
+        return raw(self.owner, self.name) is self.value
+
+    def codes(self, *, is_coming: bool) -> list[CodeType]:
+        """See `Function.codes`."""
+        function = function_in(self.value)
+        return [] if is_coming or type(function) is not FunctionType else [function.__code__]
+
+    def steps(self, value: Any) -> Iterator[Step]:
+        """See `Function.steps`."""
+        owner, name = self.owner, self.name
+        held = raw(owner, name)
+        if held is value or not (held is self.stock or held is self.value):
+            return  # other code has replaced it: its object stays
+        act = partial(setattr, owner, name, value)
+        if value is MISSING:
+            act = partial(delattr, owner, name)
+        yield partial(vars(owner).get, name, MISSING), held, act
+
+    def _fit(self, value: Any) -> Any:
+        # Python calls this for what a class body defines, but not for what is assigned later.
+        set_name = getattr(type(value), "__set_name__", None)
+        if set_name is not None and isinstance(self.owner, type):
+            set_name(value, self.owner, self.name)
+        return value
+
+
+def place_in(function: FunctionType) -> Function:
+    """The place of a function; the same one as long as nobody else exchanges its code.
+
+    Raises:
+        TypeError: see `Function`.
+    """
+    place: Function | None = _places.get(id(function))
+    if place is None or not (place.stands() or function.__code__ is place.code):
+        place = _places[id(function)] = Function(function)
+    return place
+
+
+def place_at(owner: Any, name: str) -> Attribute:
+    """The place of an attribute; the same one as long as its owner holds stock's value or ours."""
+    place: Attribute | None = _places.get((id(owner), name))
+    if place is None or not (place in board.now.values or raw(owner, name) is place.stock):
+        place = _places[id(owner), name] = Attribute(owner, name)
+    return place
+
+
+def shown_at(owner: Any, name: str) -> Attribute | None:
+    """The place of an attribute that shows something of ours, else None."""
+    place = _places.get((id(owner), name))
+    return place if place in board.now.values else None
+
+
+def stock_code(function: FunctionType) -> CodeType:
+    """The code of a function, below ours."""
+    place = _places.get(id(function))
+    return place.code if place is not None and place.stands() else function.__code__
+
+
+def exchange(
+    changes: Mapping[Any, Any],
+    patches: frozenset[str],
+    is_idle: Callable[[], bool] | None = None,
+) -> bool:
+    """Show all of a change at once, if no thread is inside what changes.
+
+    Args:
+        changes: place → its new value.
+        patches: the ids of the patches that are on afterwards.
+        is_idle: see `at_rest`.
+
+    Returns:
+        False if it was not safe: nothing has changed.
+
+    Raises:
+        Exception: a step failed; it was rolled back.
+    """
+    before = board.now
+    values = {place: value for place, value in before.values.items() if place not in changes}
+    values |= {place: value for place, value in changes.items() if value is not place.stock}
+    # The caller may be inside stock's code, which it ends with. Inside ours, it would see a half.
+    if runs_here([code for place in changes for code in place.codes(is_coming=False)]):
+        return False
+    new = changes.keys() - before.values.keys()
+    codes = [code for place in changes for code in place.codes(is_coming=place in new)]
+    steps = [step for place, value in changes.items() for step in place.steps(value)]
+    after = partial(setattr, board, "now", Shown(patches, values))
+    steps.append((partial(getattr, board, "now"), before, after))
+    try:
+        return at_rest(codes, steps, is_idle)
+    except BaseException:
+        if board.now is before:  # a step failed, or an interruption came before the first
+            at_rest((), [step for place in changes for step in place.steps(place.value)])
+        raise
+
+
+# -- functions ------------------------------------------------------------------------------------
+
+
+def trampoline(code: CodeType, callee: str) -> CodeType:
+    """Code that passes every argument of `code` on to the global `callee`.
+
+    It has stock's parameters, file, first line and name, so that signatures, tracebacks and
+    compilers see the function that they know.
+    """
+    parameters, arguments = _parameters(code)
+    # Python requires new code to have as many free variables as the old. Dead code mentions them,
+    # which costs nothing per call.
+    free = ", ".join(code.co_freevars)
+    keep = f"  if False: ({free},)\n" if free else ""
+    syntax = ast.parse(
+        f"def outer({free}):\n def inner({parameters}):\n{keep}  return {callee}({arguments})\n"
+    )
+    for node in ast.walk(syntax):
+        if hasattr(node, "lineno"):
+            place: Any = node
+            place.lineno = place.end_lineno = code.co_firstlineno
+    inner = compile(syntax, code.co_filename, "exec", dont_inherit=True)
+    for _ in ("outer", "inner"):
+        inner = next(constant for constant in inner.co_consts if isinstance(constant, CodeType))
+    names: dict[str, Any] = {"co_name": code.co_name, "co_freevars": code.co_freevars}
+    if sys.version_info >= (3, 11):
+        names["co_qualname"] = code.co_qualname
+    return inner.replace(**names)
+
+
+def callee_of(function: FunctionType) -> Any:
+    """What a trampoline calls now, also one of another copy of this project; else None."""
+    names = (name for name in function.__code__.co_names if name.startswith(PREFIX))
+    return function.__globals__.get(next(names, ""))
+
+
+def function_in(value: Any) -> Any:
+    """The function in a static or class method; else the value itself."""
+    return value.__func__ if type(value) in (staticmethod, classmethod) else value
+
+
+def raw(owner: Any, name: str) -> Any:
+    """The attribute in the owner's own ``__dict__``; `MISSING` if it has none."""
+    return vars(owner).get(name, MISSING)
+
+
+def _parameters(code: CodeType) -> tuple[str, str]:
+    """A function's parameters as text: for its ``def`` line, and for a call that passes them on."""
+    names = iter(code.co_varnames)
+    positional = [next(names) for _ in range(code.co_argcount)]
+    keyword = [next(names) for _ in range(code.co_kwonlyargcount)]
+    rest = [f"*{next(names)}"] if code.co_flags & inspect.CO_VARARGS else []
+    more = [f"**{next(names)}"] if code.co_flags & inspect.CO_VARKEYWORDS else []
+    arguments = [*positional, *rest, *(f"{name}={name}" for name in keyword), *more]
+    if code.co_posonlyargcount:
+        positional.insert(code.co_posonlyargcount, "/")
+    star = rest or (["*"] if keyword else [])
+    return ", ".join([*positional, *star, *keyword, *more]), ", ".join(arguments)
+
+
+def copy_of(function: FunctionType) -> FunctionType:
+    """A new function object with the same code and attributes."""
+    parts = function.__code__, function.__globals__, function.__name__
+    copy = FunctionType(*parts, function.__defaults__, function.__closure__)
+    # From 3.14 on, to read the annotations evaluates them.
+    annotations = "__annotate__" if sys.version_info >= (3, 14) else "__annotations__"
+    for name in ("__kwdefaults__", "__qualname__", "__module__", "__doc__", annotations):
+        setattr(copy, name, getattr(function, name))
+    copy.__dict__.update(function.__dict__)
+    return copy

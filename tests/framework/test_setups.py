@@ -472,6 +472,10 @@ USES = {
         {"attention_backend": "triton", "speculative_draft_attention_backend": "flashinfer"},
         {"attention_backend": "triton", "prefill_attention_backend": "fa3"},
     ),
+    "fa3-prefills": (
+        {"attention_backend": "fa3", "prefill_attention_backend": "triton"},
+        {"attention_backend": "triton", "prefill_attention_backend": "fa3"},
+    ),
     "triton": (
         {"attention_backend": "triton", **dict.fromkeys(_BACKENDS, "fa3")},
         {"attention_backend": "fa3", "decode_attention_backend": "triton"},

@@ -43,6 +43,8 @@ APART_BUCKETS = (8, 40, 64)
 def main(rank: int, ranks: int, port: int, selection: str, arguments: str) -> None:
     """Boot, play and print."""
     qwen_server.lend()
+    # As in a server, whose runners are imported before its attention backend is made.
+    importlib.import_module("sglang.srt.model_executor.runner.prefill_cuda_graph_runner")
     sglang_perf_patches.activate(selection)
     heads = dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), ranks)
     asked = {"rank": rank, "port": port, "tp_size": ranks, **json.loads(arguments)}

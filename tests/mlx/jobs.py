@@ -125,7 +125,9 @@ def off() -> dict[str, Any]:
     before = held(modules)
     report = sglang_perf_patches.activate(OF_RUNNER, strict=True)
     results["live"] = [patch.id for patch in report.patches if patch.state == "live"]
-    results["changed"] = sorted(name for name, now in held(modules).items() if now != before[name])
+    results["changed"] = sorted(
+        name for name, now in held(modules).items() if now != before.get(name)
+    )
     sglang_perf_patches.deactivate()
     after = held(modules)
     # The kept objects are alive in `before`, so that equal ids mean the identical object.

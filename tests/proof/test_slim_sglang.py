@@ -107,6 +107,11 @@ BREAKS = {
         'inner(**{**kwargs, "host_size": sizes[0][0]} if sizes else kwargs)',
         "inner(**kwargs)",
     ),
+    "swa.prefill-graph": (
+        "swa/prefill_graph/inputs.py",
+        "torch.ge(self._numbers, tokens, out=self.unused)",
+        "self.unused.zero_()",
+    ),
     "swa.page-size-1": (
         "swa/page_size_1/body.py",
         'record_evicted(decode, kwargs["req"], length - tail)',

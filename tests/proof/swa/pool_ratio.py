@@ -53,7 +53,7 @@ def _compare(
         return
     require(full >= sizes(plain[0])[0], f"{where}: the full pool shrank")
     require(swa <= sizes(plain[0])[1], f"{where}: the sliding-window pool grew")
-    least = 0 if load.get("disable_radix_cache") else load.get("max_running_requests", 64)
+    least = load.get("max_running_requests", 64)
     require(swa >= ours[1]._swa_needs.with_tails(least), f"{where}: too small a pool")
     a_full, a_windowed = cells(plain[1])
     require(full * a_full + swa * a_windowed <= available, f"{where}: more than the budget")
@@ -86,7 +86,6 @@ def drawn(random: Random) -> tuple[int, Load]:
         "full": full,
         "windowed": windowed,
         "max_running_requests": random.randint(1, 600),
-        "disable_radix_cache": random.random() < 0.3,
     }
 
 
@@ -96,8 +95,7 @@ def pools_or_none(available: int, load: Load, *, published: bool = False) -> tup
     `published`: the process says first that it is that server.
     """
     if published:
-        caches = {"disable_radix_cache": True} if load.get("disable_radix_cache") else {}
-        publish(page_size=load["page_size"], max_running_requests=64, **caches)
+        publish(page_size=load["page_size"], max_running_requests=64)
     try:
         return pools(available, **load)
     except (RuntimeError, ValueError):

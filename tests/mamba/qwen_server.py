@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 from torch.nn import functional
 
+from sglang_perf_patches.live.published import Published
 from tests.proof.mamba import fake_cuda_graph
 from tests.proof.swa import window_models
 from tests.proof.swa.window_server import WindowServer, prepare
@@ -107,7 +108,14 @@ def served(buckets: Sequence[int] = (), **asked: Any) -> Iterator[WindowServer]:
     few = {"max_mamba_cache_size": 64}
     settings = {"attention_backend": "triton", "dtype": "float16", **few, **asked}
     hook: Any = importlib.import_module("sglang.srt.arg_groups.mamba_hook")
+    read = Published.read
+
+    def on_a_gpu(self: Any, name: str) -> Any:
+        """A CPU's server has no prefill graphs until `_capture`."""
+        return _breakable() if name == "graphs.prefill" and buckets else read(self, name)
+
     with (
+        mock.patch.object(Published, "read", on_a_gpu),
         mock.patch.object(hybrid, "check_cuda_graph_backend", return_value=bool(buckets)),
         mock.patch.object(hook, "_platform_supports_mamba_cache_extra_buffer", return_value=True),
     ):
@@ -172,13 +180,16 @@ def _experts(layer: Any, x: torch.Tensor, topk_output: Any, _: Any) -> torch.Ten
     return total.to(x.dtype)
 
 
+def _breakable() -> Any:
+    return importlib.import_module(f"{_EXECUTOR}.cuda_graph_config").Backend.BREAKABLE
+
+
 def _capture(model_runner: Any, buckets: Sequence[int]) -> None:
     """Have the release's runner capture the model's prefills into tapes."""
     context = importlib.import_module("sglang.srt.runtime_context")
-    kinds = importlib.import_module(f"{_EXECUTOR}.cuda_graph_config").Backend
     module = importlib.import_module(f"{_EXECUTOR}.runner.prefill_cuda_graph_runner")
     config = context.get_exec().graph.cuda_graph_config.prefill
-    config.backend, config.bs = kinds.BREAKABLE, list(buckets)
+    config.backend, config.bs = _breakable(), list(buckets)
 
     def capture(self: Any) -> None:
         fake_cuda_graph.without_kernels(True)

@@ -56,7 +56,7 @@ LAUNCH = (sys.executable, "-m", "sglang.launch_server")
         ("bash -c 'exec sglang serve M --tp 4'", {}, False),
         (
             "sh -lc 'export A=1 B=$HOME/x; sglang serve M --tp 4 # the server'",
-            {"A": "1", "B": "/opt/x"},
+            {"A": "1", "B": "/root/x"},
             False,
         ),
         (

@@ -228,7 +228,7 @@ def ones() -> dict[str, list[int]]:
 
 def warm_ups() -> list[int]:
     """Forwards of three captures: a server's first with a graph of one request, and two more."""
-    vars(counted_gdn().rig.backend).pop(gdn_prefill_graph._WARM, None)
+    vars(counted_gdn().rig.backend).pop(graphs._WARM, None)
     ran, run, counts = 0, Runner._run, []
 
     def counted(*given: Any) -> torch.Tensor:

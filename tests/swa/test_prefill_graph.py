@@ -31,7 +31,7 @@ SAYS = {
     "quantised KV": "--kv-cache-dtype",
     "a context-parallel server": "KV pool",
     "a layer without causality": "another way",
-    "long buckets": "up to 2048 tokens",
+    "long buckets": "up to 512 tokens",
     "another kernel": "chooses in another way",
 }
 """What is said where a server keeps stock's graphs. A draft's do not gate its target's."""

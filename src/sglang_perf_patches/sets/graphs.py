@@ -22,6 +22,8 @@ MOST = 30
 """Buckets, the smallest ones, of which a server of several ranks captures a further graph: each
 takes some two seconds of its boot. The default has so many of up to 512 tokens."""
 _made = itertools.count()
+_WARM = "_sglang_perf_patches_warm"
+"""On what further graphs share once their kernels are loaded."""
 
 
 def announce(patch: str, state: object) -> str:
@@ -50,13 +52,22 @@ def may_have_further(runner: Any, bucket: int) -> bool:
 
 
 @contextlib.contextmanager
-def without_warm_up(runner: Any, capturing: Any) -> Iterator[None]:
-    """Within, stock's warm-ups of a capture run nothing.
+def without_warm_up(runner: Any, capturing: Any, owner: Any) -> Iterator[None]:
+    """Within, stock's warm-ups of a capture run nothing, but for an owner's first capture.
+
+    The capture of the bucket's other graph was warmed up just before, with the same shapes. Kernels
+    that only the further graphs have are compiled and loaded for the first one, which is the
+    largest: a capture that loads one fails.
 
     Args:
         runner: a PrefillCudaGraphRunner, whose bucket was captured just before.
         capturing: stock's ``_current_capture_var``.
+        owner: what the further graphs of a server share.
     """
+    if not hasattr(owner, _WARM):
+        yield
+        setattr(owner, _WARM, True)
+        return
     backend, capture_one = runner.backend, runner.backend.capture_one
 
     def captured(key: Any, forward: Any, **rest: Any) -> None:

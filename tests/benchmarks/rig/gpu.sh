@@ -7,7 +7,6 @@
 #   boots SHAPE PATCHES     (5 min)  boots and memory, two a side at once
 #   lone SHAPE PATCHES      (5 min)  the same, one boot after the other
 #   verify   (4 min)  every CUDA patch, twice: the second time kernels are compiled; the record
-#   rows     (2 min)  FlashInfer's kernel with empty sequences
 set -uo pipefail
 kit=$1; shift
 out=${OUT:-/tmp/gpu-out}; mkdir -p "$out"
@@ -108,16 +107,11 @@ verify() {
   say "verify exit $?"; grep VERIFY "$out/verify.log"; tail -c 2500 "$out/verify.log"
 }
 
-rows() {
-  timeout -k 5 150 python3 tests/benchmarks/mamba/gpu/empty_rows.py "$out/rows.json" >"$out/rows.log" 2>&1
-  say "rows exit $?"; tail -c 2500 "$out/rows.log"
-}
-
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 while (($#)); do
   part=$1; shift
   case $part in
-    gdn | windows | verify | rows) say "$part"; $part ;;
+    gdn | windows | verify) say "$part"; $part ;;
     boots | lone) say "$part $1"; $part "$1" "$2"; shift 2 ;;
     *) echo "no part $part"; exit 2 ;;
   esac

@@ -254,6 +254,7 @@ SHAPES: dict[str, Shape] = {
             "layer_types": ["sliding_attention", "full_attention"] * 12,
             "num_local_experts": 32,
             "num_experts_per_tok": 4,
+            "quantization_config": {"quant_method": "mxfp4"},
         }
     ),
     "gemma-3-12b": Shape(
@@ -273,6 +274,29 @@ SHAPES: dict[str, Shape] = {
             "rope_local_base_freq": 10000.0,
             "sliding_window": 1024,
             "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 8,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "tie_word_embeddings": True,
+        }
+    ),
+    "gemma-3-4b": Shape(
+        {
+            **_COMMON,
+            "architectures": ["Gemma3ForCausalLM"],
+            "model_type": "gemma3_text",
+            "vocab_size": 262208,
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 34,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 10000.0,
+            "sliding_window": 1024,
+            "layer_types": [
+                "full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(34)
+            ],
             "hidden_activation": "gelu_pytorch_tanh",
             "tie_word_embeddings": True,
         }

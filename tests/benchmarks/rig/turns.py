@@ -9,7 +9,7 @@ sglang_perf_patches run`` with SGLANG_PERF_PATCHES, the release and its packages
 - SIDES: with commas between, beside ``stock``, which has every live patch off. ``all`` has every
   one on, ``-PATCH`` all but that one, ``PATCH+PATCH`` these alone. ``flashinfer`` and ``unwaited``
   are further sides of `mamba.gdn-prefill-graph` (``injected/gdn_graphs.py``).
-- PART: names in `PARTS`; without one `USUAL`. ``prefills`` and ``decodes`` are profiles, of a GPU.
+- PART: names in `PARTS`; without one `USUAL`. ``prefills``, ``decodes`` and ``host`` are profiles.
 - NAME=VALUE: fields of ServerArgs, or of the model's configuration with ``model.`` in front. An
   empty VALUE takes an option of the shape's away.
 
@@ -319,6 +319,24 @@ def prefills(sides: Sides) -> dict[str, Any]:
     return results
 
 
+def host(sides: Sides) -> dict[str, Any]:
+    """Where the host's time of a prefill goes, for the first cell, from a profile of four."""
+    results: dict[str, Any] = {}
+    count, length = map(int, CELLS[0].split("x"))
+
+    def some(times: int) -> None:
+        for _ in range(times):
+            sides.server.generate(sides.server.prompts(count, length), 1)
+
+    for name in sides.off:
+        sides.show(name)
+        for _ in range(2):  # the first prefills of such a profile may not use their graph
+            options = {"with_stack": True, "activities": ["CPU", "GPU"]}
+            events = traces.events(sides.server, partial(some, 4), **options)
+        results[name] = traces.host_functions(events, 4)
+    return results
+
+
 def decodes(sides: Sides) -> dict[str, Any]:
     """Calls of a verify step of one request, or of a token without speculation."""
     results: dict[str, Any] = {}
@@ -346,6 +364,7 @@ PARTS: dict[str, Callable[[Sides], dict[str, Any]]] = {
     "mixed": mixed,
     "prefills": prefills,
     "decodes": decodes,
+    "host": host,
     "offloaded": offloaded,
 }
 USUAL = ("tokens", "together", "ttft", "tpot", "prefills", "decodes")

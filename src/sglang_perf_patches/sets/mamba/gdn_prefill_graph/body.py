@@ -38,8 +38,6 @@ _TABLES = "_sglang_perf_patches_tables"
 """On the metadata of a captured prefill."""
 _AGAIN = "_sglang_perf_patches_again"
 """On a backend while a bucket is captured a second time: the metadata of the first."""
-_WARM = "_sglang_perf_patches_warm"
-"""On a backend once the kernels of graphs of one request are compiled."""
 _KEY = "_sglang_perf_patches_key"
 """On a backend: what its ranks have announced."""
 
@@ -136,9 +134,10 @@ def _rows(patching: Patching, backend: Any) -> int:
 
 def _capture_one_shape(patching: Patching) -> None:
     """Capture a bucket on tables, and as stock does it if some of its batches don't fit."""
-    from ...graphs import agree, may_have_further
+    from ...graphs import agree, may_have_further, without_warm_up
 
     gdn = patching.get(GDN)
+    capturing = patching.module(BREAKABLE)._current_capture_var
 
     @replaces(patching, f"{RUNNER}.capture_one_shape")
     def capture_one_shape(self: Any, size: int, *, inner: Any, **kwargs: Any) -> None:
@@ -172,7 +171,8 @@ def _capture_one_shape(patching: Patching) -> None:
                 one = None
                 metadata = self.attn_metadata_buffers[key]
                 if has_one and _tables_of(metadata).prepare_one(backend, patching.module):
-                    with _set(backend, _AGAIN, metadata), _without_warm_up(patching, self, backend):
+                    once = without_warm_up(self, capturing, backend)
+                    with _set(backend, _AGAIN, metadata), once:
                         inner(self, size, **kwargs)
                     one = graphs[key]
                 if stocks or one:
@@ -186,23 +186,6 @@ def _leaves_some(runner: Any, size: int, rows: int, backend: Any) -> bool:
         least += max((other for other in runner.capture_num_tokens if other < size), default=0)
     most = min(size, backend.req_to_token_pool.size)
     return rows < most or not tables_for(backend).rounds_alike(least, size)
-
-
-@contextlib.contextmanager
-def _without_warm_up(patching: Patching, runner: Any, backend: Any) -> Iterator[None]:
-    """Within, stock's warm-ups run nothing, but for a server's first graph of one request.
-
-    The capture of the bucket's other graph was warmed up just before, with the same shapes. What
-    only a graph of one request has was compiled for the first one, which is the largest.
-    """
-    from ...graphs import without_warm_up
-
-    if not hasattr(backend, _WARM):
-        yield
-        setattr(backend, _WARM, True)
-        return
-    with without_warm_up(runner, patching.module(BREAKABLE)._current_capture_var):
-        yield
 
 
 @contextlib.contextmanager

@@ -24,9 +24,9 @@ from ....model.patching import Patching, replaces
 from . import ATTENTION, BREAKABLE, PATCH, RADIX, RUNNER
 from .choices import Kind
 
-LONGEST = 2048
-"""Tokens up to which a bucket has a second graph: the kernels of longer prefills take longer than
-their launches."""
+LONGEST = 512
+"""Tokens up to which a bucket has a second graph. Of longer prompts the GPU works longer than the
+host needs to launch the layers."""
 _STATE = "_sglang_perf_patches_attention"
 """On a runner: its `_State`, or None if it stays stock's."""
 
@@ -131,13 +131,13 @@ def _capture_again(
     stocks, kept = graphs[key], held.get(key)
     backend = runner.model_runner.attn_backend
     capturing = patching.module(BREAKABLE)._current_capture_var
-    with without_warm_up(runner, capturing), _captured(backend, state, key.size, capturing):
+    with without_warm_up(runner, capturing, state), _captured(backend, state, key.size):
         capture()
     graphs[key] = Either(stocks, graphs[key], state, key.size, kept)
 
 
 @contextmanager
-def _captured(backend: Any, state: _State, tokens: int, capturing: Any) -> Iterator[None]:
+def _captured(backend: Any, state: _State, tokens: int) -> Iterator[None]:
     """Within, a capture has the layers in the graph.
 
     A replay computes rows of no token too. They come last, so no other row attends to them, and

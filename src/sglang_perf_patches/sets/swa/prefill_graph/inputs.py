@@ -35,9 +35,7 @@ class Inputs:
             self._window_table = torch.zeros_like(self._table)
             self._window_slots = torch.zeros(tokens, dtype=torch.int64, device=device)
         self._numbers = torch.arange(tokens, dtype=torch.int32, device=device)
-        self.unused = torch.zeros(tokens, dtype=torch.bool, device=device)
-        # Loads its kernel: a capture must not.
-        self.unused.new_zeros(tokens, dtype=backend.kv_cache_dtype).masked_fill_(self.unused, 0)
+        self.unused = torch.ones(tokens, dtype=torch.bool, device=device)
 
     def metadata(self, stocks: Any, tokens: int) -> Any:
         """Stock's FlashAttentionMetadata of a capture of so many tokens, on these tensors."""

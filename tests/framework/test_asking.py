@@ -456,6 +456,27 @@ def test_a_late_answer_is_one_sentence_and_no_second_try(publishing: Throwaway) 
     assert not tries.exists() or tries.read_text() == "x"  # none, if a busy machine took 2 s before
 
 
+LATE = """
+from sglang_perf_patches.cli.ask import answer
+from pathlib import Path
+class Late(answer.worker.Child):
+    def __init__(self, *given, limit_s, **more):
+        is_second = Path(__file__).with_name("tries").exists()
+        super().__init__(*given, limit_s=0.2 if is_second else limit_s, **more)
+answer.worker.Child = Late
+"""
+
+
+def test_a_late_second_try_leaves_the_failure_of_the_first(publishing: Throwaway) -> None:
+    """A busy machine needs most of the time for the first one."""
+    fails = f"open({str(publishing.site / 'tries')!r}, 'a')\nraise RuntimeError('no such wheel')\n"
+    publishing.put("sglang/srt/server_args.py", fails)
+    publishing.put("sitecustomize.py", PROVEN + LATE)
+    done = publishing.command("doctor", "--gpu", "none", "--", *LAUNCH)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.endswith("sglang 1.0 could not be asked: RuntimeError: no such wheel\n")
+
+
 def test_a_patch_of_the_argument_code_is_active_when_the_release_is_asked(
     publishing: Throwaway,
 ) -> None:

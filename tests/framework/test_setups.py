@@ -667,6 +667,36 @@ print("served", state()[0])
         assert "one.step is gated" not in done.stderr
 
 
+@pytest.mark.parametrize("ends_in", ["main", "record"])
+def test_under_strict_no_other_thread_logs_a_gate_or_goes_on(
+    throwaway: Throwaway, ends_in: str
+) -> None:
+    """However long the end takes: one line, and no other thread does anything meanwhile."""
+    done = serve(throwaway, "new").process(f"""{BEGINNING}
+from served import *
+import sglang.srt.server_args
+use(proven(STEP))
+end, speak = engine._end, engine.executor.afterwards
+def slow(line):
+    time.sleep(2)
+    end(line)
+def late():
+    if threading.current_thread() is threading.main_thread():
+        time.sleep(1)
+    speak()
+engine._end = slow
+ours.activate("one.step", strict=True)
+import sglang.srt.a
+if {ends_in == "record"}:
+    engine.executor.afterwards = late
+publish(enable_lora=True)
+print("served", state())
+""")
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert done.stderr.startswith("sglang-perf-patches: one.step is gated: "), done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
 def test_under_strict_what_is_not_needed_is_no_loss(server: Throwaway) -> None:
     done = server.play("""
 from served import *

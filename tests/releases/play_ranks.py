@@ -46,6 +46,7 @@ def main(rank: int, ranks: int, port: int, names: str, *patches: str) -> None:
     rig.alone = kinds.alone = lambda: None  # type: ignore[assignment, attr-defined]
     _share_heads(ranks)
     lines = [*play_setups.played(names, patches)]
+    distributed.barrier()  # the first rank's process has what the others meet by
     told = {"rank": distributed.get_rank(), "ranks": state.get_tp_group().world_size}
     print(json.dumps({**told, "lines": lines}), flush=True)
 

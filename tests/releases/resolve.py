@@ -75,7 +75,7 @@ def resolved(release: str, words: list[str]) -> dict[str, Any]:
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
             if computes_by_mlx(os.environ):  # a hybrid's defaults need a patch there
-                resolver.activate("all")
+                resolver.activate(os.environ.get("SGLANG_PERF_PATCHES", "all"))
             arguments = resolver.resolve(words)
         except SystemExit:
             return {"refused": said.getvalue().splitlines()[-1]}

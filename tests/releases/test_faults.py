@@ -142,6 +142,7 @@ EXAMPLES = {
     "mlx-penalties": Example(NEWEST, "plain --mlx-enable-sampling", "plain", gpu=MLX),
     "mlx-logprobs": Example(NEWEST, "plain", "plain --mlx-enable-sampling", gpu=MLX),
     "mlx-retracted-logprobs": Example(NEWEST, "plain --mlx-enable-sampling", "plain", gpu=MLX),
+    "mlx-pages": Example(NEWEST, "plain --page-size 16", "plain --page-size 1", gpu=MLX),
     "mlx-max-running": Example("0.5.16", "plain --max-running-requests 4", "plain", gpu=MLX),
     "mlx-rows": Example("0.5.20", "plain", "plain --disable-radix-cache", gpu=MLX, is_sure=False),
     "mlx-capacity": Example("0.5.21", "plain", ON_A_GPU, gpu=MLX),
@@ -189,7 +190,8 @@ def asked(release: str, folder: Path, servers: Sequence[tuple[str, str]]) -> lis
                 device = ["--device", "mps"] if is_mlx else []
                 given[at] = kind, ["--model-path", model, *device, *words]
         if given:
-            found = answered(release, [*given.values()], SGLANG_USE_MLX=str(int(is_mlx)))
+            stock = {"SGLANG_USE_MLX": str(int(is_mlx)), "SGLANG_PERF_PATCHES": "none"}
+            found = answered(release, [*given.values()], **stock)
             answers |= dict(zip(given, found, strict=True))
     return [answers[at] for at in range(len(servers))]
 

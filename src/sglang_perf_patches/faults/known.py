@@ -334,6 +334,14 @@ FAULTS = (
         help="pause with mode `in_place`, and fewer `--max-running-requests`",
     ),
     Fault(
+        name="mlx-pages",
+        symptom="MLX crashes at boot with pages of several tokens: `alloc_extend is only for paged "
+        "allocator`",
+        releases="0.5.10 … 0.5.23",
+        on="mlx pages",
+        help="remove `--page-size`",
+    ),
+    Fault(
         name="mlx-max-running",
         symptom="MLX crashes at boot: `'MlxModelRunnerStub' object has no attribute 'dp_size'`",
         releases="0.5.16",

@@ -39,7 +39,7 @@ def activate_now(
         registry.is_observed = True
         for observer in _observers:
             try:
-                observer.keep(report, look_again, registry)
+                observer.keep(_recorded, look_again, registry)
             except Exception:
                 logger.warning(
                     "sglang-perf-patches: `status` will not show this process",
@@ -79,6 +79,15 @@ def report() -> Report | None:
     """See `sglang_perf_patches.report`."""
     registry = _present()
     return registry.report() if registry else None
+
+
+def _recorded() -> Report | None:
+    """What observers record: nothing of a process that a lost patch ends.
+
+    The line about that patch is its only one, but another thread may log gates before it.
+    """
+    registry, found = _present(), report()
+    return None if registry and registry.notices.loss else found
 
 
 def look_again() -> None:

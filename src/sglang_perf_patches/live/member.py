@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -151,21 +152,25 @@ class Notices:
     Args:
         demanded: ids of patches whose loss ends the process instead of being logged.
         observers: told of each change.
+
+    Attributes:
+        loss: the line about the first demanded patch that was lost; "" if none was. It is set
+            before the patch has a state that observers log.
     """
 
     def __init__(self, demanded: Collection[str], observers: Iterable[Observer]) -> None:
         self._demanded = demanded
         self._observers = observers
         self._messages: deque[tuple[int, str]] = deque()
-        self._loss = ""
-        self._is_ending = False
+        self.loss = ""
+        self._ending: set[int] = set()
 
     def set_status(self, member: Member, state: State, reason: str) -> None:
         """Set the state of a patch, and notify the observers if it changed."""
         if member.status != (state, reason):
-            member.status = (state, reason)
             if state == "gated" and member.patch.id in self._demanded:
-                self.warn(member)
+                self._warn(member, state, reason)
+            member.status = (state, reason)
             self.notify(lambda observer: observer.changed())
 
     def notify(self, what: Callable[[Observer], None]) -> None:
@@ -178,10 +183,12 @@ class Notices:
 
     def warn(self, member: Member) -> None:
         """Note that a patch is lost, and why, for `flush`."""
-        state, reason = member.end or member.status
+        self._warn(member, *(member.end or member.status))
+
+    def _warn(self, member: Member, state: State, reason: str) -> None:
         line = f"sglang-perf-patches: {member.patch.id} is {state}: {reason}"
         if member.patch.id in self._demanded:
-            self._loss = self._loss or line
+            self.loss = self.loss or line
         else:
             self._messages.append((logging.WARNING, line))
 
@@ -197,10 +204,12 @@ class Notices:
         """Log the notices. Outside of the executor, because a log handler may call us again.
 
         Returns:
-            the line about the first demanded patch that was lost, once; then it is the only one.
+            `loss`, once to each thread; then it is the only line.
         """
-        if self._loss:
-            loss, self._is_ending = "" if self._is_ending else self._loss, True
+        if self.loss:
+            here = threading.get_ident()
+            loss = "" if here in self._ending else self.loss
+            self._ending.add(here)
             return loss
         while self._messages:
             try:

@@ -86,6 +86,7 @@ def ask(asked: ParsedCommand, gpu: Gpu | None, place: Place, selection: str) -> 
         environment["PYTHONPATH"] = os.pathsep.join(search)
     task = {"gpu": gpu and asdict(gpu), "selection": selection, "lenient": asked.by_dynamo}
     end = time.monotonic() + _LIMIT_S
+    line: Mapping[str, Any] = {}
     for minimal_imports in (True, False):
         with worker.Child(
             _RESOLVER,
@@ -94,7 +95,7 @@ def ask(asked: ParsedCommand, gpu: Gpu | None, place: Place, selection: str) -> 
             environment=environment,
             python=place.python or (sys.executable,),
         ) as child:
-            line: Mapping[str, Any] = next(iter(child), {})
+            line = next(iter(child), line)  # if the second try is late, the first one's failure
             ended = child.why_it_ended()
         if child.was_late and not line:
             raise OperatorError(

@@ -236,7 +236,9 @@ def test_alone_it_says_whether_all_is_well(throwaway: Throwaway) -> None:
     throwaway.put("sglang/srt/plugins/__init__.py", "")
     code, text = health(throwaway)
     lines = text.splitlines()
-    assert (code, lines[0]) == (0, "all is well")
+    conclusion = "all is well; for a server's command: sglang-perf-patches doctor -- COMMAND"
+    assert (code, lines) == (0, [conclusion])
+    assert "chosen     ok  1 ready" in health(throwaway, "--all")[1]
     by_check = checks(throwaway)
     assert {name: word for name, (word, _) in by_check.items()} == {
         "installed": "ok",
@@ -284,9 +286,10 @@ def test_it_says_what_to_change(
     done = throwaway.process(with_known, **variables)
     assert done.returncode == code, done.stderr
     assert check in done.stdout.splitlines()[0]
-    (line,) = [each for each in done.stdout.splitlines() if each.startswith(f"  {check}: ")]
-    assert change in line
-    assert any(each.startswith(check) and word in each for each in done.stdout.splitlines())
+    said = " ".join(done.stdout.split())
+    assert change in said.partition(f" {check}: ")[2]
+    shown = throwaway.process(with_known.replace('"doctor"', '"doctor", "--all"'), **variables)
+    assert any(each.startswith(check) and word in each for each in shown.stdout.splitlines())
 
 
 @contextlib.contextmanager

@@ -46,6 +46,9 @@ _VERBS = {
 """Verb → its module and its help text. Only the module of the verb in use is imported."""
 
 
+_ASK = "sglang-perf-patches doctor -- COMMAND"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; every bad input is one sentence on stderr."""
     render.be_tolerant()
@@ -89,14 +92,19 @@ def _run(words: list[str]) -> int:
         at = words.index("--")
         words, command = words[:at], words[at + 1 :]
     if words[0] == "list" and "--" in words:
-        raise OperatorError("list takes no command: use sglang-perf-patches doctor -- COMMAND")
+        raise OperatorError(f"list takes no command: use {_ASK}")
     parser = _parser(words[:1])
-    near = difflib.get_close_matches(words[0], _VERBS, n=1)
-    if near and words[0] not in _VERBS and not words[0].startswith("-"):
-        parser.error(f"there is no verb {words[0]!r}: did you mean {near[0]}?")
+    if words[0] not in _VERBS and not words[0].startswith("-"):
+        near = difflib.get_close_matches(words[0], _VERBS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"for a server's command: {_ASK}"
+        parser.error(f"there is no verb {words[0]!r}: {hint}")
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        hint = ": to ask about a server, use doctor -- COMMAND" if words[0] == "doctor" else ""
+        hints = {
+            "doctor": "" if command else f": put `--` before the command, as in {_ASK}",
+            "list": f"; for a server's command: {_ASK}",
+        }
+        hint = hints.get(words[0], "")
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if words[0] == "doctor":
         args.command = command

@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options: the tree to upgrade to, or a server's GPU."""
     add_tree(parser)
     parser.add_argument(
-        "--all", action="store_true", help="also show the patches whose state does not change"
+        "--all", action="store_true", help="also show what is well, off, not needed or unchanged"
     )
     asking.add_options(parser)
     add_json(parser)
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         return asking.run(args)
     asking.reject_gpu(args)
     if args.sglang_path is None and args.sglang_version is None:
-        return health.run(as_json=args.json)
+        return health.run(as_json=args.json, show_all=args.all)
     return _upgrade(args)
 
 

@@ -245,7 +245,7 @@ def test_the_table_says_what_gates_and_what_is_not_needed(publishing: Throwaway)
     plain = publishing.command(*ask)
     assert plain.returncode == 0, plain.stderr
     assert plain.stdout.startswith(
-        "1 patch is live in this server; it keeps no known fault of sglang 1.0.\n\nsglang 1.0 at "
+        "1 patch will be live in this server; it keeps no known fault of sglang 1.0.\n\nsglang 1.0 at "
     )
     assert "on no GPU" in plain.stdout
     assert "chatter" not in plain.stdout
@@ -255,7 +255,7 @@ def test_the_table_says_what_gates_and_what_is_not_needed(publishing: Throwaway)
     assert "two.policy" not in brief
     assert "1 off (opt-in), 1 not needed: add --all" in brief
     gated = publishing.command(*ask, "--tp", "4").stdout
-    assert gated.startswith("No patch is live in this server; ")
+    assert gated.startswith("No patch will be live in this server; ")
     assert "bench server" not in gated
     assert "Turned off by this set-up:\n  one.step: tensor" in gated
     words = "tensor parallelism is on (--tp-size): this patch was not tested with that"
@@ -283,12 +283,14 @@ def test_a_release_that_loads_no_plugin_has_nothing_live(publishing: Throwaway) 
     (publishing.site / "sglang/srt/plugins.py").unlink()
     ask = ("doctor", "--gpu", "none", "--", "SGLANG_PERF_PATCHES_STRICT=1")
     done = publishing.command(*ask, *LAUNCH)
-    assert done.stdout.startswith("No patch is live, because this server does not load them;"), done
+    assert done.stdout.startswith(
+        "No patch will be live, because this server does not load them;"
+    ), done
     assert "sglang-perf-patches run COMMAND" in done.stdout.partition("\n\n")[0]
     assert "bench server" not in done.stdout
     assert "STRICT" not in done.stdout
     under_run = publishing.command(*ask, "sglang-perf-patches", "run", *LAUNCH)
-    assert under_run.stdout.startswith("1 patch is live in this server; ")
+    assert under_run.stdout.startswith("1 patch will be live in this server; ")
 
 
 def run_strictly(publishing: Throwaway, *words: str) -> str:
@@ -313,7 +315,7 @@ def test_what_fails_without_the_compiler_is_asked_with_it(publishing: Throwaway)
     publishing.put("sglang/srt/server_args.py", needs + SERVER_ARGS)
     done = publishing.command("doctor", "--gpu", "none", "--", *LAUNCH, "--tp", "4")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("No patch is live in this server; ")
+    assert done.stdout.startswith("No patch will be live in this server; ")
     assert "Turned off by this set-up:\n  one.step: " in done.stdout
 
 

@@ -56,7 +56,7 @@ def change(tree: Path, file: str, before: str, after: str) -> None:
 def test_an_equal_tree_changes_nothing(throwaway: Throwaway, other: Path) -> None:
     done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert done.returncode == 0, done.stderr
-    assert set(changes(done).values()) == {"applies as before"}
+    assert set(changes(done).values()) == {"same"}
     data = json.loads(done.stdout)
     assert (data["from"]["version"], data["to"]["version"]) == ("1.0", "2.0")
     assert data["lost"] == []
@@ -71,13 +71,13 @@ def test_each_change_is_named_and_a_lost_patch_is_exit_1(throwaway: Throwaway, o
     assert changes(done) == {
         "one.step": "lost",
         "two.policy": "lost",
-        "two.gone": "not there",
-        "two.built": "becomes built-in",
+        "two.gone": "absent",
+        "two.built": "built-in",
     }
     assert json.loads(done.stdout)["lost"] == ["one.step"]  # nobody chose the policy patch
     text = throwaway.command("doctor", "--sglang-path", str(other))
     lines = text.stdout.splitlines()
-    assert lines[0] == ("chosen, and lost: one.step (2 lost, 1 becomes built-in, 1 not there)")
+    assert lines[0] == ("chosen, and lost: one.step (2 lost, 1 built-in, 1 absent)")
     assert [line.split()[0] for line in lines if " applies " in line] == [
         *("one.step", "two.policy", "two.gone", "two.built")
     ]
@@ -102,8 +102,8 @@ def test_the_way_back_to_an_older_sglang_has_its_own_words(
     (other / "srt" / "b.py").unlink()
     throwaway.put("sitecustomize.py", knowing(other))
     done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
-    assert changes(done)["two.built"] == "ours again"
-    assert changes(done)["one.step"] == "applies as before"
+    assert changes(done)["two.built"] == "gained"
+    assert changes(done)["one.step"] == "same"
     text = throwaway.command("doctor", "--sglang-path", str(other)).stdout
     assert text.startswith("no chosen patch is lost (")
     assert "one.step" not in text

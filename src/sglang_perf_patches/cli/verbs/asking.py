@@ -16,7 +16,7 @@ from ...compat.verdict import Verdict
 from ...model import switch
 from ...model.feature import Setup
 from ...patch_page import Headline
-from .. import entry_point, interpreter, render
+from .. import interpreter, render
 from ..ask import answer, command, gpus
 from ..ask.answer import Outlook
 from ..interpreter import Place
@@ -67,10 +67,8 @@ def run(args: argparse.Namespace) -> int:
     asked = command.parse(args.command, os.environ)
     gpu = _gpu(args.gpu, asked)
     place = _place(args, asked)
-    tree = place.tree
+    tree, obstacle = place.tree, place.obstacle
     selection = selected(asked.environment.get(switch.VARIABLE, "all"))
-    obstacle = "" if asked.under_run else entry_point.why_not_loaded(tree, asked.environment)
-    obstacle = place.obstacle or obstacle
     told = answer.ask(asked, gpu, place, "none" if obstacle else selection.text)
     setup, conditions = told.setup, told.conditions
     verdicts = judged(tree)
@@ -150,10 +148,10 @@ def _head(live: int, kept: int, release: str, obstacle: str) -> str:
     faults = {0: "no known fault", 1: "1 known fault"}.get(kept, f"{kept} known faults")
     keeps = f"it keeps {faults} of sglang {release}."
     if obstacle:
-        none = f"No patch is live, because this server does not load them; {keeps} {obstacle}"
+        none = f"No patch will be live, because this server does not load them; {keeps} {obstacle}"
         return render.filled(none)
-    patches = {0: "No patch is", 1: "1 patch is"}.get(live, f"{live} patches are")
-    return render.filled(f"{patches} live in this server; {keeps}")
+    patches = {0: "No patch", 1: "1 patch"}.get(live, f"{live} patches")
+    return render.filled(f"{patches} will be live in this server; {keeps}")
 
 
 def _sections(
@@ -193,7 +191,7 @@ def _place(args: argparse.Namespace, asked: command.ParsedCommand) -> Place:
     """The sglang that the options name, read by this Python; else the command's own."""
     if args.sglang_path is None and args.sglang_version is None:
         return interpreter.place(asked)
-    return Place(tree_at(args.sglang_path, args.sglang_version))
+    return interpreter.of_tree(tree_at(args.sglang_path, args.sglang_version), asked)
 
 
 def _remarks(asked: command.ParsedCommand, place: Place, unasked: Sequence[str]) -> list[str]:

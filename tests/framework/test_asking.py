@@ -245,7 +245,8 @@ def test_the_table_says_what_gates_and_what_is_not_needed(publishing: Throwaway)
     plain = publishing.command(*ask)
     assert plain.returncode == 0, plain.stderr
     assert plain.stdout.startswith(
-        "1 patch will be live in this server; it keeps no known fault of sglang 1.0.\n\nsglang 1.0 at "
+        "1 patch will be live in this server; it keeps no known fault of sglang 1.0.\n\n"
+        "sglang 1.0 at "
     )
     assert "on no GPU" in plain.stdout
     assert "chatter" not in plain.stdout

@@ -333,8 +333,10 @@ def test_a_server_of_another_environment_is_named_apart(throwaway: Throwaway) ->
     with serving(throwaway, failing) as (process, _, _):
         assert checks(throwaway)["live"][0] == "bad"
         throwaway.put("sitecustomize.py", "import sys\nsys.prefix = '/elsewhere'\n")
-        where = f"it runs in another environment, {sys.prefix}; run doctor there"
-        assert checks(throwaway)["live"] == ("-", f"process {process.pid}: {where}")
+        where = f"process {process.pid}: it runs in another environment, {sys.prefix}"
+        assert checks(throwaway)["live"] == ("-", where)
+        said = " ".join(health(throwaway)[1].split())
+        assert f"live: {where} run doctor there" in said
 
 
 def test_without_sglang_it_is_exit_2(throwaway: Throwaway) -> None:

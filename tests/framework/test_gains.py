@@ -124,11 +124,11 @@ def test_what_prevents_a_fault_here_is_first_in_its_set() -> None:
     judged = [Verdict(patch, "applies", "") for patch in sets.load()[0].patches]
 
     def listed(faults: str) -> list[str]:
-        rows = [
-            (one.patch.id, faults if one.patch.worth and one.patch.worth.rule == "b" else "off", ())
-            for one in judged
-        ]
-        return re.findall(r"^  (\S+): ", table.of_patches(rows, judged, "0.5.23"), re.MULTILINE)
+        states = {
+            one.patch.id: (faults if table.prevents(one.patch) else "off", "") for one in judged
+        }
+        text = table.of_patches(judged, judged, states, "0.5.23")
+        return re.findall(r"^  (\S+): ", text, re.MULTILINE)
 
     assert listed(table.READY)[0] == listed(table.LIVE)[0] == "mlx.hybrid-cache"
     assert listed("not needed")[0] == "mlx.pool-write"

@@ -14,8 +14,6 @@ from ..patch_page import WORDS, Headline, works_with
 from . import render
 
 READY, LIVE, OFF, OPT_IN = "ready", "live", "off (not chosen)", "off (opt-in)"
-Row = tuple[str, str, Sequence[str]]
-"""A patch's id, its state, and what else there is to say."""
 _NO_COST = "none known"
 
 
@@ -36,32 +34,42 @@ def prevents(patch: Patch) -> bool:
 
 
 def of_patches(
-    rows: Sequence[Row], judged: Iterable[Verdict], release: str, *, with_costs: bool = True
+    shown: Sequence[Verdict],
+    judged: Iterable[Verdict],
+    states: Mapping[str, tuple[str, str]],
+    release: str,
+    *,
+    with_costs: bool = True,
+    with_all: bool = False,
 ) -> str:
-    """The patches of `rows` below a heading for each set; `judged` has the verdict on every patch.
+    """The patches of `shown` below a heading for each set.
 
-    A gain that was not measured on `release` says so.
+    Args:
+        shown: the patches.
+        judged: the verdict on every patch.
+        states: patch → its state, and what it does or why it is off.
+        release: a gain that was not measured on it says so.
+        with_costs: adds what each patch costs.
+        with_all: adds also features and links, and the second part of `states`.
     """
     by_id = {one.patch.id: one.patch.proven_in(one.variant) for one in judged}
-    headlines = {row[0]: patch_page.read(row[0]).headline(release) for row in rows}
-
-    def place(row: Row) -> tuple[bool, float]:
-        headline = headlines[row[0]]
-        is_first = row[1] in (READY, LIVE) and prevents(by_id[row[0]])
-        return not is_first, headline.ratio if headline else 1.0
-
     parts = []
     for one in sets.load():
-        members = sorted((row for row in rows if by_id[row[0]].set == one.name), key=place)
         entries = []
-        for name, state, more in members:
-            headline = headlines[name]
+        for patch in (by_id[each.patch.id] for each in shown if each.patch.set == one.name):
+            (state, why), headline = states[patch.id], patch_page.read(patch.id).headline(release)
             use = f", if you use {headline.uses}" if headline and state == READY else ""
-            costs = cost(headline) if with_costs else ""
-            entries.append(entry(f"{name}: {state}{use}", gain(headline, release), costs, *more))
+            lines = [gain(headline, release), cost(headline) if with_costs else ""]
+            if with_all:
+                links = ", ".join("#" + name.rpartition("#")[2] for name in patch.upstream)
+                lines += [features(patch, by_id), why, f"upstream: {links}" if links else ""]
+            is_first = state in (READY, LIVE) and prevents(patch)
+            place = (not is_first, headline.ratio if headline else 1.0)
+            entries.append((place, entry(f"{patch.id}: {state}{use}", *lines)))
         if entries:
             heading = render.filled(f"{one.name}: {one.summary}", "", "  ")
-            parts.append("\n".join([heading, *entries]))
+            in_order = sorted(entries, key=lambda each: each[0])
+            parts.append("\n".join([heading, *(text for _, text in in_order)]))
     return "\n\n".join(parts)
 
 

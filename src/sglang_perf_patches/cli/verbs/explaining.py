@@ -19,7 +19,7 @@ from ...model.releases import supported_until
 from ...model.selection import Selection, members
 from ...model.switch import is_off
 from .. import markdown, render
-from ..table import features
+from ..table import features, of_patches
 from . import (
     add_json,
     add_tree,
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         shown = [one for one in verdicts if one.word not in idle]
         parts = [
             f"on sglang {tree.version}{_until(tree)}",
-            listing.table(
+            of_patches(
                 shown,
                 everything,
                 prospects,

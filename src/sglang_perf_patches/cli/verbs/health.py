@@ -86,7 +86,7 @@ def _text(checks: Sequence[Check], release: str, *, show_all: bool) -> Iterator[
         yield f"to check: {', '.join(check.check for check in bad)}"
     else:
         yield "all is well; for a server's command: sglang-perf-patches doctor -- COMMAND"
-    for check in bad:
+    for check in (check for check in checks if check.change):
         yield entry(f"{check.check}: {check.said}", check.change)
     if show_all:
         yield render.table(
@@ -131,7 +131,7 @@ def _servers() -> Iterator[Check]:
     for one in running:
         if not one.is_of_this_environment:
             where = f"it runs in another environment, {one.members[0]['prefix']}"
-            yield Check("live", "-", f"{one.name}: {where}; run doctor there")
+            yield Check("live", "-", f"{one.name}: {where}", "run doctor there")
             continue
         states = summary.over_processes(one.members)
         live = summary.in_state(states, "live")

@@ -15,7 +15,7 @@ from ...compat.verdict import Verdict
 from ...model.releases import KNOWN, supported_until
 from ...model.selection import Selection
 from .. import entry_point, machine, render
-from ..table import OFF, OPT_IN, READY, features, of_patches
+from ..table import OFF, OPT_IN, READY, of_patches
 from . import add_json, add_tree, any_is_lost, judged, selected, tree_at
 
 READY_MEANS = (
@@ -109,30 +109,6 @@ def prospects(
     return {one.patch.id: _prospect(one, selection, is_here=is_here) for one in verdicts}
 
 
-def table(
-    shown: Iterable[Verdict],
-    verdicts: Sequence[Verdict],
-    by_patch: Mapping[str, tuple[str, str]],
-    release: str,
-    *,
-    with_all: bool,
-    with_costs: bool = True,
-) -> str:
-    """The patches of `shown`, by set, with their `prospects`; `verdicts` are those on all patches.
-
-    `with_all` adds features and links, and what each patch does or why it is off.
-    """
-    patches = {one.patch.id: one.patch.proven_in(one.variant) for one in verdicts}
-    rows = []
-    for one in shown:
-        word, why = by_patch[one.patch.id]
-        links = ", ".join("#" + name.rpartition("#")[2] for name in one.patch.upstream)
-        works = features(patches[one.patch.id], patches)
-        more = (works, why, f"upstream: {links}" if links else "") if with_all else ()
-        rows.append((one.patch.id, word, more))
-    return of_patches(rows, verdicts, release, with_costs=with_costs)
-
-
 def _prospect(judged: Verdict, selection: Selection, *, is_here: bool) -> tuple[str, str]:
     patch = judged.patch
     if judged.word in {BUILT_IN, ABSENT}:
@@ -167,7 +143,7 @@ def _text(
         f"at {tree.root}"
     ]
     if shown:
-        parts.append(table(shown, verdicts, by_patch, tree.version, with_all=show_all))
+        parts.append(of_patches(shown, verdicts, by_patch, tree.version, with_all=show_all))
     if not show_all:
         parts += [
             render.filled(f"{patch_id} is {word}: {why}")

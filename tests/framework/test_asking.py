@@ -45,6 +45,13 @@ LAUNCH = (sys.executable, "-m", "sglang.launch_server")
             True,
         ),
         ("python -m sglang_perf_patches run sglang serve M --tp 4", {}, True),
+        (
+            "sglang-perf-patches run PYTHONPATH=/x sglang serve M --tp 4",
+            {"PYTHONPATH": "/x"},
+            False,
+        ),
+        ("sglang-perf-patches run env -u PYTHONPATH sglang serve M --tp 4", {}, False),
+        ("sglang-perf-patches run sudo sglang serve M --tp 4", {"SGLANG_A": None}, False),
         ("numactl --cpunodebind=0 --membind 0 nohup sglang serve M --tp 4", {}, False),
         ("python3 -msglang.launch_server --model-path M --tp 4", {}, False),
         ("python3 -um sglang.launch_server --model-path M --tp 4", {}, False),

@@ -17,6 +17,7 @@ from ..compat.source import Tree, TreeError
 from ..model import releases
 from ..model.errors import OperatorError
 from . import entry_point
+from .ask import command
 from .ask.command import ParsedCommand
 from .ask.front import Front, is_python, of_python
 
@@ -45,49 +46,31 @@ _TAG = re.compile(r"[:-]v?(\d+\.\d+\.\d+(?:\.post\d+)?)(?![\d.])")
 _NAME_IT = "name another one with --sglang-version or --sglang-path"
 
 
-def python_of(command: Sequence[str], path: str | None = None) -> list[str]:
-    """The first words of a command, up to its Python and that Python's options.
-
-    Args:
-        command: ``python …`` or the script ``sglang``; also after what `Front` knows.
-        path: where programs are searched; None means PATH.
-
-    Returns:
-        words that start that Python when ``-c SCRIPT`` follows; empty if it is unknown.
-    """
+def isolating_flag(command: Sequence[str]) -> str:
+    """The option by which a command's Python ignores what ``run`` sets; "" if none does."""
     words = list(command)
     try:
         Front({}).take(words)
     except OperatorError:
-        return []
-    before = list(command[: len(command) - len(words)])
-    if not words or (program := shutil.which(words[0], path=path)) is None:
-        return []
-    if is_python(words[0]):
-        return [*before, words[0], *of_python(words[1:])[0]]
-    python = Path(program).resolve().with_name("python3")
-    return [*before, str(python)] if os.path.basename(program) == "sglang" else []
+        return ""
+    options = of_python(words[1:])[0] if words and is_python(words[0]) else []
+    return next(filter(_CUTS_OFF.match, options), "")
 
 
-def isolating_flag(words: Sequence[str]) -> str:
-    """The option by which a Python ignores the environment that ``run`` sets; "" if none does."""
-    return next(filter(_CUTS_OFF.match, words), "")
-
-
-def obstacle(command: Sequence[str], environment: Mapping[str, str]) -> str:
+def obstacle(words: Sequence[str], environment: Mapping[str, str]) -> str:
     """Why a server of this command would run without patches; "" if nothing speaks against it.
 
-    It starts the command's Python once, with a script that imports neither sglang nor a patch.
+    Also "" if its Python or that one's sglang is not known here.
 
     Args:
-        command: the operator's command, with our ``run`` before it if that starts it.
+        words: the operator's command, with our ``run`` before it if that starts it.
         environment: the server's environment.
     """
-    python = python_of(command, environment.get("PATH"))
-    if not python:
+    try:
+        there = place(command.parse(words, environment))
+    except OperatorError:
         return ""
-    (_, why), option = _probed(python, environment), isolating_flag(python)
-    return f"{why} {option} keeps `sglang-perf-patches run` out." if why and option else why
+    return there.obstacle if there.python else ""
 
 
 @dataclass(frozen=True)
@@ -115,9 +98,13 @@ def place(asked: ParsedCommand) -> Place:
     """
     path = asked.environment.get("PATH", os.defpath)
     words = [] if asked.elsewhere else _started(asked.python, path)
-    folder, obstacle = _probed(words, asked.environment, is_run=asked.under_run)
+    option = isolating_flag(words)
+    is_run = asked.under_run and not option
+    folder, why = _probed(words, asked.environment, is_run=is_run)
     if folder:
-        return Place(source.at(folder), tuple(words), obstacle)
+        if why and asked.under_run and option:
+            why = f"{why} {option} keeps `sglang-perf-patches run` out."
+        return Place(source.at(folder), tuple(words), why)
     if asked.elsewhere:
         why = f"the command runs in {asked.elsewhere}"
     elif words:
@@ -164,10 +151,10 @@ def _probed(
 
     Also "" if that Python can't be started or hangs. `is_run`: ``run`` starts the server.
     """
-    command = [*python, "-c", _PROBE, *(["run"] if is_run else [])]
+    words = [*python, "-c", _PROBE, *(["run"] if is_run else [])]
     try:
         done = subprocess.run(
-            command, env=dict(environment), capture_output=True, text=True, timeout=_LIMIT_S
+            words, env=dict(environment), capture_output=True, text=True, timeout=_LIMIT_S
         )
         folder, why = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):

@@ -27,7 +27,8 @@ _VERBS = {
     "status": ("status", "what is live in your running sglang servers"),
     "doctor": (
         "doctoring",
-        "whether all is well here; what an upgrade or a server's command would change",
+        "what the patches do in a server, before it boots; whether all is well here; what an "
+        "upgrade would change",
     ),
     "verify": (
         "verifying",
@@ -117,7 +118,8 @@ def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sglang-perf-patches",
         description="Performance fixes for an unmodified, released sglang.",
-        epilog="Without a verb, or with --list: list. SGLANG_PERF_PATCHES chooses the patches.",
+        epilog=f"Start with: {_ASK}. Without a verb, or with --list: list. SGLANG_PERF_PATCHES "
+        "chooses the patches.",
     )
     parser.add_argument("--version", action="version", version=f"sglang-perf-patches {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")

@@ -45,6 +45,13 @@ LAUNCH = (sys.executable, "-m", "sglang.launch_server")
             True,
         ),
         ("python -m sglang_perf_patches run sglang serve M --tp 4", {}, True),
+        (
+            "sglang-perf-patches run PYTHONPATH=/x sglang serve M --tp 4",
+            {"PYTHONPATH": "/x"},
+            False,
+        ),
+        ("sglang-perf-patches run env -u PYTHONPATH sglang serve M --tp 4", {}, False),
+        ("sglang-perf-patches run sudo sglang serve M --tp 4", {"SGLANG_A": None}, False),
         ("numactl --cpunodebind=0 --membind 0 nohup sglang serve M --tp 4", {}, False),
         ("python3 -msglang.launch_server --model-path M --tp 4", {}, False),
         ("python3 -um sglang.launch_server --model-path M --tp 4", {}, False),
@@ -179,7 +186,7 @@ def test_what_is_no_server_is_one_sentence(line: str, said: str) -> None:
         (("doctor", "--gpu", "H100"), "--gpu needs the server's command after --"),
         (("list", "--gpu", "H100"), "unrecognized arguments: --gpu H100"),
         (("doctor", "--gpu", "X1", "--", *LAUNCH), "--gpu X1 is unknown: give one of A100"),
-        (("doctor", "--tp-size", "4"), "--tp-size 4: to ask about a server, use doctor -- COMMAND"),
+        (("doctor", "--tp-size", "4"), "--tp-size 4: put `--` before the command, as in "),
         (("doctor", "--"), "a command is missing after --"),
         (("list", "--", *LAUNCH), "use sglang-perf-patches doctor -- COMMAND"),
         (("--", *LAUNCH), "use sglang-perf-patches doctor -- COMMAND"),
@@ -244,17 +251,23 @@ def test_the_table_says_what_gates_and_what_is_not_needed(publishing: Throwaway)
     ask = ("doctor", "--gpu", "none", "--all", "--", *LAUNCH)
     plain = publishing.command(*ask)
     assert plain.returncode == 0, plain.stderr
-    assert plain.stdout.startswith("1 live, 1 off (opt-in), 1 not needed\nsglang 1.0 at ")
+    assert plain.stdout.startswith(
+        "1 patch will be live in this server; it keeps no known fault of sglang 1.0.\n\n"
+        "sglang 1.0 at "
+    )
     assert "on no GPU" in plain.stdout
     assert "chatter" not in plain.stdout
-    assert "one.step: live" in plain.stdout
-    assert "`live`: the patch will be on in this server" in plain.stdout
-    assert "No known fault of sglang 1.0 on this server." in plain.stdout
+    assert "Live, with no gain measured for this set-up:\n  one.step: summary" in plain.stdout
+    assert "bench server -- COMMAND" in plain.stdout
+    brief = publishing.command(*ask[:3], *ask[4:]).stdout
+    assert "two.policy" not in brief
+    assert "1 off (opt-in), 1 not needed: add --all" in brief
     gated = publishing.command(*ask, "--tp", "4").stdout
-    none = "No patch will be live in this server: "
-    assert gated.startswith(f"{none}1 gated, 1 off (opt-in), 1 not needed\n")
-    assert "`live`" not in gated
-    assert "tensor parallelism is on (--tp-size): this patch was not tested with that" in gated
+    assert gated.startswith("No patch will be live in this server; ")
+    assert "bench server" not in gated
+    assert "Turned off by this set-up:\n  one.step: tensor" in gated
+    words = "tensor parallelism is on (--tp-size): this patch was not tested with that"
+    assert words in " ".join(gated.split())
     assert "MLX is off (SGLANG_USE_MLX)" in gated
     data = json.loads(publishing.command(*ask[:3], "--json", *ask[3:], "--tp", "4").stdout)
     assert [each["state"] for each in data["patches"]] == ["gated", "not needed", "off (opt-in)"]
@@ -278,11 +291,14 @@ def test_a_release_that_loads_no_plugin_has_nothing_live(publishing: Throwaway) 
     (publishing.site / "sglang/srt/plugins.py").unlink()
     ask = ("doctor", "--gpu", "none", "--", "SGLANG_PERF_PATCHES_STRICT=1")
     done = publishing.command(*ask, *LAUNCH)
-    assert done.stdout.startswith("No patch will be live: this server does not load them"), done
-    assert "`live`: the patch will" not in done.stdout
+    assert done.stdout.startswith(
+        "No patch will be live, because this server does not load them;"
+    ), done
+    assert "sglang-perf-patches run COMMAND" in done.stdout.partition("\n\n")[0]
+    assert "bench server" not in done.stdout
     assert "STRICT" not in done.stdout
     under_run = publishing.command(*ask, "sglang-perf-patches", "run", *LAUNCH)
-    assert under_run.stdout.startswith("1 live, ")
+    assert under_run.stdout.startswith("1 patch will be live in this server; ")
 
 
 def run_strictly(publishing: Throwaway, *words: str) -> str:
@@ -307,7 +323,8 @@ def test_what_fails_without_the_compiler_is_asked_with_it(publishing: Throwaway)
     publishing.put("sglang/srt/server_args.py", needs + SERVER_ARGS)
     done = publishing.command("doctor", "--gpu", "none", "--", *LAUNCH, "--tp", "4")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("No patch will be live in this server: 1 gated, ")
+    assert done.stdout.startswith("No patch will be live in this server; ")
+    assert "Turned off by this set-up:\n  one.step: " in done.stdout
 
 
 def test_another_environment_is_asked_by_this_package(throwaway: Throwaway, tmp_path: Path) -> None:
@@ -419,7 +436,7 @@ def test_arguments_of_dynamo_are_named_and_left_out(publishing: Throwaway) -> No
     ask = ("doctor", "--gpu", "none", "--", sys.executable, "-m", "dynamo.sglang")
     done = publishing.command(*ask, "--tp", "4", "--endpoint", "dyn://x")
     assert done.returncode == 0, done.stderr
-    assert "1 gated" in done.stdout
+    assert "one.step: tensor parallelism is on" in done.stdout
     assert "Not asked: what sglang does not know: --endpoint dyn://x" in done.stdout
 
 
@@ -522,7 +539,7 @@ def test_a_mac_can_be_asked_about_on_another_machine(publishing: Throwaway) -> N
     publishing.put("sglang/srt/server_args.py", needs + SERVER_ARGS)
     done = publishing.command("doctor", "--", "SGLANG_USE_MLX=1", *LAUNCH)
     assert done.returncode == 0, done.stderr
-    assert "\non a Mac, which SGLANG_USE_MLX=1 needs\n" in done.stdout
+    assert ", on a Mac, which SGLANG_USE_MLX=1 needs\n" in done.stdout
     for off in ((), ("SGLANG_USE_MLX=False",)):
         assert publishing.command("doctor", "--gpu", "none", "--", *off, *LAUNCH).returncode == 2
 

@@ -56,7 +56,7 @@ def change(tree: Path, file: str, before: str, after: str) -> None:
 def test_an_equal_tree_changes_nothing(throwaway: Throwaway, other: Path) -> None:
     done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert done.returncode == 0, done.stderr
-    assert set(changes(done).values()) == {"applies as before"}
+    assert set(changes(done).values()) == {"same"}
     data = json.loads(done.stdout)
     assert (data["from"]["version"], data["to"]["version"]) == ("1.0", "2.0")
     assert data["lost"] == []
@@ -71,13 +71,13 @@ def test_each_change_is_named_and_a_lost_patch_is_exit_1(throwaway: Throwaway, o
     assert changes(done) == {
         "one.step": "lost",
         "two.policy": "lost",
-        "two.gone": "not there",
-        "two.built": "becomes built-in",
+        "two.gone": "absent",
+        "two.built": "built-in",
     }
     assert json.loads(done.stdout)["lost"] == ["one.step"]  # nobody chose the policy patch
     text = throwaway.command("doctor", "--sglang-path", str(other))
     lines = text.stdout.splitlines()
-    assert lines[0] == ("chosen, and lost: one.step (2 lost, 1 becomes built-in, 1 not there)")
+    assert lines[0] == ("chosen, and lost: one.step (2 lost, 1 built-in, 1 absent)")
     assert [line.split()[0] for line in lines if " applies " in line] == [
         *("one.step", "two.policy", "two.gone", "two.built")
     ]
@@ -102,8 +102,8 @@ def test_the_way_back_to_an_older_sglang_has_its_own_words(
     (other / "srt" / "b.py").unlink()
     throwaway.put("sitecustomize.py", knowing(other))
     done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
-    assert changes(done)["two.built"] == "ours again"
-    assert changes(done)["one.step"] == "applies as before"
+    assert changes(done)["two.built"] == "gained"
+    assert changes(done)["one.step"] == "same"
     text = throwaway.command("doctor", "--sglang-path", str(other)).stdout
     assert text.startswith("no chosen patch is lost (")
     assert "one.step" not in text
@@ -236,7 +236,9 @@ def test_alone_it_says_whether_all_is_well(throwaway: Throwaway) -> None:
     throwaway.put("sglang/srt/plugins/__init__.py", "")
     code, text = health(throwaway)
     lines = text.splitlines()
-    assert (code, lines[0]) == (0, "all is well")
+    conclusion = "all is well; for a server's command: sglang-perf-patches doctor -- COMMAND"
+    assert (code, lines) == (0, [conclusion])
+    assert "chosen     ok  1 ready" in health(throwaway, "--all")[1]
     by_check = checks(throwaway)
     assert {name: word for name, (word, _) in by_check.items()} == {
         "installed": "ok",
@@ -284,9 +286,10 @@ def test_it_says_what_to_change(
     done = throwaway.process(with_known, **variables)
     assert done.returncode == code, done.stderr
     assert check in done.stdout.splitlines()[0]
-    (line,) = [each for each in done.stdout.splitlines() if each.startswith(f"  {check}: ")]
-    assert change in line
-    assert any(each.startswith(check) and word in each for each in done.stdout.splitlines())
+    said = " ".join(done.stdout.split())
+    assert change in said.partition(f" {check}: ")[2]
+    shown = throwaway.process(with_known.replace('"doctor"', '"doctor", "--all"'), **variables)
+    assert any(each.startswith(check) and word in each for each in shown.stdout.splitlines())
 
 
 @contextlib.contextmanager
@@ -330,8 +333,10 @@ def test_a_server_of_another_environment_is_named_apart(throwaway: Throwaway) ->
     with serving(throwaway, failing) as (process, _, _):
         assert checks(throwaway)["live"][0] == "bad"
         throwaway.put("sitecustomize.py", "import sys\nsys.prefix = '/elsewhere'\n")
-        where = f"it runs in another environment, {sys.prefix}; run doctor there"
-        assert checks(throwaway)["live"] == ("-", f"process {process.pid}: {where}")
+        where = f"process {process.pid}: it runs in another environment, {sys.prefix}"
+        assert checks(throwaway)["live"] == ("-", where)
+        said = " ".join(health(throwaway)[1].split())
+        assert f"live: {where} run doctor there" in said
 
 
 def test_without_sglang_it_is_exit_2(throwaway: Throwaway) -> None:

@@ -172,9 +172,29 @@ def test_an_upgrade_says_what_it_fixes_and_brings(monkeypatch: pytest.MonkeyPatc
     assert "brings" not in known_faults.of_upgrade(None, "0.5.12")
     assert known_faults.of_upgrade("0.5.12", "0.5.12") == known_faults.in_short("0.5.12")
     assert known_faults.in_short("0.5.12.dev1") == ""
-    assert known_faults.of_server("0.5.11", []).startswith("No known fault of sglang 0.5.11")
-    listed = known_faults.of_server("0.5.11", [(old, True)])
-    assert listed == "Known faults of sglang 0.5.11 on this server:\n  - it dies: upgrade to 0.5.12"
+
+
+@pytest.mark.parametrize(
+    ("state", "would", "remedy"),
+    [
+        ("gated", "", "; our mamba.slot-exhaustion prevents it without what turns it off"),
+        ("live", "", "; our mamba.slot-exhaustion prevents it once it is loaded"),
+        ("off", "live", "; our mamba.slot-exhaustion prevents it once it is on"),
+        ("off", "not needed", ""),
+        ("not needed", "", ""),
+        ("absent", "", ""),
+    ],
+)
+def test_what_helps_is_what_can_help_in_this_server(state: str, would: str, remedy: str) -> None:
+    one = fault(patch="mamba.slot-exhaustion", help="`--a` from 0.5.12 on, or drop `--b`")
+    states = {"mamba.slot-exhaustion": answer.Outlook("mamba.slot-exhaustion", state, "", would)}
+    listed = known_faults.of_server("0.5.11", [(one, True)], states)
+    words = " ".join(listed.split())
+    title = "Known faults of sglang 0.5.11 that this server keeps: -"
+    assert words == f"{title} it dies: upgrade to 0.5.12, or drop `--b`{remedy}"
+    assert known_faults.of_server("0.5.11", [], states) == ""
+    assert "or `--a`, or drop" in one.text("0.5.13")
+    assert "`--a` from 0.5.12 on" in one.text()
 
 
 def test_the_page_of_symptoms_is_made_from_the_data() -> None:

@@ -1,7 +1,7 @@
 """The documents that are made from the declarations and the released wheels.
 
-``python3 -m tests.maintain.tables`` rewrites the marked blocks of ``README.md``, of the page of all
-patches and of every patch's page (see `pages`), the chart and the page of all gains (see `gains`),
+``python3 -m tests.maintain.tables`` rewrites the marked blocks of the pages of gains, of all
+patches and of every patch (see `pages`), the page of all gains (see `gains`),
 ``tests/releases/verdicts.md`` and the page of what was tested (see `tested`). ``--check`` only says
 whether they are current.
 """
@@ -100,11 +100,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measured = gains.read(ROOT)
     page_of = {patch.id: pages.file(patch.id) for patch in by_id(patch_sets).values()}
     makers: dict[str, Callable[[str], str]] = {
-        "README.md": lambda text: pages.replace_block(text, "gains", gains.table(measured, ROOT)),
+        gains.FACE: lambda text: pages.replace_block(text, "gains", gains.table(measured, ROOT)),
         PATCHES: lambda text: pages.replace_block(
             text, "releases", release_table(patch_sets, words, measured)
         ),
-        gains.CHART: lambda _: gains.chart(measured),
         badges.PICTURE: lambda _: badges.picture(ROOT),
         gains.PAGE: lambda _: gains.page(measured, page_of),
         "tests/releases/verdicts.md": lambda _: verdict_page(patch_sets, words),

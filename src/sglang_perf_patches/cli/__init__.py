@@ -27,7 +27,8 @@ _VERBS = {
     "status": ("status", "what is live in your running sglang servers"),
     "doctor": (
         "doctoring",
-        "whether all is well here; what an upgrade or a server's command would change",
+        "what the patches do in a server, before it boots; whether all is well here; what an "
+        "upgrade would change",
     ),
     "verify": (
         "verifying",
@@ -44,6 +45,9 @@ _VERBS = {
     ),
 }
 """Verb → its module and its help text. Only the module of the verb in use is imported."""
+
+
+_ASK = "sglang-perf-patches doctor -- COMMAND"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,14 +93,19 @@ def _run(words: list[str]) -> int:
         at = words.index("--")
         words, command = words[:at], words[at + 1 :]
     if words[0] == "list" and "--" in words:
-        raise OperatorError("list takes no command: use sglang-perf-patches doctor -- COMMAND")
+        raise OperatorError(f"list takes no command: use {_ASK}")
     parser = _parser(words[:1])
-    near = difflib.get_close_matches(words[0], _VERBS, n=1)
-    if near and words[0] not in _VERBS and not words[0].startswith("-"):
-        parser.error(f"there is no verb {words[0]!r}: did you mean {near[0]}?")
+    if words[0] not in _VERBS and not words[0].startswith("-"):
+        near = difflib.get_close_matches(words[0], _VERBS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"for a server's command: {_ASK}"
+        parser.error(f"there is no verb {words[0]!r}: {hint}")
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        hint = ": to ask about a server, use doctor -- COMMAND" if words[0] == "doctor" else ""
+        hints = {
+            "doctor": "" if command else f": put `--` before the command, as in {_ASK}",
+            "list": f"; for a server's command: {_ASK}",
+        }
+        hint = hints.get(words[0], "")
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if words[0] == "doctor":
         args.command = command
@@ -109,7 +118,8 @@ def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sglang-perf-patches",
         description="Performance fixes for an unmodified, released sglang.",
-        epilog="Without a verb, or with --list: list. SGLANG_PERF_PATCHES chooses the patches.",
+        epilog=f"Start with: {_ASK}. Without a verb, or with --list: list. SGLANG_PERF_PATCHES "
+        "chooses the patches.",
     )
     parser.add_argument("--version", action="version", version=f"sglang-perf-patches {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")

@@ -16,31 +16,28 @@ from ..compat import source
 from ..compat.source import Tree, TreeError
 from ..model import releases
 from ..model.errors import OperatorError
+from . import entry_point
+from .ask import command
 from .ask.command import ParsedCommand
 from .ask.front import Front, is_python, of_python
 
 _LIMIT_S = 60
 _CUTS_OFF = re.compile(r"-[A-Za-z]*[IES]")
 _PROBE = """
+import json
 import sys
 from importlib.util import find_spec
 finders = [one for one in sys.meta_path if type(one).__name__ != "_Watcher"]
-is_run = finders != sys.meta_path
+is_run = finders != sys.meta_path or sys.argv[1:] == ["run"]
 sys.meta_path[:] = finders
-if find_spec("sglang"):
-    if not find_spec("sglang_perf_patches"):
-        print("That Python can't import sglang_perf_patches: install it next to its sglang.")
-    elif not is_run:
-        from sglang_perf_patches.cli import entry_point
-        print(entry_point.why_not_loaded_here())
-"""
-
-_FIND = """
-import json
-from importlib.util import find_spec
 found = find_spec("sglang")
-places = list(found.submodule_search_locations or []) if found else []
-print(json.dumps([places[0] if places else "", find_spec("sglang_perf_patches") is not None]))
+folder, why = (list(found.submodule_search_locations or []) if found else [])[:1], ""
+if folder and not find_spec("sglang_perf_patches"):
+    why = "can't import sglang_perf_patches: install it next to its sglang."
+elif folder and not is_run:
+    from sglang_perf_patches.cli import entry_point
+    why = entry_point.why_not_loaded_here()
+print(json.dumps(["".join(folder), why]))
 """
 _SHEBANG = re.compile(r"#!\s*(\S*python[\d.]*)\s*$")
 _EXECUTED = re.compile(r"""'''exec' "?([^"]*?python[\d.]*)"? """)
@@ -49,49 +46,31 @@ _TAG = re.compile(r"[:-]v?(\d+\.\d+\.\d+(?:\.post\d+)?)(?![\d.])")
 _NAME_IT = "name another one with --sglang-version or --sglang-path"
 
 
-def python_of(command: Sequence[str], path: str | None = None) -> list[str]:
-    """The first words of a command, up to its Python and that Python's options.
-
-    Args:
-        command: ``python …`` or the script ``sglang``; also after what `Front` knows.
-        path: where programs are searched; None means PATH.
-
-    Returns:
-        words that start that Python when ``-c SCRIPT`` follows; empty if it is unknown.
-    """
+def isolating_flag(command: Sequence[str]) -> str:
+    """The option by which a command's Python ignores what ``run`` sets; "" if none does."""
     words = list(command)
     try:
         Front({}).take(words)
     except OperatorError:
-        return []
-    before = list(command[: len(command) - len(words)])
-    if not words or (program := shutil.which(words[0], path=path)) is None:
-        return []
-    if is_python(words[0]):
-        return [*before, words[0], *of_python(words[1:])[0]]
-    python = Path(program).resolve().with_name("python3")
-    return [*before, str(python)] if os.path.basename(program) == "sglang" else []
+        return ""
+    options = of_python(words[1:])[0] if words and is_python(words[0]) else []
+    return next(filter(_CUTS_OFF.match, options), "")
 
 
-def isolating_flag(words: Sequence[str]) -> str:
-    """The option by which a Python ignores the environment that ``run`` sets; "" if none does."""
-    return next(filter(_CUTS_OFF.match, words), "")
-
-
-def obstacle(command: Sequence[str], environment: Mapping[str, str]) -> str:
+def obstacle(words: Sequence[str], environment: Mapping[str, str]) -> str:
     """Why a server of this command would run without patches; "" if nothing speaks against it.
 
-    It starts the command's Python once, with a script that imports neither sglang nor a patch.
+    Also "" if its Python or that one's sglang is not known here.
 
     Args:
-        command: the operator's command, with our ``run`` before it if that starts it.
+        words: the operator's command, with our ``run`` before it if that starts it.
         environment: the server's environment.
     """
-    python = python_of(command, environment.get("PATH"))
-    if not python:
+    try:
+        there = place(command.parse(words, environment))
+    except OperatorError:
         return ""
-    why, option = _output_of(python, _PROBE, environment), isolating_flag(python)
-    return f"{why} {option} keeps `sglang-perf-patches run` out." if why and option else why
+    return there.obstacle if there.python else ""
 
 
 @dataclass(frozen=True)
@@ -119,10 +98,13 @@ def place(asked: ParsedCommand) -> Place:
     """
     path = asked.environment.get("PATH", os.defpath)
     words = [] if asked.elsewhere else _started(asked.python, path)
-    folder, has_ours = _found(words, asked.environment) if words else ("", False)
+    option = isolating_flag(words)
+    is_run = asked.under_run and not option
+    folder, why = _probed(words, asked.environment, is_run=is_run)
     if folder:
-        install = f"{words[0]} can't import sglang_perf_patches: install it next to its sglang."
-        return Place(source.at(folder), tuple(words), "" if has_ours else install)
+        if why and asked.under_run and option:
+            why = f"{why} {option} keeps `sglang-perf-patches run` out."
+        return Place(source.at(folder), tuple(words), why)
     if asked.elsewhere:
         why = f"the command runs in {asked.elsewhere}"
     elif words:
@@ -141,7 +123,13 @@ def place(asked: ParsedCommand) -> Place:
             f"--sglang-version {tag[1]}"
         )
     note = f"{why}: this is the answer of the sglang of {sys.executable}; {_NAME_IT}."
-    return Place(tree, note=note[0].upper() + note[1:])
+    return of_tree(tree, asked, note[0].upper() + note[1:])
+
+
+def of_tree(tree: Tree, asked: ParsedCommand, note: str = "") -> Place:
+    """A sglang that this Python asks about a command."""
+    loads = asked.under_run or not (why := entry_point.why_not_loaded(tree, asked.environment))
+    return Place(tree, obstacle="" if loads else why, note=note)
 
 
 def _started(words: Sequence[str], path: str) -> list[str]:
@@ -156,22 +144,19 @@ def _started(words: Sequence[str], path: str) -> list[str]:
     return [str(python)] if python.exists() else []
 
 
-def _found(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, bool]:
-    """The folder of a Python's sglang, "" for none, and whether it has this package."""
-    try:
-        folder, has_ours = json.loads(_output_of(words, _FIND, environment).splitlines()[-1])
-    except (ValueError, IndexError):
-        return "", False
-    return str(folder), bool(has_ours)
+def _probed(
+    python: Sequence[str], environment: Mapping[str, str], *, is_run: bool = False
+) -> tuple[str, str]:
+    """The folder of a Python's sglang, and why its servers load no patch; "" for neither.
 
-
-def _output_of(python: Sequence[str], script: str, environment: Mapping[str, str]) -> str:
-    """What a script prints in a Python; "" if that can't be started or hangs."""
-    command = [*python, "-c", script]
+    Also "" if that Python can't be started or hangs. `is_run`: ``run`` starts the server.
+    """
+    words = [*python, "-c", _PROBE, *(["run"] if is_run else [])]
     try:
         done = subprocess.run(
-            command, env=dict(environment), capture_output=True, text=True, timeout=_LIMIT_S
+            words, env=dict(environment), capture_output=True, text=True, timeout=_LIMIT_S
         )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
+        folder, why = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return "", ""
+    return folder, f"{python[0]} {why}" if why.startswith("can't") else why

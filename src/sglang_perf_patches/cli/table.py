@@ -1,4 +1,4 @@
-"""The patches as `list`, `explain` and `doctor` print them: by set.
+"""The patches as `list` and `explain` print them: by set.
 
 In a set, what prevents a fault here is first, and then the largest gain.
 """
@@ -14,60 +14,76 @@ from ..patch_page import WORDS, Headline, works_with
 from . import render
 
 READY, LIVE, OFF, OPT_IN = "ready", "live", "off (not chosen)", "off (opt-in)"
-Row = tuple[str, str, Sequence[str]]
-"""A patch's id, its state, and what else there is to say."""
+_NO_COST = "none known"
+
+
+def entry(heading: str, *lines: str) -> str:
+    """A heading and what belongs to it, wrapped and indented; empty lines are left out."""
+    first = render.filled(heading, "  ", " " * 6)
+    return "\n".join([first, *(render.filled(each, " " * 6) for each in lines if each)])
+
+
+def cost(headline: Headline | None) -> str:
+    """What a patch costs; "" if no cost is known."""
+    return f"costs: {headline.cost}" if headline and headline.cost != _NO_COST else ""
+
+
+def prevents(patch: Patch) -> bool:
+    """Whether a patch is on by default because it prevents a fault."""
+    return patch.worth is not None and patch.worth.rule == "b"
 
 
 def of_patches(
-    rows: Sequence[Row],
+    shown: Sequence[Verdict],
     judged: Iterable[Verdict],
+    states: Mapping[str, tuple[str, str]],
     release: str,
-    headlines: Mapping[str, Headline | None] | None = None,
+    *,
+    with_costs: bool = True,
+    with_all: bool = False,
 ) -> str:
-    """The patches of `rows` below a heading for each set; `judged` has the verdict on every patch.
+    """The patches of `shown` below a heading for each set.
 
-    A gain that was not measured on `release` says so. `headlines` has a row of the page for each
-    patch; None is the row for `release`.
+    Args:
+        shown: the patches.
+        judged: the verdict on every patch.
+        states: patch → its state, and what it does or why it is off.
+        release: a gain that was not measured on it says so.
+        with_costs: adds what each patch costs.
+        with_all: adds also features and links, and the second part of `states`.
     """
     by_id = {one.patch.id: one.patch.proven_in(one.variant) for one in judged}
-    if headlines is None:
-        headlines = {row[0]: patch_page.read(row[0]).headline(release) for row in rows}
-
-    def place(row: Row) -> tuple[bool, float]:
-        worth, headline = by_id[row[0]].worth, headlines[row[0]]
-        prevents = row[1] in (READY, LIVE) and worth is not None and worth.rule == "b"
-        return not prevents, headline.ratio if headline else 1.0
-
     parts = []
     for one in sets.load():
-        members = sorted((row for row in rows if by_id[row[0]].set == one.name), key=place)
-        entries = [_entry(by_id, row, headlines[row[0]], release) for row in members]
+        entries = []
+        for patch in (by_id[each.patch.id] for each in shown if each.patch.set == one.name):
+            (state, why), headline = states[patch.id], patch_page.read(patch.id).headline(release)
+            use = f", if you use {headline.uses}" if headline and state == READY else ""
+            lines = [gain(headline, release), cost(headline) if with_costs else ""]
+            if with_all:
+                links = ", ".join("#" + name.rpartition("#")[2] for name in patch.upstream)
+                lines += [features(patch, by_id), why, f"upstream: {links}" if links else ""]
+            is_first = state in (READY, LIVE) and prevents(patch)
+            place = (not is_first, headline.ratio if headline else 1.0)
+            entries.append((place, entry(f"{patch.id}: {state}{use}", *lines)))
         if entries:
             heading = render.filled(f"{one.name}: {one.summary}", "", "  ")
-            parts.append("\n".join([heading, *entries]))
+            in_order = sorted(entries, key=lambda each: each[0])
+            parts.append("\n".join([heading, *(text for _, text in in_order)]))
     return "\n\n".join(parts)
 
 
-def _features(patch: Patch, patches: Mapping[str, Patch]) -> str:
+def gain(headline: Headline | None, release: str) -> str:
+    """The gain of a patch, and whether it was measured on another release; "" without one."""
+    if headline is None or headline.release in ("", release):
+        return headline.gain if headline else ""
+    return f"{headline.gain.removesuffix(')')}; not measured on {release})"
+
+
+def features(patch: Patch, patches: Mapping[str, Patch]) -> str:
     """``works with TP; off with EP, …``; "" if it runs on MLX, which has none of them."""
     if "mlx" in patch.only_with:
         return ""
     works = works_with(patches, patch.id)
     off = [word for word in WORDS if word not in works]
     return f"works with {', '.join(works)}" + (f"; off with {', '.join(off)}" if off else "")
-
-
-def _entry(patches: Mapping[str, Patch], row: Row, headline: Headline | None, release: str) -> str:
-    name, state, more = row
-    lines = [f"{name}: {state}"]
-    if headline:
-        if state == READY:
-            lines[0] += f", if you use {headline.uses}"
-        elif state == LIVE:
-            lines[0] += f" (for {headline.uses})"
-        elsewhere = f"; not measured on {release})" if headline.release not in ("", release) else ""
-        lines.append(headline.gain.removesuffix(")") + elsewhere if elsewhere else headline.gain)
-        lines += [f"costs: {headline.cost}", _features(patches[name], patches)]
-    heading, *others = [*lines, *more]
-    first = render.filled(heading, "  ", " " * 6)
-    return "\n".join([first, *(render.filled(each, " " * 6) for each in others if each)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from ..model import releases
 from ..model.feature import Server, Use
 from ..model.setups import FEATURES
+
+_SINCE = re.compile(r" from (\d[\w.]*) on\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,21 +56,27 @@ class Fault:
         later = releases.KNOWN[releases.KNOWN.index(last) + 1 :]
         return later[0] if later else ""
 
-    @property
-    def remedy(self) -> str:
-        """What to do, as half a sentence."""
+    def remedy(self, release: str = "", ours: str | None = None) -> str:
+        """What to do, as half a sentence.
+
+        Args:
+            release: leaves out what this release does not have; "" leaves nothing out.
+            ours: what to say of our patch, "" for nothing; None if its state is not known.
+        """
         upgrade = f"upgrade to {self.fixed_in}" if self.fixed_in else ""
-        patch = f"our {self.patch} prevents it where it is live" if self.patch else ""
-        parts = filter(None, (", or ".join(filter(None, (upgrade, self.help))), patch))
+        if ours is None:
+            ours = f"our {self.patch} prevents it where it is live" if self.patch else ""
+        helps = filter(None, (_on(release, part) for part in self.help.split(", or ")))
+        parts = filter(None, (", or ".join(filter(None, (upgrade, *helps))), ours))
         return "; ".join(parts) or "no remedy is known"
 
-    def text(self, *, is_sure: bool = True) -> str:
-        """Symptom, threads and remedy in one sentence."""
+    def text(self, release: str = "", *, is_sure: bool = True, ours: str | None = None) -> str:
+        """Symptom, threads and `remedy` in one sentence."""
         maybe = "" if is_sure else "perhaps "
         numbers = f" ({self.numbers})" if self.threads else ""
-        return f"{maybe}{self.symptom}{numbers}: {self.remedy}"
+        return f"{maybe}{self.symptom}{numbers}: {self.remedy(release, ours)}"
 
-    def data(self, *, is_sure: bool = False) -> dict[str, Any]:
+    def data(self, release: str = "", *, is_sure: bool = False) -> dict[str, Any]:
         """As a JSON object."""
         return {
             "name": self.name,
@@ -75,7 +84,7 @@ class Fault:
             "symptom": self.symptom,
             "threads": list(self.threads),
             "fixed_in": self.fixed_in,
-            "remedy": self.remedy,
+            "remedy": self.remedy(release),
         }
 
     def is_on(self, server: Server) -> bool | None:
@@ -87,6 +96,15 @@ class Fault:
         if False in said:
             return False
         return None if None in said or not self.is_sure else True
+
+
+def _on(release: str, help: str) -> str:
+    """What helps on a release: ``… from 0.5.18 on`` helps on no older one, and needs no mention."""
+    first = _SINCE.search(help)
+    if first is None or release not in releases.KNOWN:
+        return help
+    is_older = releases.KNOWN.index(release) < releases.KNOWN.index(first[1])
+    return "" if is_older else _SINCE.sub("", help)
 
 
 def _any(words: list[str], server: Server) -> bool | None:

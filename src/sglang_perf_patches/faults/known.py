@@ -377,6 +377,7 @@ FAULTS = (
         releases="0.5.11 … 0.5.14",
         threads=(29271,),
         on="mlx",
+        unlike={"context_length": (4096,)},
         help="`--context-length 4096`",
         patch="mlx.kv-arena",
     ),

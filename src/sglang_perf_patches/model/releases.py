@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 RELEASED = {
     "0.5.9": "2026-02-23",
     "0.5.10": "2026-04-05",
@@ -28,6 +30,8 @@ RELEASED = {
 KNOWN = tuple(RELEASED)
 """Every release that a verdict is tested on, oldest first."""
 
+_OLDEST = tuple(map(int, KNOWN[0].split(".")[:3]))
+
 SOURCE_BUILD = "git-"
 """Prefix of a source build's name; the commit follows."""
 
@@ -43,6 +47,16 @@ def supported_until(release: str) -> str:
     """
     day = RELEASED.get(release, "")
     return day and f"{int(day[:4]) + 1}{day[4:]}"
+
+
+def is_too_old(release: str) -> bool:
+    """Whether a release is older than every known one; one whose name can't be read is not.
+
+    >>> is_too_old("0.5.8.post1"), is_too_old("0.5.9"), is_too_old("0.5.10rc1"), is_too_old("dev")
+    (True, False, False, False)
+    """
+    number = re.match(r"(\d+)\.(\d+)\.(\d+)", release)
+    return number is not None and tuple(map(int, number.groups())) < _OLDEST
 
 
 def between(first: str, last: str) -> tuple[str, ...]:

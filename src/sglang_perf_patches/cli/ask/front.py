@@ -28,6 +28,7 @@ _OF_CONTAINERS = re.compile(
 )
 """Options of ``docker run`` and ``docker exec`` that take no value."""
 _NOT_PASSED = ("SGLANG", "PYTHON")
+_RUN_BY = "PYTHONPATH"  # by which our ``run`` reaches a server
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Front:
 
     Attributes:
         variables: the environment of the server.
-        under_run: whether our ``run`` is there.
+        under_run: whether our ``run`` is there, and reaches the server.
         elsewhere: where the server's Python is, if it is not on this machine: ``the image X``.
         image: the image of a container; "" without one.
     """
@@ -63,6 +64,7 @@ class Front:
             if ASSIGNMENT.match(words[0]):
                 variable, _, value = words.pop(0).partition("=")
                 self.variables[variable] = value
+                self._replaced(variable)
             elif name == "env":
                 del words[0]
                 self._env(words)
@@ -81,10 +83,11 @@ class Front:
             option = words.pop(0)
             if option in {"-i", "-", "--ignore-environment"}:
                 self.variables.clear()
-            elif option == "-u" and words:
-                self.variables.pop(words.pop(0), None)
-            elif option.startswith("--unset="):
-                self.variables.pop(option.partition("=")[2], None)
+                self._replaced(_RUN_BY)
+            elif (option == "-u" and words) or option.startswith("--unset="):
+                variable = words.pop(0) if option == "-u" else option.partition("=")[2]
+                self.variables.pop(variable, None)
+                self._replaced(variable)
             elif option == "--":
                 return
             else:
@@ -159,8 +162,13 @@ class Front:
     def _be_in(self, image: str) -> None:
         self.image, self.elsewhere = image, f"the image {image}"
 
+    def _replaced(self, variable: str) -> None:
+        """Our ``run`` reaches no command behind which its variable is replaced."""
+        self.under_run = self.under_run and variable != _RUN_BY
+
     def _forget(self) -> None:
         """Variables that are not passed on: those that change what a server does."""
+        self._replaced(_RUN_BY)
         for name in [*self.variables]:
             if name.startswith(_NOT_PASSED):
                 del self.variables[name]

@@ -13,7 +13,8 @@ from typing import Any
 from ... import sets
 from ...compat import source, verdict
 from ...compat.verdict import Verdict
-from ...model import selection, switch
+from ...model import releases, selection, switch
+from ...model.errors import OperatorError
 from ...model.patch import by_id
 from ...model.selection import Selection
 
@@ -33,14 +34,26 @@ def tree_at(path: str | None = None, version: str | None = None) -> source.Tree:
     Raises:
         TreeError: there is none.
         DownloadError: the release can't be fetched.
+        OperatorError: it is older than every release that the patches are for.
     """
     if path is not None:
-        return source.at(path)
-    if version is not None:
+        tree = source.at(path)
+    elif version is not None:
         from ... import downloads  # loaded only for a download
 
-        return source.at(downloads.tree(version))
-    return source.installed()
+        if releases.is_too_old(version):
+            raise OperatorError(_too_old(version))
+        tree = source.at(downloads.tree(version))
+    else:
+        tree = source.installed()
+    if releases.is_too_old(tree.version):
+        raise OperatorError(_too_old(tree.version))
+    return tree
+
+
+def _too_old(release: str) -> str:
+    known = releases.KNOWN
+    return f"sglang {release} is not supported: the patches are for {known[0]} … {known[-1]}"
 
 
 def judged(tree: source.Tree) -> list[Verdict]:

@@ -8,30 +8,41 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from ... import faults, patch_page
-from ...compat.source import Tree
 from ...compat.verdict import Verdict
 from ...model import switch
 from ...model.feature import Setup
-from ...model.selection import Selection
 from ...patch_page import Headline
-from .. import entry_point, interpreter, render
+from .. import interpreter, render
 from ..ask import answer, command, gpus
 from ..ask.answer import Outlook
 from ..interpreter import Place
-from ..table import LIVE, OPT_IN, of_patches
+from ..table import LIVE, OPT_IN, cost, entry, prevents
 from . import judged, known_faults, selected, tree_at
 
-_SHOWN = (LIVE, "gated", "refused", answer.OFF, OPT_IN)
-_ORDER = (*_SHOWN, "not needed", "built-in", "absent")
 _NO_GAIN = "no gain was measured for this set-up"
-_LIVE_MEANS = (
-    "`live`: the patch will be on in this server. To turn one off, set "
-    f"{switch.VARIABLE}=all,-PATCH. To measure whether they help: "
-    "sglang-perf-patches bench server -- COMMAND"
+_LIVE_TITLES = (
+    "Faults prevented",
+    "Gains for this set-up",
+    "Live, with no gain measured for this set-up",
+)
+_TITLES = {
+    "gated": "Turned off by this set-up",
+    "refused": "Refused: this code is not what they were tested on",
+    answer.OFF: "Not chosen",
+    OPT_IN: "Opt-in",
+    "not needed": "Not needed",
+    "built-in": "Built in",
+    "absent": "Absent",
+}
+"""What is not live, by state."""
+_TURNED_OFF = ("gated", "refused")
+_MEASURE = (
+    "To measure whether they help: sglang-perf-patches bench server -- COMMAND. To turn one off: "
+    f"{switch.VARIABLE}=all,-PATCH"
 )
 HELP = (
     "With a server's command after -- it prints what each patch will do in that server. sglang's "
@@ -56,10 +67,8 @@ def run(args: argparse.Namespace) -> int:
     asked = command.parse(args.command, os.environ)
     gpu = _gpu(args.gpu, asked)
     place = _place(args, asked)
-    tree = place.tree
+    tree, obstacle = place.tree, place.obstacle
     selection = selected(asked.environment.get(switch.VARIABLE, "all"))
-    obstacle = "" if asked.under_run else entry_point.why_not_loaded(tree, asked.environment)
-    obstacle = place.obstacle or obstacle
     told = answer.ask(asked, gpu, place, "none" if obstacle else selection.text)
     setup, conditions = told.setup, told.conditions
     verdicts = judged(tree)
@@ -88,28 +97,26 @@ def run(args: argparse.Namespace) -> int:
                 }
                 for one in found
             ],
-            "faults": [one.data(is_sure=is_sure) for one, is_sure in known],
+            "faults": [one.data(tree.version, is_sure=is_sure) for one, is_sure in known],
             "remarks": _remarks(asked, place, told.unasked),
         }
         print(json.dumps(data, indent=2))
     else:
-        shown = [one for one in found if args.all or _is_shown(one)]
         machine = gpu.text if gpu else "no GPU"
         if command.computes_by_mlx(asked.environment) and sys.platform != "darwin":
             machine = "a Mac, which SGLANG_USE_MLX=1 needs"
-        parts = [_head(machine, tree, selection, found, is_loaded=not obstacle)]
-        if is_strict and not obstacle:
-            parts.append(render.filled(_strictly(lost)))
-        if shown:
-            rows = [(one.patch, one.state, (one.reason,)) for one in shown]
-            parts.append(of_patches(rows, verdicts, tree.version, headlines))
-        if len(shown) < len(found):
-            parts.append(f"{len(found) - len(shown)} more: add --all")
-        parts.append(render.filled(obstacle) if obstacle else "")
-        if live:
-            parts.append(render.filled(_LIVE_MEANS))
-        parts += map(render.filled, _remarks(asked, place, told.unasked))
-        parts.append(known_faults.of_server(tree.version, known))
+        parts = [
+            _head(len(live), len(known), tree.version, obstacle),
+            f"sglang {tree.version} at {tree.root}\n"
+            f"with SGLANG_PERF_PATCHES={selection.text or '(empty)'}, on {machine}",
+            "If the server loads them:" if obstacle else "",
+            render.filled(_strictly(lost)) if is_strict and not obstacle else "",
+            *_sections(found, verdicts, headlines, show_all=args.all),
+            known_faults.of_server(tree.version, known, {one.patch: one for one in found}),
+            *map(render.filled, _remarks(asked, place, told.unasked)),
+            "" if args.all else _hidden(found),
+            render.filled(_MEASURE) if live else "",
+        ]
         print("\n\n".join(filter(None, parts)))
     return 1 if lost else 0
 
@@ -129,10 +136,6 @@ def _gpu(name: str | None, asked: command.ParsedCommand) -> gpus.Gpu | None:
     return None if has_none or is_cpu else gpus.here() or gpus.assumed()
 
 
-def _is_shown(outlook: Outlook) -> bool:
-    return outlook.state in _SHOWN and outlook.would in {"", LIVE}
-
-
 def _strictly(lost: Sequence[Outlook]) -> str:
     """What ``SGLANG_PERF_PATCHES_STRICT`` makes of this server."""
     why = "; ".join(f"{one.patch} is {one.state}: {one.reason}" for one in lost)
@@ -140,27 +143,55 @@ def _strictly(lost: Sequence[Outlook]) -> str:
     return f"With {switch.STRICT_VARIABLE}=1 {does}."
 
 
-def _head(
-    machine: str, tree: Tree, selection: Selection, found: Sequence[Outlook], *, is_loaded: bool
-) -> str:
-    counted = Counter(one.state for one in found)
-    none = "" if counted[LIVE] else "No patch will be live in this server: "
-    if not is_loaded:
-        none = "No patch will be live: this server does not load them (see below). If it did: "
-    return (
-        none
-        + ", ".join(f"{counted[word]} {word}" for word in _ORDER if counted[word])
-        + f"\nsglang {tree.version} at {tree.root}, with SGLANG_PERF_PATCHES="
-        + (selection.text or "(empty)")
-        + f"\non {machine}"
-    )
+def _head(live: int, kept: int, release: str, obstacle: str) -> str:
+    """The answer in a sentence."""
+    faults = {0: "no known fault", 1: "1 known fault"}.get(kept, f"{kept} known faults")
+    keeps = f"it keeps {faults} of sglang {release}."
+    if obstacle:
+        none = f"No patch will be live, because this server does not load them; {keeps} {obstacle}"
+        return render.filled(none)
+    patches = {0: "No patch", 1: "1 patch"}.get(live, f"{live} patches")
+    return render.filled(f"{patches} will be live in this server; {keeps}")
+
+
+def _sections(
+    found: Sequence[Outlook],
+    verdicts: Iterable[Verdict],
+    headlines: Mapping[str, Headline | None],
+    *,
+    show_all: bool,
+) -> Iterator[str]:
+    """What is prevented, gained and turned off; with `show_all` also what is off or not needed."""
+    patches = {one.patch.id: one.patch for one in verdicts}
+    by_title: dict[str, list[str]] = {title: [] for title in (*_LIVE_TITLES, *_TITLES.values())}
+    for one in found:
+        headline, patch = headlines[one.patch], patches[one.patch]
+        if one.state == LIVE:
+            is_measured = headline is not None and headline.gain != _NO_GAIN
+            title = _LIVE_TITLES[0 if prevents(patch) else 1 if is_measured else 2]
+            what = headline.gain if headline and is_measured else patch.summary
+            by_title[title].append(entry(f"{one.patch}: {what}", cost(headline)))
+        elif show_all or one.state in _TURNED_OFF:
+            more = (headline.gain, cost(headline)) if headline else ()
+            title = _TITLES[one.state]
+            by_title[title].append(entry(f"{one.patch}: {one.reason}", *more))
+    for title, entries in by_title.items():
+        if entries:
+            yield "\n".join([f"{title}:", *entries])
+
+
+def _hidden(found: Sequence[Outlook]) -> str:
+    """How many patches of each state only ``--all`` shows; "" for none."""
+    left = Counter(one.state for one in found if one.state not in {LIVE, *_TURNED_OFF})
+    rest = ", ".join(f"{left[word]} {word}" for word in _TITLES if left[word])
+    return f"{rest}: add --all" if rest else ""
 
 
 def _place(args: argparse.Namespace, asked: command.ParsedCommand) -> Place:
     """The sglang that the options name, read by this Python; else the command's own."""
     if args.sglang_path is None and args.sglang_version is None:
         return interpreter.place(asked)
-    return Place(tree_at(args.sglang_path, args.sglang_version))
+    return interpreter.of_tree(tree_at(args.sglang_path, args.sglang_version), asked)
 
 
 def _remarks(asked: command.ParsedCommand, place: Place, unasked: Sequence[str]) -> list[str]:

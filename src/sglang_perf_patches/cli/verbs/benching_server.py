@@ -35,6 +35,11 @@ from . import add_json, selected, tree_at
 
 PARSER: dict[str, Any] = {"epilog": "Its options: sglang-perf-patches bench server --help."}
 
+_DESCRIPTION = """
+Start your own server in turns with and without patches, or with any other settings, and compare.
+It boots six times, three on each side. The short form, --turns 1, boots twice: it shows whether the
+patches go live and the tokens are equal, and draws no conclusion about speed.
+"""
 _EPILOG = """
 Every other option before -- goes to sglang's own bench_serving: --num-prompts, --request-rate,
 --dataset-name, --dataset-path ... The default load is 128 prompts of random token ids.
@@ -83,7 +88,7 @@ def main(words: Sequence[str]) -> int:
     if args.turns < 1:
         parser.error("--turns must be 1 or more")
     if not words[at + 1 :]:
-        parser.error("put the server's command at the end, after --")
+        parser.error("put `--` before the server's command, at the end")
     if options and not options[0].startswith("-"):
         parser.error(f"{options[0]}: choose patches with SGLANG_PERF_PATCHES")
     try:
@@ -134,7 +139,8 @@ def _compare(
         boot_limit_s=args.boot_timeout,
         load_limit_s=args.load_timeout,
     )
-    say(f"{2 * args.turns} boots; logs are in {folder}")
+    short = "; the short form is --turns 1" if args.turns > 1 else ""
+    say(f"{2 * args.turns} boots of this server{short}; logs are in {folder}")
     taken, stopped = turns.take(plan, args.turns, say)
     if stopped is not None:
         if not taken:
@@ -171,8 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sglang-perf-patches bench server",
         usage="%(prog)s [--a TEXT] [--b TEXT] [--turns N] [options] -- COMMAND ...",
-        description="Start your own server in turns with and without patches, or with any other "
-        "settings, and compare.",
+        description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

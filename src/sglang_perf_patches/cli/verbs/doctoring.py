@@ -23,8 +23,7 @@ PARSER: dict[str, Any] = {
     "run, and what to change. With --sglang-version or --sglang-path it prints what an upgrade to "
     "that sglang would change. " + asking.HELP,
 }
-_UNCHANGED = ("refused too", "applies as before", "built-in as before", "absent as before")
-_ORDER = ("lost", "gained", "ours again", "becomes built-in", "not there", *_UNCHANGED)
+_ORDER = ("lost", "gained", "built-in", "absent", "same")
 
 
 class UpgradeChange(NamedTuple):
@@ -35,27 +34,22 @@ class UpgradeChange(NamedTuple):
 
     @property
     def change(self) -> str:
-        """What the upgrade changes: one of `_UNCHANGED`, or one of these.
+        """What the upgrade changes: one of `_ORDER`.
 
-        ``lost``: it is refused there only; ``gained``: it applies only there; ``ours again``: it is
-        built in here and applies there, as in an older release; ``becomes built-in``: upstream has
-        it there; ``not there``: only this tree has the code that it changes.
+        ``lost``: it is refused there only; ``gained``: it applies there only; ``built-in`` and
+        ``absent``: upstream has it, or its code is gone, there only; ``same``: nothing changes.
         """
-        here, there = self.here, self.there.word
-        if there == "refused":
-            return "refused too" if here in {"refused", "absent"} else "lost"
-        if here == there:
-            return f"{there} as before"
-        if there == "applies":
-            return "ours again" if here == "built-in" else "gained"
-        return "becomes built-in" if there == "built-in" else "not there"
+        there = self.there.word
+        if there == self.here or (there == "refused" and self.here == "absent"):
+            return "same"
+        return {"refused": "lost", "applies": "gained"}.get(there, there)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options: the tree to upgrade to, or a server's GPU."""
     add_tree(parser)
     parser.add_argument(
-        "--all", action="store_true", help="also show the patches whose state does not change"
+        "--all", action="store_true", help="also show what is well, off, not needed or unchanged"
     )
     asking.add_options(parser)
     add_json(parser)
@@ -67,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         return asking.run(args)
     asking.reject_gpu(args)
     if args.sglang_path is None and args.sglang_version is None:
-        return health.run(as_json=args.json)
+        return health.run(as_json=args.json, show_all=args.all)
     return _upgrade(args)
 
 
@@ -101,7 +95,7 @@ def _upgrade(args: argparse.Namespace) -> int:
         }
         print(json.dumps(data, indent=2))
         return 1 if lost else 0
-    shown = [one for one in prospects if args.all or one.change not in _UNCHANGED]
+    shown = [one for one in prospects if args.all or one.change != "same"]
     rows = [["PATCH", here.version if here else "-", there.version, "CHANGE", "WHY"]]
     for one in shown:
         words_of_it = [one.here or "-", one.there.word, one.change, one.there.reason]
@@ -122,10 +116,6 @@ def _upgrade(args: argparse.Namespace) -> int:
 def _conclusion(prospects: Sequence[UpgradeChange], lost: Sequence[str]) -> str:
     """One sentence: the chosen patches that are lost, and how many patches have each change."""
     number = Counter(prospect.change for prospect in prospects)
-    counts = []
-    for word in _ORDER:
-        several = word.replace("applies", "apply").replace("becomes", "become")
-        if number[word]:
-            counts.append(f"{number[word]} {several if number[word] > 1 else word}")
+    counts = [f"{number[word]} {word}" for word in _ORDER if number[word]]
     losses = f"chosen, and lost: {', '.join(lost)}" if lost else "no chosen patch is lost"
     return f"{losses} ({', '.join(counts)})"

@@ -19,6 +19,7 @@ from ...model.releases import supported_until
 from ...model.selection import Selection, members
 from ...model.switch import is_off
 from .. import markdown, render
+from ..table import features, of_patches
 from . import (
     add_json,
     add_tree,
@@ -39,6 +40,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     name: Any = parser.add_argument("patch", metavar="PATCH", help="a patch's name, or a set's")
     name.completer = names_of_patches
     add_tree(parser)
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="also the features that a patch was tested with, and what it changes; of a set: costs",
+    )
     add_json(parser)
 
 
@@ -49,10 +55,13 @@ def run(args: argparse.Namespace) -> int:
     is_here = args.sglang_path is None and args.sglang_version is None
     try:
         tree = tree_at(args.sglang_path, args.sglang_version)
-    except TreeError:
+    except TreeError as error:
         if is_here and not args.json:  # the reader may not have installed sglang yet
             patches = by_id(sets.load())
-            print("\n\n\n".join("\n\n".join(_said(patches[name])) for name in ids), flush=True)
+            render.warn(error)
+            said = ("\n\n".join(_said(patches[name], show_all=args.all)) for name in ids)
+            print("\n\n\n".join(said))
+            return 2
         raise
     everything = judged(tree)
     verdicts = [verdict for verdict in everything if verdict.patch.id in ids]
@@ -62,12 +71,25 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"patches": data} if is_set else data[0], indent=2))
     elif args.patch in ids:
         words = {verdict.patch.id: verdict.word for verdict in everything}
-        print(_text(tree, selection, verdicts[0], words))
+        print(_text(tree, selection, verdicts[0], words, show_all=args.all))
     else:
         prospects = listing.prospects(selection, everything, is_here=is_here)
-        print(f"on sglang {tree.version}{_until(tree)}\n")
-        print(listing.table(verdicts, everything, prospects, tree.version, with_all=True))
-        print("\nFor more about a patch: sglang-perf-patches explain PATCH")
+        idle = {"built-in", "absent"} if not args.all else {}
+        shown = [one for one in verdicts if one.word not in idle]
+        parts = [
+            f"on sglang {tree.version}{_until(tree)}",
+            of_patches(
+                shown,
+                everything,
+                prospects,
+                tree.version,
+                with_all=args.all,
+                with_costs=args.all,
+            ),
+            listing.only_named((one for one in verdicts if one not in shown), prospects),
+            "Costs and features: add --all. A patch: sglang-perf-patches explain PATCH",
+        ]
+        print("\n\n".join(filter(None, parts)))
     return 1 if any_is_lost(selection, verdicts) else 0
 
 
@@ -110,28 +132,38 @@ def _data(tree: source.Tree, selection: Selection, judged: Verdict) -> dict[str,
     }
 
 
-def _text(tree: source.Tree, selection: Selection, judged: Verdict, word: Mapping[str, str]) -> str:
+def _text(
+    tree: source.Tree,
+    selection: Selection,
+    judged: Verdict,
+    word: Mapping[str, str],
+    *,
+    show_all: bool,
+) -> str:
     """The explanation of a patch; `word` has the verdict on each patch."""
-    patch = judged.patch
-    parts = [*_said(patch.proven_in(judged.variant), judged.variant.note if judged.variant else "")]
+    patch, variant = judged.patch, judged.variant
+    note = variant.note if variant else ""
+    first, *others = _said(patch.proven_in(variant), note, show_all=show_all)
     here = f"On sglang {tree.version}{_until(tree)}: {judged.word}: {judged.reason}."
-    parts.insert(1, f"{render.filled(here)}\n{_choice(selection, patch)}")
+    parts = [first, f"{render.filled(here)}\n{_choice(selection, patch)}", *others]
     if patch.requires:
         needs = (f"{name} ({word[name]} here)" for name in patch.requires)
         parts.append(f"Needs: {', '.join(needs)}")
-    variant = judged.variant or judged.closest
-    if variant is not None:
+    variant = variant or judged.closest
+    if variant is not None and show_all:
         lines = [f"  {reference}" for reference in variant.targets + variant.adds]
-        if count := len(variant.depends):
-            lines.append(f"It relies on {count} more: explain {patch.id} --json lists them")
+        lines.append("What it relies on:")
+        lines += [f"  {reference}" for reference in variant.depends]
         parts.append("\n".join(["What it changes:", *lines]))
     for each in _differences(tree, judged):
         title = f"{each['reference']}, from {judged.nearest} to this tree:"
         parts.append(f"{title}\n{each['diff']}")
+    if not show_all:
+        parts.append("The features that it was tested with, and the code: add --all")
     return "\n\n".join(parts)
 
 
-def _said(patch: Patch, here: str = "") -> Iterator[str]:
+def _said(patch: Patch, here: str = "", *, show_all: bool) -> Iterator[str]:
     """The part from the page and the declaration; `here` is a note on the present sglang."""
     yield render.filled(f"{patch.id} ({patch.kind}): {patch.summary}")
     written = patch_page.read(patch.id)
@@ -148,8 +180,10 @@ def _said(patch: Patch, here: str = "") -> Iterator[str]:
             yield f"{title}:\n{markdown.shown(text)}"
     if links := patch_page.upstream_links(patch):
         yield "Upstream:\n" + "\n".join(f"  {link}" for link in links)
-    if patch.proven_with is not None:
+    if patch.proven_with is not None and show_all:
         yield "\n".join(_tested_with(patch.proven_with))
+    elif works := features(patch, by_id(sets.load())):
+        yield render.filled(f"It {works}.")
 
 
 def _tested_with(proven_with: Mapping[str, str]) -> Iterator[str]:

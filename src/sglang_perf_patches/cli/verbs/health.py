@@ -17,7 +17,7 @@ from ...live import gpu
 from ...model.selection import Selection
 from ...telemetry import records, summary
 from .. import entry_point, render
-from ..table import READY
+from ..table import READY, entry
 from . import any_is_lost, judged, known_faults, listing, selected, servers, tree_at
 
 _PACKAGES = (
@@ -45,7 +45,7 @@ class Check:
     change: str = ""
 
 
-def run(*, as_json: bool) -> int:
+def run(*, as_json: bool, show_all: bool) -> int:
     """Print the checks; exit code 1 if a chosen patch is not available or not live in a server.
 
     Raises:
@@ -66,8 +66,7 @@ def run(*, as_json: bool) -> int:
         }
         print(json.dumps(data, indent=2))
     else:
-        parts = [*_text(checks), known_faults.in_short(tree.version)]
-        print("\n\n".join(filter(None, parts)))
+        print("\n\n".join(filter(None, _text(checks, tree.version, show_all=show_all))))
     return 1 if is_bad else 0
 
 
@@ -80,15 +79,23 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _text(checks: list[Check]) -> Iterator[str]:
-    """The conclusion, the checks, and what to change."""
-    bad = [check.check for check in checks if check.word in {"bad", "look"}]
-    yield f"to check: {', '.join(bad)}" if bad else "all is well"
-    rows = [["CHECK", "", "WHAT WAS FOUND"]]
-    rows += [[check.check, check.word, check.said] for check in checks]
-    yield render.table(rows)
-    if changes := [f"  {check.check}: {check.change}" for check in checks if check.change]:
-        yield "\n".join(["What to change:", *changes])
+def _text(checks: Sequence[Check], release: str, *, show_all: bool) -> Iterator[str]:
+    """The conclusion, and what to change; with `show_all` every check."""
+    bad = [check for check in checks if check.word in {"bad", "look"}]
+    if bad:
+        yield f"to check: {', '.join(check.check for check in bad)}"
+    else:
+        yield "all is well; for a server's command: sglang-perf-patches doctor -- COMMAND"
+    for check in (check for check in checks if check.change):
+        yield entry(f"{check.check}: {check.said}", check.change)
+    if show_all:
+        yield render.table(
+            [
+                ["CHECK", "", "WHAT WAS FOUND"],
+                *([check.check, check.word, check.said] for check in checks),
+            ]
+        )
+        yield known_faults.in_short(release)
 
 
 def _loaded() -> Check:
@@ -124,7 +131,7 @@ def _servers() -> Iterator[Check]:
     for one in running:
         if not one.is_of_this_environment:
             where = f"it runs in another environment, {one.members[0]['prefix']}"
-            yield Check("live", "-", f"{one.name}: {where}; run doctor there")
+            yield Check("live", "-", f"{one.name}: {where}", "run doctor there")
             continue
         states = summary.over_processes(one.members)
         live = summary.in_state(states, "live")

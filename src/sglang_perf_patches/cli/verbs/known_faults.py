@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ...faults import of_release
 from ...faults.fault import Fault
 from .. import render
+from ..ask.answer import Outlook
+from ..table import LIVE
 
 
-def of_server(release: str, found: Sequence[tuple[Fault, bool]]) -> str:
-    """The faults of a server, or that none is known."""
-    if not found:
-        return f"No known fault of sglang {release} on this server."
-    lines = [f"Known faults of sglang {release} on this server:"]
-    return "\n".join([*lines, *(render.item(one.text(is_sure=is_sure)) for one, is_sure in found)])
+def of_server(
+    release: str, found: Sequence[tuple[Fault, bool]], states: Mapping[str, Outlook]
+) -> str:
+    """The faults of a server, each with what helps there; "" for none.
+
+    Args:
+        release: the version of sglang.
+        found: the faults, and whether the server surely has them.
+        states: patch → its outlook in that server.
+    """
+    items = [
+        render.item(one.text(release, is_sure=is_sure, ours=_ours(one.patch, states)))
+        for one, is_sure in found
+    ]
+    title = f"Known faults of sglang {release} that this server keeps:"
+    return "\n".join([title, *items]) if items else ""
+
+
+def _ours(patch: str, states: Mapping[str, Outlook]) -> str:
+    """What our patch does about a fault in that server; "" if it can do nothing there."""
+    one = states.get(patch)
+    if one is None:
+        return ""
+    if LIVE in (one.state, one.would):  # live: but the server does not load it
+        return f"our {patch} prevents it once it is {'on' if one.would else 'loaded'}"
+    is_gated = "gated" in (one.state, one.would)
+    return f"our {patch} prevents it without what turns it off" if is_gated else ""
 
 
 def of_upgrade(here: str | None, there: str) -> str:

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ... import patch_page, sets
+from ... import patch_page
 from ...compat import source
 from ...compat.source import TreeError
 from ...compat.verdict import Verdict
-from ...model.releases import supported_until
+from ...model.releases import KNOWN, supported_until
 from ...model.selection import Selection
 from .. import entry_point, machine, render
 from ..table import OFF, OPT_IN, READY, of_patches
@@ -38,8 +38,8 @@ REFUSED, BUILT_IN, ABSENT, NEEDS = "refused", "built-in", "absent", "needs"
 _COUNTED = (READY, REFUSED, "off", NEEDS, BUILT_IN, ABSENT)
 _CONCERN = {READY, REFUSED, OFF, OPT_IN}
 _OTHERS = (
-    "To ask about a release that is not installed: sglang-perf-patches list --sglang-version "
-    "0.5.23 (or --sglang-path DIR)"
+    "For a release that is not installed: sglang-perf-patches list --sglang-version "
+    f"{KNOWN[-1]}. All patches: sglang-perf-patches help patches"
 )
 
 
@@ -59,10 +59,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         tree = tree_at(args.sglang_path, args.sglang_version)
     except TreeError as error:
-        if args.json or not is_here:
-            raise
-        print(_catalogue(), flush=True)  # the reader may not have installed sglang yet
-        raise TreeError(f"{error}\n{_OTHERS}") from error
+        raise TreeError(f"{error}\n{_OTHERS}" if is_here and not args.json else error) from error
     verdicts = judged(tree)
     by_patch = prospects(selection, verdicts, is_here=is_here)
     if args.json:
@@ -112,27 +109,6 @@ def prospects(
     return {one.patch.id: _prospect(one, selection, is_here=is_here) for one in verdicts}
 
 
-def table(
-    shown: Iterable[Verdict],
-    verdicts: Iterable[Verdict],
-    by_patch: Mapping[str, tuple[str, str]],
-    release: str,
-    *,
-    with_all: bool,
-) -> str:
-    """The patches of `shown`, by set, with their `prospects`; `verdicts` are those on all patches.
-
-    `with_all` adds links, and what each patch does or why it is off.
-    """
-    rows = []
-    for one in shown:
-        word, why = by_patch[one.patch.id]
-        links = ", ".join("#" + name.rpartition("#")[2] for name in one.patch.upstream)
-        more = (why, f"upstream: {links}" if links else "") if with_all else ()
-        rows.append((one.patch.id, word, more))
-    return of_patches(rows, verdicts, release)
-
-
 def _prospect(judged: Verdict, selection: Selection, *, is_here: bool) -> tuple[str, str]:
     patch = judged.patch
     if judged.word in {BUILT_IN, ABSENT}:
@@ -167,23 +143,27 @@ def _text(
         f"at {tree.root}"
     ]
     if shown:
-        parts.append(table(shown, verdicts, by_patch, tree.version, with_all=show_all))
+        parts.append(of_patches(shown, verdicts, by_patch, tree.version, with_all=show_all))
     if not show_all:
         parts += [
             render.filled(f"{patch_id} is {word}: {why}")
             for patch_id, (word, why) in by_patch.items()
             if word == REFUSED
         ]
-    hidden: dict[str, list[str]] = {}
-    for one in verdicts:
-        if one not in shown:
-            hidden.setdefault(by_patch[one.patch.id][0], []).append(one.patch.id)
-    lines = [render.filled(f"{word}: {', '.join(ids)}", "", "  ") for word, ids in hidden.items()]
-    if lines:
-        lines.append("Why these have nothing to do here: sglang-perf-patches list --all")
-        parts.append("\n".join(lines))
+    if named := only_named((one for one in verdicts if one not in shown), by_patch):
+        parts.append(f"{named}\nWhy these have nothing to do here: sglang-perf-patches list --all")
     parts += [render.filled(line) for line in _CLOSING]
     return "\n\n".join(parts)
+
+
+def only_named(verdicts: Iterable[Verdict], by_patch: Mapping[str, tuple[str, str]]) -> str:
+    """The names of patches that have nothing to do, a line for each of their `prospects`."""
+    by_word: dict[str, list[str]] = {}
+    for one in verdicts:
+        by_word.setdefault(by_patch[one.patch.id][0], []).append(one.patch.id)
+    return "\n".join(
+        render.filled(f"{word}: {', '.join(ids)}", "", "  ") for word, ids in by_word.items()
+    )
 
 
 def counts(words: Iterable[str]) -> str:
@@ -195,14 +175,3 @@ def counts(words: Iterable[str]) -> str:
         for word in _COUNTED
         if number[word] or word in {READY, REFUSED}
     )
-
-
-def _catalogue() -> str:
-    """Every patch and what it does, without a sglang."""
-    patches = [patch for patch_set in sets.load() for patch in patch_set.patches]
-    widest = max(len(patch.id) for patch in patches) + 2
-    lines = [f"{len(patches)} patches, for sglang 0.5.9 and later:\n"]
-    for patch in patches:
-        does = patch.summary + ("" if patch.is_default else " (opt-in)")
-        lines.append(render.filled(does, patch.id.ljust(widest), " " * widest))
-    return "\n".join(lines)

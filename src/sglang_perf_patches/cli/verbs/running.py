@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
             if selection.is_unavailable(one.patch.id, one.word):
                 render.warn(f"{one.patch.id} is {one.word}: {one.reason}")
                 return 1
-        if option := interpreter.isolating_flag(interpreter.python_of(command)):
+        if option := interpreter.isolating_flag(command):
             ignores = "this Python ignores what `run` sets, so it gets no patches"
             render.warn(f"{ignores}: remove {option}")
             if is_strict:

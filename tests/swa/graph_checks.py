@@ -64,7 +64,7 @@ def stocks_once_it_is_off() -> list[bool]:
         told = replay(self, requests)
         found.append(told[1])
         if len(found) == 1:
-            engine.deactivate()
+            sglang_perf_patches.deactivate()
         return told
 
     with mock.patch.object(proof.Rig, "replay", noted), live(PATCH, ran=None):

@@ -1,11 +1,10 @@
-"""A patch in this process, and what is logged of it."""
+"""A patch in this process, and what its install function declares."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -14,7 +13,7 @@ from ..compat.source import Definition
 from ..compat.verdict import Verdict
 from ..model.patch import Patch, Variant
 from ..model.patching import Make
-from ..model.state import Observer, RunFlag, State
+from ..model.state import RunFlag, State
 from .imports import is_loaded
 from .switch import raw
 from .wrappers import owner_of
@@ -143,69 +142,3 @@ class Patching:
     def anytime(self, because: str) -> None:
         """See `model.patching.Patching.anytime`."""
         assert because
-
-
-class Notices:
-    """Logs each notice once, and keeps faults of observers from the patches.
-
-    Args:
-        demanded: ids of patches whose loss ends the process instead of being logged.
-        observers: told of each change.
-    """
-
-    def __init__(self, demanded: Collection[str], observers: Iterable[Observer]) -> None:
-        self._demanded = demanded
-        self._observers = observers
-        self._messages: deque[tuple[int, str]] = deque()
-        self._loss = ""
-        self._is_ending = False
-
-    def set_status(self, member: Member, state: State, reason: str) -> None:
-        """Set the state of a patch, and notify the observers if it changed."""
-        if member.status != (state, reason):
-            member.status = (state, reason)
-            if state == "gated" and member.patch.id in self._demanded:
-                self.warn(member)
-            self.notify(lambda observer: observer.changed())
-
-    def notify(self, what: Callable[[Observer], None]) -> None:
-        """Call every observer; their faults are only logged."""
-        for observer in self._observers:
-            try:
-                what(observer)
-            except Exception:
-                logger.debug("an observer failed", exc_info=True)
-
-    def warn(self, member: Member) -> None:
-        """Note that a patch is lost, and why, for `flush`."""
-        state, reason = member.end or member.status
-        line = f"sglang-perf-patches: {member.patch.id} is {state}: {reason}"
-        if member.patch.id in self._demanded:
-            self._loss = self._loss or line
-        else:
-            self._messages.append((logging.WARNING, line))
-
-    def warn_of_all(self, reason: str, lost: Iterable[Member]) -> None:
-        """Note that every patch is removed, and each demanded one among `lost`, for `flush`."""
-        for member in lost:
-            if member.patch.id in self._demanded:
-                self.warn(member)
-        line = f"sglang-perf-patches: every patch is removed: {reason}"
-        self._messages.append((logging.ERROR, line))
-
-    def flush(self) -> str:
-        """Log the notices. Outside of the executor, because a log handler may call us again.
-
-        Returns:
-            the line about the first demanded patch that was lost, once; then it is the only one.
-        """
-        if self._loss:
-            loss, self._is_ending = "" if self._is_ending else self._loss, True
-            return loss
-        while self._messages:
-            try:
-                level, line = self._messages.popleft()
-            except IndexError:  # another thread took it
-                break
-            logger.log(level, line)
-        return ""

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -32,9 +33,10 @@ from ..model.patching import Gated, Make
 from ..model.selection import Selection
 from ..model.state import Observer, PatchState, Report, State
 from . import threads
+from .ending import end_process
 from .executor import executor
 from .imports import Watched, is_ready, stop_waiting, wait_for
-from .member import Member, Notices, Patching
+from .member import Member, Patching
 from .memory import Verifier, place_of
 from .published import Gatekeeper
 from .switch import board, exchange, raw
@@ -49,6 +51,7 @@ _HOOKS = "sglang.srt.plugins.hook_registry"
 _WORKING = frozenset({"live", "pending", "gated", "not needed"})
 _SERVING = _WORKING | {"built-in"}  # states that satisfy a requirement
 _RULED = frozenset({"gated", "not needed"})  # by `model.ruling`: no fault, so nothing is logged
+_FAULTS = frozenset({"conflict", "failed"})
 
 
 class Registry:
@@ -64,11 +67,10 @@ class Registry:
 
     Attributes:
         selection: as given.
-        notices: what is to be logged.
-        over: no further patch goes live.
+        is_over: no further patch goes live.
         is_observed: whether observers know that it has started.
         is_stopping: `stop` was called: everything is to be removed.
-        ended: `stop` was called, and everything is off. After a fault it stays False, so that
+        is_ended: `stop` was called, and everything is off. After a fault it stays False, so that
             `report` still shows the fault.
     """
 
@@ -78,11 +80,14 @@ class Registry:
         selection: Selection,
         *,
         strict: bool,
-        observers: Iterable[Observer],
+        observers: Collection[Observer],
     ) -> None:
         self.selection = selection
-        self.over = self.is_observed = self.is_stopping = self.ended = False
-        self.notices = Notices(selection.by_name if strict else (), observers)
+        self.is_over = self.is_observed = self.is_stopping = self.is_ended = False
+        self._demanded = selection.by_name if strict else frozenset()
+        self._observers = observers
+        self._lines: deque[tuple[int, str]] = deque()
+        self._loss = ""
         self._version = "unknown"
         self._members = {patch.id: Member(patch) for patch in patches}
         self._verifier = Verifier()
@@ -94,8 +99,6 @@ class Registry:
 
     def __getitem__(self, patch: str) -> Member:
         return self._members[patch]
-
-    # -- for callers -----------------------------------------------------------------------------
 
     def take(self, tree: Tree, verdicts: Iterable[Verdict]) -> None:
         """Take the verdicts on the installed sglang for the selected patches."""
@@ -111,15 +114,25 @@ class Registry:
             member.status = (verdict.word, verdict.reason)
             is_named_in_full = member.patch.id in self.selection.in_full
             if verdict.word == "refused" or (verdict.word == "absent" and is_named_in_full):
-                self.notices.warn(member)
+                self._warn(member, *member.status)
 
     def look_again(self) -> None:
         """Check live patches, remove marked ones, and put live those that are ready."""
-        self._request(self._look)
+        try:
+            executor.do(self.look, wait_s=_OTHER_THREAD_S)
+        except Exception:  # sglang's own code is calling; the next check tries again
+            logger.debug("unexpected", exc_info=True)
 
-    def look_now(self) -> None:
-        """`look_again` for a caller that is already inside a request of the executor."""
-        self._do(self._look)
+    def look(self) -> None:
+        """`look_again` inside a request of the executor; after a fault, remove every patch."""
+        try:
+            if not self.is_over:
+                self._check()
+            self._settle()
+        except Exception as error:
+            logger.debug("unexpected", exc_info=True)
+            self.abandon(f"{type(error).__name__}: {error}")
+        self._tell()
 
     def report(self) -> Report:
         """The state of each patch."""
@@ -128,54 +141,43 @@ class Registry:
 
     def stop(self) -> None:
         """Make the next check remove every patch."""
-        self.is_stopping = self.over = True
+        self.is_stopping = self.is_over = True
 
     def take_off(self, patch: str) -> None:
         """Remove one patch as soon as that is safe; for tests and measurements."""
-        self._request(partial(self._lose, self[patch], *_OFF))
+
+        def work() -> None:
+            self._lose(self[patch], *_OFF)
+            self.look()
+
+        executor.do(work, wait_s=_OTHER_THREAD_S)
 
     def abandon(self, reason: str) -> None:
         """Remove every patch after an unexpected fault, and log the reason once."""
-        first, self.over = not self.over, True
+        is_first, self.is_over = not self.is_over, True
         self._end_all("failed", reason)
         try:
-            self._go_on()
+            self._settle()
         except Exception:
             logger.debug("unexpected", exc_info=True)  # the next check tries again
-        if first:
-            failed = ("failed", reason)
-            lost = [each for each in self if failed in (each.status, each.end)]
-            self.notices.warn_of_all(reason, lost)
+        if is_first:
+            for member in self:
+                if ("failed", reason) in (member.status, member.end):
+                    self._warn(member, "failed", reason)
+            line = f"sglang-perf-patches: every patch is removed: {reason}"
+            self._lines.append((logging.ERROR, line))
 
     def waits_for(self) -> str:
         """``ID until REASON`` for each patch that is to be removed; "" if there is none."""
         leaving = [member for member in self if member.end is not None]
         return "; ".join(f"{each.patch.id} until {self._why_on(each)}" for each in leaving)
 
-    # -- requests: the executor runs one at a time -----------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------
 
-    def _request(self, work: Callable[[], None]) -> None:
-        """Run work in the executor. Catches every fault, because sglang's own code is calling."""
-        try:
-            executor.do(partial(self._do, work), wait_s=_OTHER_THREAD_S)
-        except Exception as error:
-            logger.debug("unexpected", exc_info=True)
-            with contextlib.suppress(Exception):  # the next check tries again
-                executor.do(partial(self.abandon, f"{type(error).__name__}: {error}"))
-
-    def _do(self, work: Callable[[], None]) -> None:
-        """Run work, then whatever is due after it; after a fault, remove every patch."""
-        try:
-            work()
-            self._go_on()
-        except Exception as error:
-            logger.debug("unexpected", exc_info=True)
-            self.abandon(f"{type(error).__name__}: {error}")
-
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Mark for removal what was replaced, or what this server does not need or support."""
         for member in self._working():
-            if self.over or member.state != "live" or member.end is not None:
+            if member.state != "live" or member.end is not None:
                 continue
             if self._verifier.is_as_seen(member):
                 continue
@@ -186,37 +188,73 @@ class Registry:
                 self._lose(member, "conflict", str(foreign))
             else:
                 member.seen = now
-                self.notices.set_status(member, "live", _wrapped_by(found.wrappers))
+                self._set(member, "live", _wrapped_by(found.wrappers))
         members = [each for each in self._working() if each.end is None]
         members = [each for each in members if each.state != "gated" or self.is_on(each)]
         for member, ruled in self._gatekeeper.rule(members):
             if member.state == "not needed":  # it waits again if the server turns out to need it
                 if ruled is None or ruled[0] != "not needed":
-                    self.notices.set_status(member, "pending", "")
+                    self._set(member, "pending", "")
             elif ruled is not None:
                 self._lose(member, *ruled)
 
-    def _go_on(self) -> None:
+    def _settle(self) -> None:
         """Remove marked patches, put live those that are ready, and end if all are off."""
-        if self.is_stopping and not self.ended:
+        if self.is_stopping and not self.is_ended:
             self._end_all(*_OFF)
         self._remove_marked()
         self._advance()
         self._remove_marked()  # one that failed to go live removes those that need it
-        if not self.over or self.on():
+        if not self.is_over or self.on():
             return
         is_clear = all([self._hooks.leave(), self._gatekeeper.leave()])
-        if self.is_stopping and not self.ended and is_clear:
-            self.ended = True
+        if self.is_stopping and not self.is_ended and is_clear:
+            self.is_ended = True
             stop_waiting(self.look_again)
-            self.notices.notify(lambda observer: observer.drop(self))
+            self._notify(lambda observer: observer.drop(self))
+
+    def _set(self, member: Member, state: State, reason: str) -> None:
+        """Set the state of a patch, and tell whoever has to know if it changed."""
+        if member.status != (state, reason):
+            member.status = (state, reason)
+            if state in _FAULTS or (state == "gated" and member.patch.id in self._demanded):
+                self._warn(member, state, reason)
+            self._notify(lambda observer: observer.changed())
+
+    def _notify(self, what: Callable[[Observer], None]) -> None:
+        """Call every observer; their faults are only logged."""
+        for observer in self._observers:
+            try:
+                what(observer)
+            except Exception:
+                logger.debug("an observer failed", exc_info=True)
+
+    def _warn(self, member: Member, state: State, reason: str) -> None:
+        """Note that a patch is lost, and why, for `_tell`. On a hot path: nothing may block."""
+        line = f"sglang-perf-patches: {member.patch.id} is {state}: {reason}"
+        if member.patch.id in self._demanded:
+            self._loss = self._loss or line
+        elif not self.is_over:  # else one line is about all of them
+            self._lines.append((logging.WARNING, line))
+
+    def _tell(self) -> None:
+        """Log what was noted; end the process, with one line, if a demanded patch is lost."""
+        if self._loss:
+            try:
+                self.stop()
+                self._settle()
+                self._notify(lambda observer: observer.drop())  # even if a busy patch stays on
+            finally:
+                end_process(self._loss)
+        while self._lines:
+            logger.log(*self._lines.popleft())
 
     # -- going live ------------------------------------------------------------------------------
 
     def _advance(self) -> None:
         """Register for the imports that are missing, and put live the patches that are ready."""
         working = self._working()
-        if self.over or not working:
+        if self.is_over or not working:
             return
         names = [name for member in working for name in member.variant.modules()]
         relied_on = [module_of(each) for member in working for each in member.definitions]
@@ -225,29 +263,29 @@ class Registry:
             self._hooks.begin(sys.modules[_HOOKS].HookRegistry, "apply_hooks")
         self._gatekeeper.watch(working)
         for member in self:
-            if not self.over and member.state == "pending" and member.end is None:
+            if not self.is_over and member.state == "pending" and member.end is None:
                 self._attempt(member)
 
     def _attempt(self, member: Member) -> None:
         """Advance a waiting patch as far as possible now."""
         if self.is_on(member):  # interrupted after the exchange, before its state was set
-            return self.notices.set_status(member, "live", "")
+            return self._set(member, "live", "")
         missing = [name for name in member.variant.modules() if not is_ready(name)]
         if missing:
-            return self.notices.set_status(member, "pending", f"{missing[0]} is not imported yet")
+            return self._set(member, "pending", f"{missing[0]} is not imported yet")
         for needed in member.patch.requires:
             if (state := self[needed].state) not in _SERVING:
                 return self._lose(member, "failed", f"it needs {needed}, which is {state}")
         for _, ruled in self._gatekeeper.rule([member]):
             if ruled is not None:
-                return self.notices.set_status(member, *ruled)
+                return self._set(member, *ruled)
         try:
             self._prepare_and_show(member)
         except Exception as error:
             if not self.is_on(member):
                 member.forget()
             if isinstance(error, Gated):
-                self.notices.set_status(member, "gated", str(error))
+                self._set(member, "gated", str(error))
             elif isinstance(error, Foreign):
                 self._lose(member, "conflict", str(error))
             # With a request waiting, an import has ended that may have been missing: try again.
@@ -283,20 +321,20 @@ class Registry:
         # Makes the functions now: that may import, so it must not happen during the exchange.
         for place in places.values():
             place.made(self._layers(on, place))
-        if not self.over and not self.show(on):
+        if not self.is_over and not self.show(on):
             member.forget()
             waits = f"it waits until {threads.waits_for()}"
-            self.notices.set_status(member, "pending", waits)
-        elif not self.over:
+            self._set(member, "pending", waits)
+        elif not self.is_over:
             state: State = "gated" if member.gate else "live"
-            self.notices.set_status(member, state, member.gate or _wrapped_by(found.wrappers))
+            self._set(member, state, member.gate or _wrapped_by(found.wrappers))
             member.seen = self._verifier.identity_snapshot(member)
 
     def _close(self, member: Member, reason: str) -> None:
         """Called by patched code that now runs only stock's. On a hot path: nothing may block."""
         member.gate = reason
         if member.state == "live":
-            self.notices.set_status(member, "gated", reason)
+            self._set(member, "gated", reason)
 
     # -- what is on ------------------------------------------------------------------------------
 
@@ -357,7 +395,7 @@ class Registry:
                 member.end = (state, reason)
             elif member.end is None and member.state in _WORKING:
                 member.forget()
-                self.notices.set_status(member, state, reason)
+                self._set(member, state, reason)
 
     def _remove_marked(self) -> None:
         """Remove all marked patches, each with those that require it; busy ones stay."""
@@ -370,7 +408,7 @@ class Registry:
                 state, reason = member.end
                 why = reason and f" ({state}: {reason})"
                 waits = f"to be removed{why}: waits until {self._why_on(member)}"
-                self.notices.set_status(member, "live", waits)
+                self._set(member, "live", waits)
 
     def _why_on(self, member: Member) -> str:
         """What must end before a patch can be removed, worded to follow "until"."""
@@ -382,9 +420,7 @@ class Registry:
         for member, (state, reason) in ends.items():
             member.forget()
             member.end = None
-            self.notices.set_status(member, state, reason)
-            if state not in _RULED | {"off"}:
-                self.notices.warn(member)
+            self._set(member, state, reason)
         for member, (state, reason) in ends.items():
             for other in self._working():
                 if member.patch.id in other.patch.requires:

@@ -48,13 +48,13 @@ def activate(selection: str | Iterable[str] | None = None, *, strict: bool | Non
 
     Raises:
         SelectionError: the selection is malformed or names something unknown.
-        RuntimeError: this process was forked while another thread applied patches for the first time.
+        RuntimeError: this process was forked while another thread was at the first activation.
     """
     if executor.cut_off and report() is None:
         raise RuntimeError(executor.cut_off)
     text = selection if selection is None or isinstance(selection, str) else ",".join(selection)
     wait_s = _JUDGING_S if report() is None else _WAIT_S
-    happened: Any = executor.do(lambda: _activate(text, strict), wait_s=wait_s).result() or report()
+    happened: Any = executor.do(lambda: _activate(text, strict), wait_s=wait_s) or report()
     return happened  # type: ignore[no-any-return]
 
 
@@ -67,8 +67,10 @@ def deactivate() -> None:
     """
 
     def take_off() -> None:
-        if engine := sys.modules.get(f"{__name__}.live.engine"):
-            engine.take_off()
+        engine = sys.modules.get(f"{__name__}.live.engine")
+        ask = getattr(engine, "take_off", None)  # as in `report`
+        if ask is not None:
+            ask()
 
     executor.do(take_off, wait_s=_JUDGING_S if report() is None else _WAIT_S)
 

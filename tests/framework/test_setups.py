@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 from throwaway import BEGINNING, PUBLISHING, Throwaway
 
-from sglang_perf_patches.live import gpu, published
+from sglang_perf_patches import gpu
+from sglang_perf_patches.live import published
 from sglang_perf_patches.model import setups, uses
 
 _USED = {name for use in uses.USES for name in (*use.off, *use.on) if not name.isupper()}

@@ -11,7 +11,6 @@ from ..compat.verdict import judge_each
 from ..model import selection, switch
 from ..model.patch import Patch, by_id
 from ..model.state import Observer, Report
-from .executor import executor
 from .registry import Registry
 
 logger = logging.getLogger("sglang_perf_patches")
@@ -115,18 +114,3 @@ def _compare(text: str, patches: Mapping[str, Patch], decided: selection.Selecti
     if selected.ids != decided.ids:
         line = "sglang-perf-patches: %r changes nothing: the first call decided, for %r"
         logger.warning(line, text, decided.text)
-
-
-def _interrupted() -> None:
-    """Remove every patch after an interruption (such as Ctrl-C), which then goes to the caller."""
-    for registry in list(_current):
-        registry.stop()
-        executor.do(registry.look)
-
-
-def _leave(reason: str) -> None:
-    for registry in _current:
-        registry.abandon(reason)
-
-
-executor.interrupted, executor.leave = _interrupted, _leave

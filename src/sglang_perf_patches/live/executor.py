@@ -22,82 +22,51 @@ _FORK_S = 6.0
 """How long a fork waits for the thread at work, which may itself wait for the one forking."""
 
 
-class Request:
-    """Work that is called once, and what came of it.
-
-    Attributes:
-        is_done: whether it was run; also True if it raised an exception.
-    """
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self.is_done = False
-        self._work = work
-        self._result: Any = None
-        self._error: Exception | None = None
-
-    def do(self) -> None:
-        """Run it; keep its exception for `result`, but let an interruption such as Ctrl-C pass."""
-        try:
-            self._result = self._work()
-        except Exception as error:
-            self._error = error
-        self.is_done = True
-
-    def result(self) -> Any:
-        """What the work returned, or raise what it raised; None if it was not run yet."""
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-
 class Executor:
     """Runs requests, one after the other.
 
     Attributes:
-        interrupted: called after an interruption has ended a request.
-        cut_off: why this forked child can apply no patch; "" if it can.
-        leave: called with `cut_off` in such a child.
+        cut_off: why this forked child applies no patch; "" if it may.
     """
 
     def __init__(self) -> None:
-        self.interrupted: Callable[[], None] = lambda: None
         self.cut_off = ""
-        self.leave: Callable[[str], None] = lambda reason: None
-        self._requests: deque[Request] = deque()
+        self._requests: deque[tuple[Callable[[], Any], list[Any]]] = deque()
         self._lock = threading.RLock()
         self._is_kept = False
         self._is_guarded = False
 
-    def do(self, work: Callable[[], Any], *, wait_s: float = 0) -> Request:
+    def do(self, work: Callable[[], Any], *, wait_s: float = 0) -> Any:
         """Run `work` here, or leave it to the thread at work, which is awaited for `wait_s`.
 
         Returns:
-            the request. If this was called inside another request, or the wait was too short, it
-            is not done yet: it runs later.
+            what it returned. None if this was called inside another request, or if the wait was too
+            short: then it runs later.
+
+        Raises:
+            Exception: it was run, and raised that.
         """
         self._guard_forks()
-        request = Request(work)
-        self._requests.append(request)
+        outcome: list[Any] = []  # what it returned, and what it raised
+        self._requests.append((work, outcome))
         if self.is_at_work_here():
-            return request
+            return None
         self.go_on()
         end = time.monotonic() + wait_s
-        while not request.is_done and time.monotonic() < end:
+        while not outcome and time.monotonic() < end:
             time.sleep(_POLL_S)
             self.go_on()
-        return request
+        result, error = outcome or (None, None)
+        if error is not None:
+            raise error
+        return result
 
     def go_on(self) -> None:
         """Run the waiting requests, unless a thread is at work."""
         while self._requests and not self.is_at_work_here():  # one may come after the lock is free
             if not self._lock.acquire(blocking=False):
                 return
-            try:
-                self._work()
-            except BaseException as error:
-                if not isinstance(error, Exception):
-                    self.interrupted()
-                raise
+            self._work()
 
     def has_requests(self) -> bool:
         """Whether a request waits."""
@@ -129,7 +98,6 @@ class Executor:
             self._lock = threading.RLock()
             if was_at_work:
                 self.cut_off = "this process was forked while another thread applied patches"
-                self.leave(self.cut_off)
 
     def _guard_forks(self) -> None:
         if not self._is_guarded:
@@ -147,7 +115,11 @@ class Executor:
     def _work(self) -> None:
         try:
             while self._requests:
-                self._requests.popleft().do()
+                work, outcome = self._requests.popleft()
+                try:
+                    outcome += work(), None
+                except Exception as error:  # an interruption such as Ctrl-C passes
+                    outcome += None, error
         finally:
             # As often as it is held: an interruption between `acquire` and this `try` leaves it
             # held once more, and the lock is reentrant.

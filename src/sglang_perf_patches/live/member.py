@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from ..compat.source import Definition
@@ -16,9 +17,22 @@ from ..model.patching import Make
 from ..model.state import RunFlag, State
 from .imports import is_loaded
 from .switch import raw
-from .wrappers import owner_of
+from .wrappers import Foreign, chain, owner_of
 
 logger = logging.getLogger("sglang_perf_patches")
+
+
+@dataclass
+class Found:
+    """What a verification in memory found.
+
+    Attributes:
+        wrappers: the foreign wrappers around what the patch changes, each with its owner.
+        stock: the stock functions among what it changes and relies on, by reference.
+    """
+
+    wrappers: list[str] = field(default_factory=list)
+    stock: dict[str, FunctionType] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -33,7 +47,8 @@ class Member:
         gate: why its code now runs only stock's; "" if it doesn't.
         places: reference → the place that it changes; set before the first change.
         layers: the places, each with what makes its value, in the order of their declaration.
-        seen: the identity snapshot of the last verification.
+        found: what the last verification found.
+        seen: the identity snapshot of that.
         drains: the work that it may hold between its calls: whether it holds none, and what ends
             that work, worded to follow "until".
         end: the state and reason it gets once it is removed; None unless it is marked for that.
@@ -46,6 +61,7 @@ class Member:
     gate: str = ""
     places: dict[str, Any] = field(default_factory=dict)
     layers: list[tuple[Any, Make]] = field(default_factory=list)
+    found: Found = field(default_factory=Found)
     seen: list[Any] = field(default_factory=list)
     drains: list[tuple[Callable[[], bool], str]] = field(default_factory=list)
     end: tuple[State, str] | None = None
@@ -142,3 +158,20 @@ class Patching:
     def anytime(self, because: str) -> None:
         """See `model.patching.Patching.anytime`."""
         assert because
+
+
+def with_dependents(members: Iterable[Member], among: Collection[Member]) -> list[Member]:
+    """Members, and those of `among` that require any of them, directly or not."""
+    together = list(dict.fromkeys(members))
+    for member in together:  # the loop also visits what it appends
+        id = member.patch.id
+        together += [each for each in among if id in each.patch.requires and each not in together]
+    return together
+
+
+def forget_results(members: Iterable[Member]) -> None:
+    """Clear ``lru_cache``s around what members change: they hold what another function returned."""
+    for reference in {reference for each in members for reference in each.places}:
+        with contextlib.suppress(Foreign):
+            for link in chain(raw(*owner_of(reference))):
+                getattr(link, "cache_clear", lambda: None)()

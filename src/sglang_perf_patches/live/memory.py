@@ -8,7 +8,6 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -17,7 +16,7 @@ from ..model.patch import module_of, qualname_of
 from ..model.patching import MISSING
 from .compiled import changed_default, is_at, is_compiled_from
 from .imports import is_ready
-from .member import Member
+from .member import Found, Member
 from .switch import PREFIX, Attribute, board, place_at, place_in, raw, shown_at, stock_code
 from .wrappers import (
     Foreign,
@@ -30,19 +29,6 @@ from .wrappers import (
     owner_of,
     underlying,
 )
-
-
-@dataclass
-class Found:
-    """What `Verifier.verify` found.
-
-    Attributes:
-        wrappers: the foreign wrappers around what the patch changes, each with its owner.
-        stock: the stock functions among what it changes and relies on, by reference.
-    """
-
-    wrappers: list[str] = field(default_factory=list)
-    stock: dict[str, FunctionType] = field(default_factory=dict)
 
 
 class Verifier:
@@ -89,10 +75,12 @@ class Verifier:
                 check_relatives(reference, verified)
         return found
 
-    def is_as_seen(self, member: Member) -> bool:
-        """Whether nothing that a patch relies on was replaced since its last verification."""
+    def found(self, member: Member) -> Found:
+        """What `verify` finds; the last time's if nothing was replaced since then."""
         now = self.identity_snapshot(member)
-        return len(now) == len(member.seen) and all(map(operator.is_, now, member.seen))
+        if len(now) != len(member.seen) or not all(map(operator.is_, now, member.seen)):
+            member.found, member.seen = self.verify(member), now
+        return member.found
 
     def identity_snapshot(self, member: Member) -> list[Any]:
         """Every object that a replacement of anything relied on would exchange.

@@ -18,7 +18,6 @@ The executor runs these steps one at a time. Each is idempotent.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 from collections import deque
@@ -36,11 +35,11 @@ from . import threads
 from .ending import end_process
 from .executor import executor
 from .imports import Watched, is_ready, stop_waiting, wait_for
-from .member import Member, Patching
+from .member import Member, Patching, forget_results, with_dependents
 from .memory import Verifier, place_of
 from .published import Gatekeeper
-from .switch import board, exchange, raw
-from .wrappers import Foreign, chain, owner_of
+from .switch import board, exchange
+from .wrappers import Foreign
 
 logger = logging.getLogger("sglang_perf_patches")
 
@@ -126,12 +125,18 @@ class Registry:
     def look(self) -> None:
         """`look_again` inside a request of the executor; after a fault, remove every patch."""
         try:
+            if executor.cut_off:
+                self._abandon(executor.cut_off)
             if not self.is_over:
                 self._check()
             self._settle()
         except Exception as error:
             logger.debug("unexpected", exc_info=True)
-            self.abandon(f"{type(error).__name__}: {error}")
+            self._abandon(f"{type(error).__name__}: {error}")
+        except BaseException:  # an interruption, such as Ctrl-C, which then goes to the caller
+            self.stop()
+            self._settle()
+            raise
         self._tell()
 
     def report(self) -> Report:
@@ -143,29 +148,17 @@ class Registry:
         """Make the next check remove every patch."""
         self.is_stopping = self.is_over = True
 
-    def take_off(self, patch: str) -> None:
-        """Remove one patch as soon as that is safe; for tests and measurements."""
-
-        def work() -> None:
-            self._lose(self[patch], *_OFF)
-            self.look()
-
-        executor.do(work, wait_s=_OTHER_THREAD_S)
-
-    def abandon(self, reason: str) -> None:
+    def _abandon(self, reason: str) -> None:
         """Remove every patch after an unexpected fault, and log the reason once."""
-        is_first, self.is_over = not self.is_over, True
+        if not self.is_over:
+            line = f"sglang-perf-patches: every patch is removed: {reason}"
+            self._lines.append((logging.ERROR, line))
+        self.is_over = True
         self._end_all("failed", reason)
         try:
             self._settle()
         except Exception:
             logger.debug("unexpected", exc_info=True)  # the next check tries again
-        if is_first:
-            for member in self:
-                if ("failed", reason) in (member.status, member.end):
-                    self._warn(member, "failed", reason)
-            line = f"sglang-perf-patches: every patch is removed: {reason}"
-            self._lines.append((logging.ERROR, line))
 
     def waits_for(self) -> str:
         """``ID until REASON`` for each patch that is to be removed; "" if there is none."""
@@ -176,21 +169,18 @@ class Registry:
 
     def _check(self) -> None:
         """Mark for removal what was replaced, or what this server does not need or support."""
-        for member in self._working():
-            if member.state != "live" or member.end is not None:
-                continue
-            if self._verifier.is_as_seen(member):
-                continue
-            now = self._verifier.identity_snapshot(member)
-            try:
-                found = self._verifier.verify(member)
-            except Foreign as foreign:
-                self._lose(member, "conflict", str(foreign))
-            else:
-                member.seen = now
-                self._set(member, "live", _wrapped_by(found.wrappers))
-        members = [each for each in self._working() if each.end is None]
-        members = [each for each in members if each.state != "gated" or self.is_on(each)]
+        for member in self:
+            if member.state == "live" and member.end is None:
+                try:
+                    found = self._verifier.found(member)
+                    self._set(member, "live", _wrapped_by(found.wrappers))
+                except Foreign as foreign:
+                    self._lose(member, "conflict", str(foreign))
+        members = [
+            each
+            for each in self._working()
+            if each.end is None and (each.state != "gated" or self.is_on(each))
+        ]
         for member, ruled in self._gatekeeper.rule(members):
             if member.state == "not needed":  # it waits again if the server turns out to need it
                 if ruled is None or ruled[0] != "not needed":
@@ -261,9 +251,9 @@ class Registry:
         wait_for([*names, _HOOKS, *relied_on], self.look_again)
         if is_ready(_HOOKS):
             self._hooks.begin(sys.modules[_HOOKS].HookRegistry, "apply_hooks")
-        self._gatekeeper.watch(working)
+        self._gatekeeper.watch()
         for member in self:
-            if not self.is_over and member.state == "pending" and member.end is None:
+            if member.state == "pending" and member.end is None:
                 self._attempt(member)
 
     def _attempt(self, member: Member) -> None:
@@ -303,8 +293,7 @@ class Registry:
         """
         member.forget()
         install = member.variant.load()
-        found = self._verifier.verify(member)
-        member.seen = self._verifier.identity_snapshot(member)
+        self._verifier.found(member)
         member.gate, member.drains = "", []
         patching = Patching(member, member.ran, partial(self._close, member))
         install(patching)
@@ -312,8 +301,7 @@ class Registry:
         unchanged = set(member.variant.targets + member.variant.adds) - changed.keys()
         if unchanged:
             raise RuntimeError(f"its install function left {min(unchanged)} unchanged")
-        if not self._verifier.is_as_seen(member):  # since install code imported something
-            found = self._verifier.verify(member)
+        found = self._verifier.found(member)  # install code may have imported something
         places = {reference: place_of(reference, found) for reference in changed}
         member.layers = [(places[reference], make) for reference, make in patching.changes]
         member.places = places
@@ -321,14 +309,13 @@ class Registry:
         # Makes the functions now: that may import, so it must not happen during the exchange.
         for place in places.values():
             place.made(self._layers(on, place))
-        if not self.is_over and not self.show(on):
-            member.forget()
-            waits = f"it waits until {threads.waits_for()}"
-            self._set(member, "pending", waits)
-        elif not self.is_over:
+        if self.show(on):
             state: State = "gated" if member.gate else "live"
             self._set(member, state, member.gate or _wrapped_by(found.wrappers))
             member.seen = self._verifier.identity_snapshot(member)
+        else:
+            member.forget()
+            self._set(member, "pending", f"it waits until {threads.waits_for()}")
 
     def _close(self, member: Member, reason: str) -> None:
         """Called by patched code that now runs only stock's. On a hot path: nothing may block."""
@@ -393,6 +380,8 @@ class Registry:
         for member in self:
             if self.is_on(member):
                 member.end = (state, reason)
+                if state in _FAULTS:
+                    self._warn(member, state, reason)
             elif member.end is None and member.state in _WORKING:
                 member.forget()
                 self._set(member, state, reason)
@@ -428,23 +417,6 @@ class Registry:
                     why = f": {reason}" if is_ruled else f", which is {state}"
                     so: State = state if is_ruled else "failed"
                     self._lose(other, so, f"it needs {member.patch.id}{why}")
-
-
-def with_dependents(members: Iterable[Member], among: Collection[Member]) -> list[Member]:
-    """Members, and those of `among` that require any of them, directly or not."""
-    together = list(dict.fromkeys(members))
-    for member in together:  # the loop also visits what it appends
-        id = member.patch.id
-        together += [each for each in among if id in each.patch.requires and each not in together]
-    return together
-
-
-def forget_results(members: Iterable[Member]) -> None:
-    """Clear ``lru_cache``s around what members change: they hold what another function returned."""
-    for reference in {reference for each in members for reference in each.places}:
-        with contextlib.suppress(Foreign):
-            for link in chain(raw(*owner_of(reference))):
-                getattr(link, "cache_clear", lambda: None)()
 
 
 def _wrapped_by(wrappers: Iterable[str]) -> str:

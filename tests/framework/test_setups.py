@@ -695,9 +695,6 @@ ours.activate("all")
 assert held() is not before
 ours.deactivate()
 assert held() is before
-use(STEP)
-ours.activate("all")
-assert held() is before, "nobody asks"
 """)
 
 

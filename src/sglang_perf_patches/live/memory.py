@@ -48,14 +48,14 @@ class Verifier:
             Foreign: other code replaced one, or already added what the patch would add.
         """
         variant, found = member.variant, Found()
-        for definition in member.each_definition():
-            reference = definition.reference
-            if is_ready(module_of(reference)):  # else it is verified when its import ends
+        definitions = {each.reference: each for each in member.each_definition()}
+        for reference, definition in definitions.items():
+            if _is_ready(reference):  # else it is verified when its import ends
                 check_values(definition)
                 wrappers = self._check(definition, found)
                 found.wrappers += wrappers if reference in variant.targets else ()
         for reference, place in member.places.items():
-            if not is_ready(module_of(reference)):
+            if not _is_ready(reference):
                 continue
             if isinstance(place, Attribute):
                 is_ours = place.owner is owner_of(reference)[0]
@@ -67,16 +67,14 @@ class Verifier:
                     f"{reference} is stock's own again: somebody restored it, "
                     f"or reloaded {module_of(reference)}"
                 )
-        verified = {definition.reference for definition in member.each_definition()}
         for reference in variant.adds:
-            owner, name = owner_of(reference)
-            shown, held = shown_at(owner, name), raw(owner, name)
+            _, _, held, shown = _held_at(reference)
             if shown is not None:
                 found.wrappers += _around_ours(reference, held, shown.value)
             elif held is not MISSING:
                 raise Foreign(f"{reference} exists already: {describe(held)}")
             else:
-                check_relatives(reference, verified)
+                check_relatives(reference, definitions)
         return found
 
     def found(self, member: Member) -> Found:
@@ -120,8 +118,7 @@ class Verifier:
         Raises:
             Foreign: other code replaced the object or the class that holds it.
         """
-        owner, name = owner_of(definition.reference)
-        held, shown = raw(owner, name), shown_at(owner, name)
+        owner, _, held, shown = _held_at(definition.reference)
         if held is MISSING:
             raise Foreign(f"{definition.reference} is gone from memory")
         if shown is not None:
@@ -171,14 +168,24 @@ class Verifier:
             raise Foreign(f"the default of {changed} of {reference} was changed")
 
 
+def _is_ready(reference: str) -> bool:
+    return is_ready(module_of(reference))
+
+
+def _held_at(reference: str) -> tuple[Any, str, Any, Attribute | None]:
+    """The owner of a reference, its last name there, what that holds, and our attribute's place."""
+    owner, name = owner_of(reference)
+    return owner, name, raw(owner, name), shown_at(owner, name)
+
+
 def place_of(reference: str, found: Found) -> Any:
     """The place of a target or an added definition that was just verified.
 
     Raises:
         TypeError: its code can't be exchanged.
     """
-    owner, name = owner_of(reference)
-    function, held = found.stock.get(reference), raw(owner, name)
+    owner, name, held, _ = _held_at(reference)
+    function = found.stock.get(reference)
     if function is None:
         return place_at(owner, name)
     if isinstance(held, property):
@@ -191,7 +198,7 @@ def place_of(reference: str, found: Found) -> Any:
 
 def second_name(function: FunctionType, reference: str) -> str:
     """Another name of a function, in its module or in a class there or related to its own."""
-    owner, name = owner_of(reference)
+    owner, name, _, _ = _held_at(reference)
     module = sys.modules[module_of(reference)]
     classes = [each for each in vars(module).values() if isinstance(each, type)]
     scopes: list[Any] = [module, *(each for each in classes if each.__module__ == module.__name__)]
@@ -210,7 +217,7 @@ def check_values(definition: Definition) -> None:
         Foreign: a value was changed, or is gone.
     """
     for reference, text in definition.values.items():
-        if not is_ready(module_of(reference)):
+        if not _is_ready(reference):
             continue  # not imported yet, or only when the function that reads it runs
         owner: Any = sys.modules[module_of(reference)]
         *classes, name = qualname_of(reference).split(".")
@@ -240,7 +247,7 @@ def check_relatives(reference: str, verified: Collection[str]) -> None:
     Raises:
         Foreign: a base or a subclass has the name, and it is not in `verified`.
     """
-    owner, name = owner_of(reference)
+    owner, name, _, _ = _held_at(reference)
     if not isinstance(owner, type):
         return
     for each in (*owner.__mro__[1:-1], *_below(owner)):

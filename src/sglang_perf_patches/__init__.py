@@ -66,13 +66,13 @@ def deactivate() -> None:
     process tries again once a second, as does the next call of this function.
     """
 
-    def take_off() -> None:
+    def now() -> None:
         engine = sys.modules.get(f"{__name__}.live.engine")
-        ask = getattr(engine, "take_off", None)  # as in `report`
+        ask = getattr(engine, "deactivate_now", None)  # as in `report`
         if ask is not None:
             ask()
 
-    executor.do(take_off, wait_s=_JUDGING_S if report() is None else _WAIT_S)
+    executor.do(now, wait_s=_JUDGING_S if report() is None else _WAIT_S)
 
 
 def report() -> Report | None:

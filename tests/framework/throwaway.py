@@ -211,7 +211,7 @@ def take_off(patch):
     # One patch, as soon as that is safe.
     registry = engine._current[0]
     def work():
-        registry._lose(registry[patch], "off", "")
+        registry._remove(registry[patch], "off", "")
         registry.look()
     ours.executor.do(work, wait_s=1)
 

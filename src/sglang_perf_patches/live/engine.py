@@ -1,4 +1,4 @@
-"""Patches on and off in this process: `activate_now`, `take_off`, `report`."""
+"""Patches on and off in this process: `activate_now`, `deactivate_now`, `report`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def activate_now(
     return registry.report()
 
 
-def take_off() -> None:
+def deactivate_now() -> None:
     """See `sglang_perf_patches.deactivate`; to be called inside a request of the executor."""
     registry = _present()
     if registry is None:
@@ -95,7 +95,7 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
     )
     if chosen.ids:
         read = tree or source.installed()
-        registry.take(read, judge_each(sets.load(), read, only=chosen.ids))
+        registry.accept(read, judge_each(sets.load(), read, only=chosen.ids))
     _current[:] = [registry]
     return registry
 

@@ -17,7 +17,7 @@ from ..model.patching import Make
 from ..model.state import RunFlag, State
 from .imports import is_loaded
 from .switch import raw
-from .wrappers import Foreign, chain, owner_of
+from .wrappers import Conflict, chain, owner_of
 
 logger = logging.getLogger("sglang_perf_patches")
 
@@ -172,6 +172,6 @@ def with_dependents(members: Iterable[Member], among: Collection[Member]) -> lis
 def forget_results(members: Iterable[Member]) -> None:
     """Clear ``lru_cache``s around what members change: they hold what another function returned."""
     for reference in {reference for each in members for reference in each.places}:
-        with contextlib.suppress(Foreign):
+        with contextlib.suppress(Conflict):
             for link in chain(raw(*owner_of(reference))):
                 getattr(link, "cache_clear", lambda: None)()

@@ -23,7 +23,7 @@ from .imports import is_ready
 from .member import Found, Member
 from .switch import PREFIX, Attribute, board, place_at, place_in, raw, shown_at, stock_code
 from .wrappers import (
-    Foreign,
+    Conflict,
     around,
     chain,
     describe,
@@ -45,7 +45,7 @@ class Verifier:
         """Check every definition of a patch in memory, each once.
 
         Raises:
-            Foreign: other code replaced one, or already added what the patch would add.
+            Conflict: other code replaced one, or already added what the patch would add.
         """
         variant, found = member.variant, Found()
         definitions = {each.reference: each for each in member.each_definition()}
@@ -63,7 +63,7 @@ class Verifier:
                 is_on = place in board.now.values
                 is_ours = found.stock[reference] is place.function and place.stands() == is_on
             if not is_ours:
-                raise Foreign(
+                raise Conflict(
                     f"{reference} is stock's own again: somebody restored it, "
                     f"or reloaded {module_of(reference)}"
                 )
@@ -72,7 +72,7 @@ class Verifier:
             if shown is not None:
                 found.wrappers += _around_ours(reference, held, shown.value)
             elif held is not MISSING:
-                raise Foreign(f"{reference} exists already: {describe(held)}")
+                raise Conflict(f"{reference} exists already: {describe(held)}")
             else:
                 check_relatives(reference, definitions)
         return found
@@ -116,17 +116,17 @@ class Verifier:
             the foreign wrappers around it, each described with its owner.
 
         Raises:
-            Foreign: other code replaced the object or the class that holds it.
+            Conflict: other code replaced the object or the class that holds it.
         """
         owner, _, held, shown = _held_at(definition.reference)
         if held is MISSING:
-            raise Foreign(f"{definition.reference} is gone from memory")
+            raise Conflict(f"{definition.reference} is gone from memory")
         if shown is not None:
             return _around_ours(definition.reference, held, shown.value)
         if definition.is_class:
             module, qualname = module_of(definition.reference), qualname_of(definition.reference)
             if not isinstance(held, type) or not is_class_of(held, module, qualname):
-                raise Foreign(f"{definition.reference} is replaced by {describe(held)}")
+                raise Conflict(f"{definition.reference} is replaced by {describe(held)}")
             _check_bases(held, definition)
             return ()
         if isinstance(owner, type):
@@ -138,34 +138,34 @@ class Verifier:
             if is_function(link) and is_at(link.__code__, definition):
                 replacement = first_replacement(links[: depth + 1])
                 if replacement is not None:
-                    raise Foreign(f"{definition.reference} is replaced by {describe(replacement)}")
+                    raise Conflict(f"{definition.reference} is replaced by {describe(replacement)}")
                 self._check_function(link, definition)
                 found.stock[definition.reference] = link
                 # Stock's own decorators wrap too; only further wrappers come from other code.
                 return tuple(map(describe, links[: max(0, depth - definition.decorators)]))
-        raise Foreign(f"{definition.reference} is replaced by {describe(links[0])}")
+        raise Conflict(f"{definition.reference} is replaced by {describe(links[0])}")
 
     def _check_function(self, function: FunctionType, definition: Definition) -> None:
         """Verify the code, the globals and the defaults of a function.
 
         Raises:
-            Foreign: they are not those of its source.
+            Conflict: they are not those of its source.
         """
         reference, code = definition.reference, stock_code(function)
         if any(name.startswith(PREFIX) for name in code.co_names):
-            raise Foreign(f"{reference} is patched by another copy: {describe(function)}")
+            raise Conflict(f"{reference} is patched by another copy: {describe(function)}")
         if code is not self._compiled.get(reference):
             if not is_compiled_from(code, definition):
-                raise Foreign(
+                raise Conflict(
                     f"{reference} in memory is not what its source said when it was "
                     f"judged: the file or the code in memory was changed"
                 )
             self._compiled[reference] = code
         # A copy in another module has equal code, but its own globals.
         if function.__globals__ is not vars(sys.modules[module_of(reference)]):
-            raise Foreign(f"{reference} in memory reads the globals of other code")
+            raise Conflict(f"{reference} in memory reads the globals of other code")
         if changed := changed_default(function, definition):
-            raise Foreign(f"the default of {changed} of {reference} was changed")
+            raise Conflict(f"the default of {changed} of {reference} was changed")
 
 
 def _is_ready(reference: str) -> bool:
@@ -214,7 +214,7 @@ def check_values(definition: Definition) -> None:
     """Verify that each literal that a definition reads has the value in its source.
 
     Raises:
-        Foreign: a value was changed, or is gone.
+        Conflict: a value was changed, or is gone.
     """
     for reference, text in definition.values.items():
         if not _is_ready(reference):
@@ -225,11 +225,11 @@ def check_values(definition: Definition) -> None:
             owner = vars(owner).get(each) if owner is not None else None
         held = raw(owner, name) if owner is not None else MISSING
         if held is MISSING and not classes:
-            raise Foreign(f"{reference}, which {definition.reference} reads, is gone from memory")
+            raise Conflict(f"{reference}, which {definition.reference} reads, is gone from memory")
         # A class may replace its literals when it is made, as an enumeration does with members.
         is_kept = isinstance(held, int | float | str | bytes | tuple | None)
         if (is_kept or not classes) and repr(held) != text and shown_at(owner, name) is None:
-            raise Foreign(
+            raise Conflict(
                 f"{reference}, which {definition.reference} reads, is {held!r:.80} "
                 f"in memory and {text} in the source"
             )
@@ -245,7 +245,7 @@ def check_relatives(reference: str, verified: Collection[str]) -> None:
         verified: references that may exist there, because they were verified.
 
     Raises:
-        Foreign: a base or a subclass has the name, and it is not in `verified`.
+        Conflict: a base or a subclass has the name, and it is not in `verified`.
     """
     owner, name, _, _ = _held_at(reference)
     if not isinstance(owner, type):
@@ -254,20 +254,20 @@ def check_relatives(reference: str, verified: Collection[str]) -> None:
         of = f"{each.__module__}:{each.__qualname__}.{name}"
         if name in vars(each) and of not in verified:
             what = "inherited from" if issubclass(owner, each) else "overridden in"
-            raise Foreign(f"{reference} exists already: it is {what} {describe(each)}")
+            raise Conflict(f"{reference} exists already: it is {what} {describe(each)}")
 
 
 def _around_ours(reference: str, held: Any, value: Any) -> tuple[str, ...]:
     """The foreign wrappers around an attribute of ours.
 
     Raises:
-        Foreign: its name no longer leads to our value.
+        Conflict: its name no longer leads to our value.
     """
     if held is MISSING:
-        raise Foreign(f"{reference} is gone from memory")
+        raise Conflict(f"{reference} is gone from memory")
     wrappers = around(held, value)
     if wrappers is None:
-        raise Foreign(f"{reference} is replaced by {describe(held)}")
+        raise Conflict(f"{reference} is replaced by {describe(held)}")
     return wrappers
 
 
@@ -282,7 +282,7 @@ def _check_bases(held: type, definition: Definition) -> None:
     """Verify that a class has the bases that its source names.
 
     Raises:
-        Foreign: a base was replaced, added or removed.
+        Conflict: a base was replaced, added or removed.
     """
     names = definition.bases
     bases = [base for base in held.__bases__ if base is not object]
@@ -293,10 +293,10 @@ def _check_bases(held: type, definition: Definition) -> None:
         return
     for base, name in zip(bases, names, strict=False):
         if name and base.__name__ != name and getattr(module, name, None) is not base:
-            raise Foreign(f"{what} has the base {describe(base)}, not {name}")
+            raise Conflict(f"{what} has the base {describe(base)}, not {name}")
     # An unnamed base, such as Generic[T], may stand for several bases or for none.
     if all(names) and len(bases) != len([name for name in names if name != "object"]):
-        raise Foreign(f"{what} has {len(bases)} bases, not {len(names)}")
+        raise Conflict(f"{what} has {len(bases)} bases, not {len(names)}")
 
 
 # -- compiled code ---------------------------------------------------------------------------------

@@ -149,11 +149,11 @@ class Gatekeeper:
         """Hook the publishing function once its module is imported. Idempotent."""
         wait_for(MODULES, self._on_publication)
         if is_ready(ARGUMENTS):
-            self._watched.begin(*_publishing())
+            self._watched.hook(*_publishing())
 
-    def leave(self) -> bool:
+    def unhook(self) -> bool:
         """Stop watching publications; False if a thread is publishing."""
-        return self._watched.leave()
+        return self._watched.unhook()
 
     def rule(self, members: Iterable[Member]) -> Iterator[tuple[Member, Ruling | None]]:
         """Each patch, and why this server keeps it off; None if it doesn't.

@@ -39,7 +39,7 @@ from .member import Member, Patching, forget_results, with_dependents
 from .memory import Verifier, place_of
 from .published import Gatekeeper
 from .switch import board, exchange
-from .wrappers import Foreign
+from .wrappers import Conflict
 
 logger = logging.getLogger("sglang_perf_patches")
 
@@ -99,7 +99,7 @@ class Registry:
     def __getitem__(self, patch: str) -> Member:
         return self._members[patch]
 
-    def take(self, tree: Tree, verdicts: Iterable[Verdict]) -> None:
+    def accept(self, tree: Tree, verdicts: Iterable[Verdict]) -> None:
         """Take the verdicts on the installed sglang for the selected patches."""
         self._version = tree.version
         for verdict in verdicts:
@@ -154,7 +154,7 @@ class Registry:
             line = f"sglang-perf-patches: every patch is removed: {reason}"
             self._lines.append((logging.ERROR, line))
         self.is_over = True
-        self._end_all("failed", reason)
+        self._remove_all("failed", reason)
         try:
             self._settle()
         except Exception:
@@ -174,8 +174,8 @@ class Registry:
                 try:
                     found = self._verifier.found(member)
                     self._set(member, "live", _wrapped_by(found.wrappers))
-                except Foreign as foreign:
-                    self._lose(member, "conflict", str(foreign))
+                except Conflict as conflict:
+                    self._remove(member, "conflict", str(conflict))
         members = [
             each
             for each in self._working()
@@ -186,18 +186,18 @@ class Registry:
                 if ruled is None or ruled[0] != "not needed":
                     self._set(member, "pending", "")
             elif ruled is not None:
-                self._lose(member, *ruled)
+                self._remove(member, *ruled)
 
     def _settle(self) -> None:
         """Remove marked patches, put live those that are ready, and end if all are off."""
         if self.is_stopping and not self.is_ended:
-            self._end_all(*_OFF)
+            self._remove_all(*_OFF)
         self._remove_marked()
         self._advance()
         self._remove_marked()  # one that failed to go live removes those that need it
         if not self.is_over or self.on():
             return
-        is_clear = all([self._hooks.leave(), self._gatekeeper.leave()])
+        is_clear = all([self._hooks.unhook(), self._gatekeeper.unhook()])
         if self.is_stopping and not self.is_ended and is_clear:
             self.is_ended = True
             stop_waiting(self.look_again)
@@ -250,7 +250,7 @@ class Registry:
         relied_on = [module_of(each) for member in working for each in member.definitions]
         wait_for([*names, _HOOKS, *relied_on], self.look_again)
         if is_ready(_HOOKS):
-            self._hooks.begin(sys.modules[_HOOKS].HookRegistry, "apply_hooks")
+            self._hooks.hook(sys.modules[_HOOKS].HookRegistry, "apply_hooks")
         self._gatekeeper.watch()
         for member in self:
             if member.state == "pending" and member.end is None:
@@ -265,7 +265,7 @@ class Registry:
             return self._set(member, "pending", f"{missing[0]} is not imported yet")
         for needed in member.patch.requires:
             if (state := self[needed].state) not in _SERVING:
-                return self._lose(member, "failed", f"it needs {needed}, which is {state}")
+                return self._remove(member, "failed", f"it needs {needed}, which is {state}")
         for _, ruled in self._gatekeeper.rule([member]):
             if ruled is not None:
                 return self._set(member, *ruled)
@@ -276,18 +276,18 @@ class Registry:
                 member.forget()
             if isinstance(error, Gated):
                 self._set(member, "gated", str(error))
-            elif isinstance(error, Foreign):
-                self._lose(member, "conflict", str(error))
+            elif isinstance(error, Conflict):
+                self._remove(member, "conflict", str(error))
             # With a request waiting, an import has ended that may have been missing: try again.
             elif self.is_on(member) or not executor.has_requests():
                 logger.debug("%s failed", member.patch.id, exc_info=True)
-                self._lose(member, "failed", f"{type(error).__name__}: {error}")
+                self._remove(member, "failed", f"{type(error).__name__}: {error}")
 
     def _prepare_and_show(self, member: Member) -> None:
         """Run the install function, make the new functions, and show them all or none.
 
         Raises:
-            Foreign: other code has replaced a definition.
+            Conflict: other code has replaced a definition.
             Gated: the patch does not support the situation of this process.
             Exception: the install function failed, or a place can't be changed.
         """
@@ -368,14 +368,14 @@ class Registry:
     # A patch that is marked for removal has an `end`. It stays on while a thread is inside it or
     # while it holds work. So do the patches that require it.
 
-    def _lose(self, member: Member, state: State, reason: str) -> None:
+    def _remove(self, member: Member, state: State, reason: str) -> None:
         """End a patch that is not on; mark one that is on, for `_remove_marked`."""
         if self.is_on(member):
             member.end = member.end or (state, reason)
         else:
-            self._end({member: (state, reason)})
+            self._end_removed({member: (state, reason)})
 
-    def _end_all(self, state: State, reason: str) -> None:
+    def _remove_all(self, state: State, reason: str) -> None:
         """End every patch with this state; those that are on are removed by `_remove_marked`."""
         for member in self:
             if self.is_on(member):
@@ -392,7 +392,7 @@ class Registry:
             group = with_dependents([member], self.on())
             if self.show([each for each in self.on() if each not in group]):
                 forget_results(group)
-                self._end({each: each.end for each in group if each.end is not None})
+                self._end_removed({each: each.end for each in group if each.end is not None})
             elif member.end is not None:
                 state, reason = member.end
                 why = reason and f" ({state}: {reason})"
@@ -404,7 +404,7 @@ class Registry:
         waits = (each.waits_for() for each in with_dependents([member], self.on()))
         return next(filter(None, waits), "") or threads.waits_for()
 
-    def _end(self, ends: Mapping[Member, tuple[State, str]]) -> None:
+    def _end_removed(self, ends: Mapping[Member, tuple[State, str]]) -> None:
         """Set the final state of patches that are off, and end the patches that require them."""
         for member, (state, reason) in ends.items():
             member.forget()
@@ -416,7 +416,7 @@ class Registry:
                     is_ruled = state in _RULED
                     why = f": {reason}" if is_ruled else f", which is {state}"
                     so: State = state if is_ruled else "failed"
-                    self._lose(other, so, f"it needs {member.patch.id}{why}")
+                    self._remove(other, so, f"it needs {member.patch.id}{why}")
 
 
 def _wrapped_by(wrappers: Iterable[str]) -> str:

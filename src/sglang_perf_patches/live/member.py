@@ -34,6 +34,11 @@ class Found:
     wrappers: list[str] = field(default_factory=list)
     stock: dict[str, FunctionType] = field(default_factory=dict)
 
+    @property
+    def reason(self) -> str:
+        """The reason to show for a live patch; "" if no foreign wrapper is around it."""
+        return f"wrapped by {'; '.join(self.wrappers)}" if self.wrappers else ""
+
 
 @dataclass(eq=False)
 class Member:

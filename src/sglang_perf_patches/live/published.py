@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from .. import verified
@@ -155,12 +155,12 @@ class Gatekeeper:
         """Stop watching publications; False if a thread is publishing."""
         return self._watched.unhook()
 
-    def rule(self, members: Iterable[Member]) -> Iterator[tuple[Member, Ruling | None]]:
+    def rule(self, members: Collection[Member]) -> Iterator[tuple[Member, Ruling | None]]:
         """Each patch, and why this server keeps it off; None if it doesn't.
 
         While any thread is publishing there is none: it is asked again when that call has returned.
         """
-        if not self._watched.is_under_way():
+        if members and not self._watched.is_under_way():
             setup = self._setup()
             for member in members:
                 yield member, self._rule(member, setup)

@@ -18,6 +18,7 @@ The executor runs these steps one at a time. Each is idempotent.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections import deque
@@ -135,7 +136,8 @@ class Registry:
             self._abandon(f"{type(error).__name__}: {error}")
         except BaseException:  # an interruption, such as Ctrl-C, which then goes to the caller
             self.stop()
-            self._settle()
+            with contextlib.suppress(Exception):  # the next check tries again
+                self._settle()
             raise
         self._tell()
 
@@ -155,10 +157,8 @@ class Registry:
             self._lines.append((logging.ERROR, line))
         self.is_over = True
         self._remove_all("failed", reason)
-        try:
+        with contextlib.suppress(Exception):  # the next check tries again
             self._settle()
-        except Exception:
-            logger.debug("unexpected", exc_info=True)  # the next check tries again
 
     def waits_for(self) -> str:
         """``ID until REASON`` for each patch that is to be removed; "" if there is none."""
@@ -173,7 +173,7 @@ class Registry:
             if member.state == "live" and member.end is None:
                 try:
                     found = self._verifier.found(member)
-                    self._set(member, "live", _wrapped_by(found.wrappers))
+                    self._set(member, "live", found.reason)
                 except Conflict as conflict:
                     self._remove(member, "conflict", str(conflict))
         members = [
@@ -311,7 +311,7 @@ class Registry:
             place.made(self._layers(on, place))
         if self.show(on):
             state: State = "gated" if member.gate else "live"
-            self._set(member, state, member.gate or _wrapped_by(found.wrappers))
+            self._set(member, state, member.gate or found.reason)
             member.seen = self._verifier.identity_snapshot(member)
         else:
             member.forget()
@@ -417,9 +417,3 @@ class Registry:
                     why = f": {reason}" if is_ruled else f", which is {state}"
                     so: State = state if is_ruled else "failed"
                     self._remove(other, so, f"it needs {member.patch.id}{why}")
-
-
-def _wrapped_by(wrappers: Iterable[str]) -> str:
-    """The reason to show for a live patch; "" if no foreign wrapper is around it."""
-    text = "; ".join(wrappers)
-    return f"wrapped by {text}" if text else ""

@@ -131,7 +131,6 @@ def _activate(text: str | None, strict: bool | None) -> Any:
     from .telemetry import ready, recorder
 
     ready.known_faults = _known_faults
-    engine.observe(recorder)
-    happened = engine.activate_now(text, strict=strict)
+    happened = engine.activate_now(text, strict=strict, observer=recorder)
     recorder.resume()
     return happened

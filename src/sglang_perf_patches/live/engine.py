@@ -16,28 +16,28 @@ from .registry import Registry
 logger = logging.getLogger("sglang_perf_patches")
 
 _current: list[Registry] = []  # at most one; a container, so that nothing rebinds it
-_observers: list[Observer] = []
 
 
 def activate_now(
-    text: str | None, *, strict: bool | None = None, tree: source.Tree | None = None
+    text: str | None,
+    *,
+    strict: bool | None = None,
+    tree: source.Tree | None = None,
+    observer: Observer | None = None,
 ) -> Report:
     """See `sglang_perf_patches.activate`; to be called inside a request of the executor.
 
-    `tree` is the installed sglang, if it was read before.
+    `tree` is the installed sglang, if it was read before; `observer` hears of what happens then.
     """
     registry = _started(text, strict=strict, tree=tree)
     registry.look()
-    if registry.selection.ids and not registry.is_observed and not registry.is_over:
-        registry.is_observed = True
-        for observer in _observers:
-            try:
-                observer.keep(report, look_again, registry)
-            except Exception:
-                logger.warning(
-                    "sglang-perf-patches: `status` will not show this process",
-                    exc_info=True,
-                )
+    if observer and registry.selection.ids and not (registry.observer or registry.is_over):
+        registry.observer = observer
+        try:
+            observer.keep(report, look_again, registry)
+        except Exception:
+            line = "sglang-perf-patches: `status` will not show this process"
+            logger.warning(line, exc_info=True)
     return registry.report()
 
 
@@ -69,12 +69,6 @@ def look_again() -> None:
         registry.look_again()
 
 
-def observe(observer: Observer) -> None:
-    """Notify `observer` from now on. Idempotent."""
-    if observer not in _observers:
-        _observers.append(observer)
-
-
 def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None) -> Registry:
     """The present registry, else a new one with its verdicts."""
     patches = by_id(sets.load())
@@ -91,7 +85,6 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
         patches.values(),
         chosen,
         strict=switch.strict_from_environment() if strict is None else strict,
-        observers=_observers,
     )
     if chosen.ids:
         read = tree or source.installed()

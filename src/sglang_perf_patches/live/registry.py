@@ -63,12 +63,11 @@ class Registry:
         patches: every patch, in declared order, which is also the order of layers in a place.
         selection: the patches that are to go live.
         strict: whether losing a patch that was chosen by name ends the process.
-        observers: told of each change, and when everything is off again.
 
     Attributes:
         selection: as given.
         is_over: no further patch goes live.
-        is_observed: whether observers know that it has started.
+        observer: told of each change, and when everything is off again; None if nobody is.
         is_stopping: `stop` was called: everything is to be removed.
         is_ended: `stop` was called, and everything is off. After a fault it stays False, so that
             `report` still shows the fault.
@@ -80,12 +79,11 @@ class Registry:
         selection: Selection,
         *,
         strict: bool,
-        observers: Collection[Observer],
     ) -> None:
         self.selection = selection
-        self.is_over = self.is_observed = self.is_stopping = self.is_ended = False
+        self.is_over = self.is_stopping = self.is_ended = False
+        self.observer: Observer | None = None
         self._demanded = selection.by_name if strict else frozenset()
-        self._observers = observers
         self._lines: deque[tuple[int, str]] = deque()
         self._loss = ""
         self._version = "unknown"
@@ -212,12 +210,12 @@ class Registry:
             self._notify(lambda observer: observer.changed())
 
     def _notify(self, what: Callable[[Observer], None]) -> None:
-        """Call every observer; their faults are only logged."""
-        for observer in self._observers:
-            try:
-                what(observer)
-            except Exception:
-                logger.debug("an observer failed", exc_info=True)
+        """Call the observer; its faults are only logged."""
+        try:
+            if self.observer:
+                what(self.observer)
+        except Exception:
+            logger.debug("the observer failed", exc_info=True)
 
     def _warn(self, member: Member, state: State, reason: str) -> None:
         """Note that a patch is lost, and why, for `_tell`. On a hot path: nothing may block."""

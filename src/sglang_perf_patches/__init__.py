@@ -9,7 +9,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from .live.executor import executor
-from .model import switch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -49,17 +48,13 @@ def activate(selection: str | Iterable[str] | None = None, *, strict: bool | Non
 
     Raises:
         SelectionError: the selection is malformed or names something unknown.
-        RuntimeError: this process was forked while another thread imported this package.
+        RuntimeError: this process was forked while another thread was at the first activation.
     """
-    if _is_cut_off():
-        if switch.strict_from_environment() if strict is None else strict:
-            from .live.ending import end_process
-
-            end_process(f"sglang-perf-patches: no patch is applied: {executor.cut_off}")
+    if executor.cut_off and report() is None:
         raise RuntimeError(executor.cut_off)
     text = selection if selection is None or isinstance(selection, str) else ",".join(selection)
     wait_s = _JUDGING_S if report() is None else _WAIT_S
-    happened: Any = executor.do(lambda: _activate(text, strict), wait_s=wait_s).result() or report()
+    happened: Any = executor.do(lambda: _activate(text, strict), wait_s=wait_s) or report()
     return happened  # type: ignore[no-any-return]
 
 
@@ -70,13 +65,14 @@ def deactivate() -> None:
     that depend on it. This call does not wait for that: a warning says what ends it, and the
     process tries again once a second, as does the next call of this function.
     """
-    if _is_cut_off():
-        return
-    engine = executor.do(_engine, wait_s=_JUDGING_S).result()
-    if engine is None:  # inside another call, which runs the request before it returns
-        executor.do(lambda: _engine().take_off())
-    else:
-        engine.deactivate()
+
+    def now() -> None:
+        engine = sys.modules.get(f"{__name__}.live.engine")
+        ask = getattr(engine, "deactivate_now", None)  # as in `report`
+        if ask is not None:
+            ask()
+
+    executor.do(now, wait_s=_JUDGING_S if report() is None else _WAIT_S)
 
 
 def report() -> Report | None:
@@ -116,19 +112,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _is_cut_off() -> bool:
-    """Whether this process was forked within an import of ours: another one would not end."""
-    from .live import forks  # noqa: F401  before the first request
-
-    return bool(executor.cut_off) and report() is None
-
-
-def _engine() -> Any:
-    from .live import engine
-
-    return engine
-
-
 def _known_faults(release: str, live: Sequence[str]) -> list[str]:
     """A sentence on each known fault of a release that this server has."""
     from . import faults  # read once, when the server has started
@@ -144,11 +127,10 @@ def _known_faults(release: str, live: Sequence[str]) -> list[str]:
 
 def _activate(text: str | None, strict: bool | None) -> Any:
     """Activate inside a request, imports included, so that a call in between waits for them too."""
-    engine = _engine()
+    from .live import engine
     from .telemetry import ready, recorder
 
     ready.known_faults = _known_faults
-    engine.observe(recorder)
-    happened = engine.activate_now(text, strict=strict)
+    happened = engine.activate_now(text, strict=strict, observer=recorder)
     recorder.resume()
     return happened

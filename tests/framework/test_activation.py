@@ -98,7 +98,7 @@ for patches in ((STEP, TEN), (TEN, STEP)):
     ours.activate("all")
     expected = (1 + 1 + 100) * 10 if patches[0] is STEP else (1 + 1) * 10 + 100
     assert a.Worker().step(1) == expected
-    engine._current[0].take_off("one.step")
+    take_off("one.step")
     assert a.Worker().step(1) == 20
     ours.deactivate()
     assert a.Worker().step(1) == 2

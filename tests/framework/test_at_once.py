@@ -80,7 +80,7 @@ while done < cycles or sum(calls) < least:
     if done % 3:
         single = ("one.parts", "two.parts")[done % 3 - 1]
         while engine.report().of(single).state == "live":
-            engine._current[0].take_off(single)
+            take_off(single)
         wait_for_calls()
     ours.deactivate()
     while engine.report() is not None:

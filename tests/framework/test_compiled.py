@@ -14,7 +14,7 @@ from throwaway import Throwaway
 
 from sglang_perf_patches import downloads, sets
 from sglang_perf_patches.compat import source, verdict
-from sglang_perf_patches.live.compiled import is_compiled_from
+from sglang_perf_patches.live.memory import is_compiled_from
 from sglang_perf_patches.live.wrappers import chain
 
 AWKWARD = '''

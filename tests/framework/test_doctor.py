@@ -17,7 +17,7 @@ from typing import IO
 import pytest
 from throwaway import PUBLISHING, Throwaway
 
-from sglang_perf_patches.live import gpu
+from sglang_perf_patches import gpu
 
 SETS = """
 import throwaway_patches as t

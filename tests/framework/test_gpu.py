@@ -52,7 +52,7 @@ assert cuda.started == 0, "torch is asked only where CUDA runs already"
 def test_where_cuda_runs_torch_tells_which_gpu_it_is(server: Throwaway) -> None:
     server.play("""
 from driver import *
-from sglang_perf_patches.live import gpu
+from sglang_perf_patches import gpu
 assert gpu.capability() == "9.0" and cuda.started == 0
 cuda.is_started = True
 assert gpu.capability() == "8.9" and cuda.started == 1
@@ -62,7 +62,7 @@ assert gpu.capability() == "8.9" and cuda.started == 1
 def test_the_driver_is_asked_once_and_let_go_before_anybody_forks(server: Throwaway) -> None:
     server.play("""
 from driver import *
-from sglang_perf_patches.live import gpu
+from sglang_perf_patches import gpu
 assert gpu.capability() == "9.0"
 assert Driver.calls[0] == "nvmlInit_v2" and Driver.calls[-1] == "nvmlShutdown"
 before = list(Driver.calls)

@@ -21,7 +21,9 @@ PARTS: dict[str, set[str]] = {
     "model": set(),
     "sets": {"model"},
     "compat": {"model"},
-    "live": {"model", "compat", "sets"},
+    "gpu": set(),
+    "verified": {"model", "compat", "gpu"},
+    "live": {"model", "compat", "sets", "gpu", "verified"},
     "faults": {"model"},
     "telemetry": {"model"},
     "the package": {"model", "compat", "live", "faults", "telemetry", "sets"},
@@ -32,12 +34,15 @@ PARTS: dict[str, set[str]] = {
     "stubs": set(),
     "patch_page": {"model"},
     "worker": {"supervised"},
-    "verify": {"model", "compat", "live", "telemetry", "sets", "worker", "the package"},
+    "verify": {
+        *("model", "compat", "live", "telemetry", "sets", "worker", "the package"),
+        *("gpu", "verified"),
+    },
     "bench_server": {"model", "compat", "telemetry", "sets", "supervised"},
     "cli": {
         *("model", "compat", "live", "telemetry", "faults", "sets"),
         *("verify", "bench_server", "bootstrap", "worker"),
-        *("downloads", "stubs", "patch_page"),
+        *("downloads", "stubs", "patch_page", "gpu", "verified"),
     },
     "__main__": {"cli"},
 }
@@ -46,7 +51,7 @@ PARTS: dict[str, set[str]] = {
 
 OF_SERVERS = {
     *("model", "sets", "compat", "live", "telemetry", "faults"),
-    *("the package", "plugin", "bootstrap"),
+    *("the package", "plugin", "bootstrap", "gpu", "verified"),
 }
 """The parts that a server imports: the whole of each, and nothing of another one."""
 

@@ -76,7 +76,7 @@ def test_what_would_be_made_again_above_it_waits_too(throwaway: Throwaway, order
 use({order})
 ours.activate("all")
 held.append("a copy")
-engine._current[0].take_off("one.ten")
+take_off("one.ten")
 assert engine.report().of("one.ten").state == "live"
 held.clear()
 engine.look_again()
@@ -90,7 +90,7 @@ def test_what_a_patch_that_holds_work_needs_stays_with_it(throwaway: Throwaway) 
 use(HELPER, dataclasses.replace(holds, requires=("two.helper",)))
 assert all_live()
 held.append("a copy")
-engine._current[0].take_off("two.helper")
+take_off("two.helper")
 state = engine.report().of("two.helper")
 assert state.state == "live" and "until the last copy is made" in state.reason, state
 assert a.helper(1) == 1001 and a.Worker().step(1) == 102

@@ -198,7 +198,7 @@ def test_an_interruption_leaves_no_publication_under_way() -> None:
     module.note = lambda: during.append(watch.is_under_way())  # type: ignore[attr-defined]
     exec("def publish():\n    note()\n", vars(module))
     stock = module.publish.__code__
-    watch.begin(module, "publish")
+    watch.hook(module, "publish")
     assert module.publish.__code__ is not stock
 
     def published(at: Run | None) -> Places:
@@ -215,7 +215,7 @@ def test_an_interruption_leaves_no_publication_under_way() -> None:
     for at in runs:
         assert published(at).struck
         assert not watch.is_under_way(), at
-    assert watch.leave()
+    assert watch.unhook()
     assert module.publish.__code__ is stock
     assert set(vars(module)) <= {*dir(ModuleType("other")), "__builtins__", "note", "publish"}
 

@@ -18,8 +18,7 @@ from test_verify import CASES, SETS
 from throwaway import REPOSITORY, Throwaway
 
 from fake_driver import DRIVER
-from sglang_perf_patches import sets
-from sglang_perf_patches.live import verified
+from sglang_perf_patches import sets, verified
 from sglang_perf_patches.model.feature import UNPROVEN, cause
 from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.verify import cases

@@ -207,6 +207,14 @@ def own(reference, amount=1, **more):
     )
     return declare("one.own", install="own", targets=(reference,), **more)
 
+def take_off(patch):
+    # One patch, as soon as that is safe.
+    registry = engine._current[0]
+    def work():
+        registry._remove(registry[patch], "off", "")
+        registry.look()
+    ours.executor.do(work, wait_s=1)
+
 def all_live(selection="all"):
     return {state.state for state in ours.activate(selection).patches} == {"live"}
 

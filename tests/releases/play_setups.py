@@ -26,7 +26,8 @@ stubs.lend()
 from read_setups import MODEL, fields, publish  # noqa: E402
 
 from feature_examples import example  # noqa: E402
-from sglang_perf_patches.live import gpu, published  # noqa: E402
+from sglang_perf_patches import gpu  # noqa: E402
+from sglang_perf_patches.live import published  # noqa: E402
 from sglang_perf_patches.model.feature import Feature  # noqa: E402
 from sglang_perf_patches.model.setups import FEATURES  # noqa: E402
 from sglang_perf_patches.verify import stock  # noqa: E402

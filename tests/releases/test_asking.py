@@ -260,7 +260,7 @@ def test_gates_name_the_flag_and_the_gpu(models: Path) -> None:
 RECORD = """
 from driver import Driver
 from sglang_perf_patches.cli.verbs import judged, tree_at
-from sglang_perf_patches.live import verified
+from sglang_perf_patches import verified
 from sglang_perf_patches.telemetry import records
 (verdict,) = [each for each in judged(tree_at()) if each.patch.id == "mamba.gdn-prefill-graph"]
 (record,) = verified.records(verdict)

@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 
+import sglang_perf_patches as ours
 from sglang_perf_patches.live import engine
 from sglang_perf_patches.sets.swa.prefill_graph import body, choices, inputs
 from sglang_perf_patches.verify.comparing import live, same
@@ -64,7 +65,7 @@ def stocks_once_it_is_off() -> list[bool]:
         told = replay(self, requests)
         found.append(told[1])
         if len(found) == 1:
-            engine.deactivate()
+            ours.deactivate()
         return told
 
     with mock.patch.object(proof.Rig, "replay", noted), live(PATCH, ran=None):

@@ -1,8 +1,7 @@
-"""Patches on and off in this process: `activate_now`, `deactivate`, `report`."""
+"""Patches on and off in this process: `activate_now`, `deactivate_now`, `report`."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Mapping
 
@@ -12,67 +11,49 @@ from ..compat.verdict import judge_each
 from ..model import selection, switch
 from ..model.patch import Patch, by_id
 from ..model.state import Observer, Report
-from . import forks  # noqa: F401
-from .ending import end_process
-from .executor import executor
 from .registry import Registry
 
 logger = logging.getLogger("sglang_perf_patches")
 
 _current: list[Registry] = []  # at most one; a container, so that nothing rebinds it
-_observers: list[Observer] = []
-
-# Bounded, because install code may import a module that the waiting thread is importing.
-_WAIT_S = 1.0
 
 
 def activate_now(
-    text: str | None, *, strict: bool | None = None, tree: source.Tree | None = None
+    text: str | None,
+    *,
+    strict: bool | None = None,
+    tree: source.Tree | None = None,
+    observer: Observer | None = None,
 ) -> Report:
     """See `sglang_perf_patches.activate`; to be called inside a request of the executor.
 
-    `tree` is the installed sglang, if it was read before.
+    `tree` is the installed sglang, if it was read before; `observer` hears of what happens then.
     """
     registry = _started(text, strict=strict, tree=tree)
-    registry.look_now()
-    if registry.selection.ids and not registry.is_observed and not registry.over:
-        registry.is_observed = True
-        for observer in _observers:
-            try:
-                observer.keep(_recorded, look_again, registry)
-            except Exception:
-                logger.warning(
-                    "sglang-perf-patches: `status` will not show this process",
-                    exc_info=True,
-                )
+    registry.look()
+    if observer and registry.selection.ids and not (registry.observer or registry.is_over):
+        registry.observer = observer
+        try:
+            observer.keep(_recorded, look_again, registry)
+        except Exception:
+            line = "sglang-perf-patches: `status` will not show this process"
+            logger.warning(line, exc_info=True)
     return registry.report()
 
 
-def deactivate(*, is_told: bool = True) -> None:
-    """See `sglang_perf_patches.deactivate`; `is_told`: whether a warning says what it waits for."""
-    for registry in list(_current):
-        registry.stop()  # outside of the executor, so that a thread at work there sees it at once
-    waits_for = executor.do(take_off, wait_s=_WAIT_S).result()
-    if waits_for and is_told:
+def deactivate_now() -> None:
+    """See `sglang_perf_patches.deactivate`; to be called inside a request of the executor."""
+    registry = _present()
+    if registry is None:
+        return
+    registry.stop()
+    registry.look()
+    if not registry.is_ended and (waits_for := registry.waits_for()):
         logger.warning("sglang-perf-patches: deactivate() waits: %s", waits_for)
 
 
-def take_off() -> str:
-    """Remove every patch, inside a request.
-
-    Returns:
-        what it waits for; "" if all are off.
-    """
-    registry = _present()
-    if registry is None:
-        return ""
-    registry.stop()
-    registry.look_now()
-    return "" if registry.ended else registry.waits_for()
-
-
 def _present() -> Registry | None:
-    return next((registry for registry in list(_current) if not registry.ended), None)
+    return next((registry for registry in list(_current) if not registry.is_ended), None)
 
 
 def report() -> Report | None:
@@ -82,12 +63,12 @@ def report() -> Report | None:
 
 
 def _recorded() -> Report | None:
-    """What observers record: nothing of a process that a lost patch ends.
+    """What the observer records: nothing of a process that a lost patch ends.
 
     The line about that patch is its only one, but another thread may log gates before it.
     """
-    registry, found = _present(), report()
-    return None if registry and registry.notices.loss else found
+    registry = _present()
+    return None if registry is None or registry.loss else registry.report()
 
 
 def look_again() -> None:
@@ -97,18 +78,12 @@ def look_again() -> None:
         registry.look_again()
 
 
-def observe(observer: Observer) -> None:
-    """Notify `observer` from now on. Idempotent."""
-    if observer not in _observers:
-        _observers.append(observer)
-
-
 def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None) -> Registry:
     """The present registry, else a new one with its verdicts."""
     patches = by_id(sets.load())
     registry = _present()
     if registry is not None and registry.is_stopping:
-        registry.look_now()  # it was stopped, but something kept a patch on: try again
+        registry.look()  # it was stopped, but something kept a patch on: try again
         registry = _present()
     if registry is not None:
         if text is not None:
@@ -119,11 +94,10 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
         patches.values(),
         chosen,
         strict=switch.strict_from_environment() if strict is None else strict,
-        observers=_observers,
     )
     if chosen.ids:
         read = tree or source.installed()
-        registry.take(read, judge_each(sets.load(), read, only=chosen.ids))
+        registry.accept(read, judge_each(sets.load(), read, only=chosen.ids))
     _current[:] = [registry]
     return registry
 
@@ -142,40 +116,3 @@ def _compare(text: str, patches: Mapping[str, Patch], decided: selection.Selecti
     if selected.ids != decided.ids:
         line = "sglang-perf-patches: %r changes nothing: the first call decided, for %r"
         logger.warning(line, text, decided.text)
-
-
-def _end(line: str) -> None:
-    # Two threads may see the same loss. The second one must not end the process while the first
-    # one is removing what is live and the record of this process.
-    with executor.ending:
-        with contextlib.suppress(Exception):
-            deactivate(is_told=False)
-            for observer in _observers:
-                observer.drop()  # even if a busy patch can't be removed
-        end_process(line)
-
-
-def _speak() -> None:
-    for registry in list(_current):
-        loss = registry.notices.flush()
-        if loss:
-            _end(loss)
-
-
-def _interrupted() -> None:
-    """Remove every patch after an interruption (such as Ctrl-C), which then goes to the caller."""
-    for registry in list(_current):
-        registry.stop()
-        executor.do(registry.look_now)
-
-
-executor.afterwards = _speak
-executor.interrupted = _interrupted
-
-
-def _leave(reason: str) -> None:
-    for registry in _current:
-        registry.abandon(reason)
-
-
-executor.leave = _leave

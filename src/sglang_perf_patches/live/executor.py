@@ -8,103 +8,65 @@ thread is at work, waits in a queue. The outer call, or that thread, runs it bef
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import takewhile
 from typing import Any
 
-from .threads import runs_here, stacks
+from .threads import runs_here
 
 _POLL_S = 0.001
-_FORK_S = 1.0
+_FORK_S = 6.0
 """How long a fork waits for the thread at work, which may itself wait for the one forking."""
-_FORK_WHILE_IMPORTING_S = 5.0
-"""Longer, because a forked child can't import a module that another thread was importing."""
-_IMPORTING = "<frozen importlib._bootstrap>"
-
-
-class Request:
-    """Work that is called once, and what came of it.
-
-    Attributes:
-        is_done: whether it was run; also True if it raised an exception.
-    """
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self.is_done = False
-        self._work = work
-        self._result: Any = None
-        self._error: Exception | None = None
-
-    def do(self) -> None:
-        """Run it; keep its exception for `result`, but let an interruption such as Ctrl-C pass."""
-        try:
-            self._result = self._work()
-        except Exception as error:
-            self._error = error
-        self.is_done = True
-
-    def result(self) -> Any:
-        """What the work returned, or raise what it raised; None if it was not run yet."""
-        if self._error is not None:
-            raise self._error
-        return self._result
 
 
 class Executor:
     """Runs requests, one after the other.
 
     Attributes:
-        afterwards: called outside of any request, after some have run.
-        interrupted: called instead, after an interruption has ended one.
-        ending: held by the thread that ends the process; taken before the executor's own lock.
-        cut_off: why this forked child can import none of our code any more; "" if it can.
-        leave: called with `cut_off` in such a child.
+        cut_off: why this forked child applies no patch; "" if it may.
     """
 
     def __init__(self) -> None:
-        self.afterwards: Callable[[], None] = lambda: None
-        self.interrupted: Callable[[], None] = lambda: None
-        self.ending = threading.RLock()
         self.cut_off = ""
-        self.leave: Callable[[str], None] = lambda reason: None
-        self._requests: deque[Request] = deque()
+        self._requests: deque[tuple[Callable[[], Any], list[Any]]] = deque()
         self._lock = threading.RLock()
         self._is_kept = False
-        self._cuts_import = False
+        self._is_guarded = False
 
-    def do(self, work: Callable[[], Any], *, wait_s: float = 0) -> Request:
+    def do(self, work: Callable[[], Any], *, wait_s: float = 0) -> Any:
         """Run `work` here, or leave it to the thread at work, which is awaited for `wait_s`.
 
         Returns:
-            the request. If this was called inside another request, or the wait was too short, it
-            is not done yet: it runs later.
+            what it returned. None if this was called inside another request, or if the wait was too
+            short: then it runs later.
+
+        Raises:
+            Exception: it was run, and raised that.
         """
-        request = Request(work)
-        self._requests.append(request)
+        self._guard_forks()
+        outcome: list[Any] = []  # what it returned, and what it raised
+        self._requests.append((work, outcome))
         if self.is_at_work_here():
-            return request
+            return None
         self.go_on()
         end = time.monotonic() + wait_s
-        while not request.is_done and time.monotonic() < end:
+        while not outcome and time.monotonic() < end:
             time.sleep(_POLL_S)
             self.go_on()
-        return request
+        result, error = outcome or (None, None)
+        if error is not None:
+            raise error
+        return result
 
     def go_on(self) -> None:
         """Run the waiting requests, unless a thread is at work."""
         while self._requests and not self.is_at_work_here():  # one may come after the lock is free
             if not self._lock.acquire(blocking=False):
                 return
-            try:
-                self._work()
-            except BaseException as error:
-                if not isinstance(error, Exception):
-                    self.interrupted()
-                raise
-            self.afterwards()
+            self._work()
 
     def has_requests(self) -> bool:
         """Whether a request waits."""
@@ -116,37 +78,48 @@ class Executor:
 
     def before_fork(self) -> None:
         """Keep requests from running until the fork is over, if the one at work ends in time."""
-        self.ending.acquire()
-        if self.is_at_work_here():
-            return
-        self._is_kept = self._lock.acquire(timeout=_FORK_S)
-        if not self._is_kept and _is_importing():
-            self._is_kept = self._lock.acquire(timeout=_FORK_WHILE_IMPORTING_S)
-        self._cuts_import = not self._is_kept and _is_importing()
+        if not self.is_at_work_here():
+            self._is_kept = self._lock.acquire(timeout=_FORK_S)
 
     def after_fork(self) -> None:
         """Undo `before_fork`."""
         if self._is_kept:
             self._is_kept = False
             self._lock.release()
-        with contextlib.suppress(RuntimeError):  # registered while the fork was under way
-            self.ending.release()
 
     def after_fork_in_child(self) -> None:
-        """The same, and free the lock that a thread of the parent holds."""
+        """The same; without the thread that is at work in the parent, stock's code runs.
+
+        That thread may hold the lock of an import, for which the child would wait forever.
+        """
         self.after_fork()
-        if self.is_at_work_here():
-            return
-        was_at_work = not self._lock.acquire(blocking=False)
-        self._lock = threading.RLock()
-        if was_at_work and self._cuts_import:
-            self.cut_off = "this process was forked while its code was being imported"
-            self.leave(self.cut_off)
+        if not self.is_at_work_here():
+            was_at_work = not self._lock.acquire(blocking=False)
+            self._lock = threading.RLock()
+            if was_at_work:
+                self.cut_off = "this process was forked while another thread applied patches"
+
+    def _guard_forks(self) -> None:
+        if not self._is_guarded:
+            self._is_guarded = True
+            # It takes its own lock at a fork, and must do so after the executor has waited: those
+            # registered later wait earlier.
+            import logging  # noqa: F401  a process with every patch off need not load it
+
+            os.register_at_fork(
+                before=self.before_fork,
+                after_in_parent=self.after_fork,
+                after_in_child=self.after_fork_in_child,
+            )
 
     def _work(self) -> None:
         try:
             while self._requests:
-                self._requests.popleft().do()
+                work, outcome = self._requests.popleft()
+                try:
+                    outcome += work(), None
+                except Exception as error:  # an interruption such as Ctrl-C passes
+                    outcome += None, error
         finally:
             # As often as it is held: an interruption between `acquire` and this `try` leaves it
             # held once more, and the lock is reentrant.
@@ -156,16 +129,6 @@ class Executor:
 
 
 _WORK = (Executor._work.__code__,)
-
-
-def _is_importing() -> bool:
-    """Whether the thread at work is inside an import that its request has begun."""
-    for codes in stacks():
-        above = [*takewhile(lambda code: code is not _WORK[0], codes)]
-        if len(above) < len(codes) and any(code.co_filename == _IMPORTING for code in above):
-            return True
-    return False
-
 
 executor = Executor()
 """The executor of this process."""

@@ -72,7 +72,7 @@ class Watched:
         self._after = after
         self._place: Function | None = None
 
-    def begin(self, owner: Any, name: str) -> None:
+    def hook(self, owner: Any, name: str) -> None:
         """Hook the function ``owner.name``, unless a thread is inside it. Idempotent."""
         function = underlying(raw(owner, name))
         # Another plugin's object stays: the checks once a second see its effects.
@@ -81,7 +81,7 @@ class Watched:
         if self._place is not None and self._place not in board.now.values:
             exchange({self._place: self._place.made([self._around])}, board.now.patches)
 
-    def leave(self) -> bool:
+    def unhook(self) -> bool:
         """Remove the hook; False if a thread is inside it."""
         place = self._place
         if place is None:

@@ -1,26 +1,43 @@
-"""A patch in this process, and what is logged of it."""
+"""A patch in this process, and what its install function declares."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-import threading
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from ..compat.source import Definition
 from ..compat.verdict import Verdict
 from ..model.patch import Patch, Variant
 from ..model.patching import Make
-from ..model.state import Observer, RunFlag, State
+from ..model.state import RunFlag, State
 from .imports import is_loaded
 from .switch import raw
-from .wrappers import owner_of
+from .wrappers import Conflict, chain, owner_of
 
 logger = logging.getLogger("sglang_perf_patches")
+
+
+@dataclass
+class Found:
+    """What a verification in memory found.
+
+    Attributes:
+        wrappers: the foreign wrappers around what the patch changes, each with its owner.
+        stock: the stock functions among what it changes and relies on, by reference.
+    """
+
+    wrappers: list[str] = field(default_factory=list)
+    stock: dict[str, FunctionType] = field(default_factory=dict)
+
+    @property
+    def reason(self) -> str:
+        """The reason to show for a live patch; "" if no foreign wrapper is around it."""
+        return f"wrapped by {'; '.join(self.wrappers)}" if self.wrappers else ""
 
 
 @dataclass(eq=False)
@@ -35,7 +52,8 @@ class Member:
         gate: why its code now runs only stock's; "" if it doesn't.
         places: reference → the place that it changes; set before the first change.
         layers: the places, each with what makes its value, in the order of their declaration.
-        seen: the identity snapshot of the last verification.
+        found: what the last verification found.
+        seen: the identity snapshot of that.
         drains: the work that it may hold between its calls: whether it holds none, and what ends
             that work, worded to follow "until".
         end: the state and reason it gets once it is removed; None unless it is marked for that.
@@ -48,6 +66,7 @@ class Member:
     gate: str = ""
     places: dict[str, Any] = field(default_factory=dict)
     layers: list[tuple[Any, Make]] = field(default_factory=list)
+    found: Found = field(default_factory=Found)
     seen: list[Any] = field(default_factory=list)
     drains: list[tuple[Callable[[], bool], str]] = field(default_factory=list)
     end: tuple[State, str] | None = None
@@ -146,75 +165,18 @@ class Patching:
         assert because
 
 
-class Notices:
-    """Logs each notice once, and keeps faults of observers from the patches.
+def with_dependents(members: Iterable[Member], among: Collection[Member]) -> list[Member]:
+    """Members, and those of `among` that require any of them, directly or not."""
+    together = list(dict.fromkeys(members))
+    for member in together:  # the loop also visits what it appends
+        id = member.patch.id
+        together += [each for each in among if id in each.patch.requires and each not in together]
+    return together
 
-    Args:
-        demanded: ids of patches whose loss ends the process instead of being logged.
-        observers: told of each change.
 
-    Attributes:
-        loss: the line about the first demanded patch that was lost; "" if none was. It is set
-            before the patch has a state that observers log.
-    """
-
-    def __init__(self, demanded: Collection[str], observers: Iterable[Observer]) -> None:
-        self._demanded = demanded
-        self._observers = observers
-        self._messages: deque[tuple[int, str]] = deque()
-        self.loss = ""
-        self._ending: set[int] = set()
-
-    def set_status(self, member: Member, state: State, reason: str) -> None:
-        """Set the state of a patch, and notify the observers if it changed."""
-        if member.status != (state, reason):
-            if state == "gated" and member.patch.id in self._demanded:
-                self._warn(member, state, reason)
-            member.status = (state, reason)
-            self.notify(lambda observer: observer.changed())
-
-    def notify(self, what: Callable[[Observer], None]) -> None:
-        """Call every observer; their faults are only logged."""
-        for observer in self._observers:
-            try:
-                what(observer)
-            except Exception:
-                logger.debug("an observer failed", exc_info=True)
-
-    def warn(self, member: Member) -> None:
-        """Note that a patch is lost, and why, for `flush`."""
-        self._warn(member, *(member.end or member.status))
-
-    def _warn(self, member: Member, state: State, reason: str) -> None:
-        line = f"sglang-perf-patches: {member.patch.id} is {state}: {reason}"
-        if member.patch.id in self._demanded:
-            self.loss = self.loss or line
-        else:
-            self._messages.append((logging.WARNING, line))
-
-    def warn_of_all(self, reason: str, lost: Iterable[Member]) -> None:
-        """Note that every patch is removed, and each demanded one among `lost`, for `flush`."""
-        for member in lost:
-            if member.patch.id in self._demanded:
-                self.warn(member)
-        line = f"sglang-perf-patches: every patch is removed: {reason}"
-        self._messages.append((logging.ERROR, line))
-
-    def flush(self) -> str:
-        """Log the notices. Outside of the executor, because a log handler may call us again.
-
-        Returns:
-            `loss`, once to each thread; then it is the only line.
-        """
-        if self.loss:
-            here = threading.get_ident()
-            loss = "" if here in self._ending else self.loss
-            self._ending.add(here)
-            return loss
-        while self._messages:
-            try:
-                level, line = self._messages.popleft()
-            except IndexError:  # another thread took it
-                break
-            logger.log(level, line)
-        return ""
+def forget_results(members: Iterable[Member]) -> None:
+    """Clear ``lru_cache``s around what members change: they hold what another function returned."""
+    for reference in {reference for each in members for reference in each.places}:
+        with contextlib.suppress(Conflict):
+            for link in chain(raw(*owner_of(reference))):
+                getattr(link, "cache_clear", lambda: None)()

@@ -1,6 +1,8 @@
 """Checks in memory that each name a patch changes or relies on holds what it should.
 
-That is stock's own object, whose code may be exchanged for ours (`switch`).
+That is stock's own object, whose code may be exchanged for ours (`switch`). Code counts as stock's
+if Python compiles it from the definition's source. The same file name and first line are not
+enough: a stale ``.pyc`` may have been loaded, or the function's code exchanged.
 """
 
 from __future__ import annotations
@@ -8,19 +10,20 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from ..compat.source import Definition
+from ..compat.definition import OF_NAME
+from ..compat.source import Definition, TreeError, digest_of, lines_of, text_of
 from ..model.patch import module_of, qualname_of
 from ..model.patching import MISSING
-from .compiled import changed_default, is_at, is_compiled_from
 from .imports import is_ready
-from .member import Member
+from .member import Found, Member
 from .switch import PREFIX, Attribute, board, place_at, place_in, raw, shown_at, stock_code
 from .wrappers import (
-    Foreign,
+    Conflict,
     around,
     chain,
     describe,
@@ -30,19 +33,6 @@ from .wrappers import (
     owner_of,
     underlying,
 )
-
-
-@dataclass
-class Found:
-    """What `Verifier.verify` found.
-
-    Attributes:
-        wrappers: the foreign wrappers around what the patch changes, each with its owner.
-        stock: the stock functions among what it changes and relies on, by reference.
-    """
-
-    wrappers: list[str] = field(default_factory=list)
-    stock: dict[str, FunctionType] = field(default_factory=dict)
 
 
 class Verifier:
@@ -55,17 +45,17 @@ class Verifier:
         """Check every definition of a patch in memory, each once.
 
         Raises:
-            Foreign: other code replaced one, or already added what the patch would add.
+            Conflict: other code replaced one, or already added what the patch would add.
         """
         variant, found = member.variant, Found()
-        for definition in member.each_definition():
-            reference = definition.reference
-            if is_ready(module_of(reference)):  # else it is verified when its import ends
+        definitions = {each.reference: each for each in member.each_definition()}
+        for reference, definition in definitions.items():
+            if _is_ready(reference):  # else it is verified when its import ends
                 check_values(definition)
                 wrappers = self._check(definition, found)
                 found.wrappers += wrappers if reference in variant.targets else ()
         for reference, place in member.places.items():
-            if not is_ready(module_of(reference)):
+            if not _is_ready(reference):
                 continue
             if isinstance(place, Attribute):
                 is_ours = place.owner is owner_of(reference)[0]
@@ -73,26 +63,26 @@ class Verifier:
                 is_on = place in board.now.values
                 is_ours = found.stock[reference] is place.function and place.stands() == is_on
             if not is_ours:
-                raise Foreign(
+                raise Conflict(
                     f"{reference} is stock's own again: somebody restored it, "
                     f"or reloaded {module_of(reference)}"
                 )
-        verified = {definition.reference for definition in member.each_definition()}
         for reference in variant.adds:
-            owner, name = owner_of(reference)
-            shown, held = shown_at(owner, name), raw(owner, name)
+            _, _, held, shown = _held_at(reference)
             if shown is not None:
                 found.wrappers += _around_ours(reference, held, shown.value)
             elif held is not MISSING:
-                raise Foreign(f"{reference} exists already: {describe(held)}")
+                raise Conflict(f"{reference} exists already: {describe(held)}")
             else:
-                check_relatives(reference, verified)
+                check_relatives(reference, definitions)
         return found
 
-    def is_as_seen(self, member: Member) -> bool:
-        """Whether nothing that a patch relies on was replaced since its last verification."""
+    def found(self, member: Member) -> Found:
+        """What `verify` finds; the last time's if nothing was replaced since then."""
         now = self.identity_snapshot(member)
-        return len(now) == len(member.seen) and all(map(operator.is_, now, member.seen))
+        if len(now) != len(member.seen) or not all(map(operator.is_, now, member.seen)):
+            member.found, member.seen = self.verify(member), now
+        return member.found
 
     def identity_snapshot(self, member: Member) -> list[Any]:
         """Every object that a replacement of anything relied on would exchange.
@@ -126,18 +116,17 @@ class Verifier:
             the foreign wrappers around it, each described with its owner.
 
         Raises:
-            Foreign: other code replaced the object or the class that holds it.
+            Conflict: other code replaced the object or the class that holds it.
         """
-        owner, name = owner_of(definition.reference)
-        held, shown = raw(owner, name), shown_at(owner, name)
+        owner, _, held, shown = _held_at(definition.reference)
         if held is MISSING:
-            raise Foreign(f"{definition.reference} is gone from memory")
+            raise Conflict(f"{definition.reference} is gone from memory")
         if shown is not None:
             return _around_ours(definition.reference, held, shown.value)
         if definition.is_class:
             module, qualname = module_of(definition.reference), qualname_of(definition.reference)
             if not isinstance(held, type) or not is_class_of(held, module, qualname):
-                raise Foreign(f"{definition.reference} is replaced by {describe(held)}")
+                raise Conflict(f"{definition.reference} is replaced by {describe(held)}")
             _check_bases(held, definition)
             return ()
         if isinstance(owner, type):
@@ -149,34 +138,44 @@ class Verifier:
             if is_function(link) and is_at(link.__code__, definition):
                 replacement = first_replacement(links[: depth + 1])
                 if replacement is not None:
-                    raise Foreign(f"{definition.reference} is replaced by {describe(replacement)}")
+                    raise Conflict(f"{definition.reference} is replaced by {describe(replacement)}")
                 self._check_function(link, definition)
                 found.stock[definition.reference] = link
                 # Stock's own decorators wrap too; only further wrappers come from other code.
                 return tuple(map(describe, links[: max(0, depth - definition.decorators)]))
-        raise Foreign(f"{definition.reference} is replaced by {describe(links[0])}")
+        raise Conflict(f"{definition.reference} is replaced by {describe(links[0])}")
 
     def _check_function(self, function: FunctionType, definition: Definition) -> None:
         """Verify the code, the globals and the defaults of a function.
 
         Raises:
-            Foreign: they are not those of its source.
+            Conflict: they are not those of its source.
         """
         reference, code = definition.reference, stock_code(function)
         if any(name.startswith(PREFIX) for name in code.co_names):
-            raise Foreign(f"{reference} is patched by another copy: {describe(function)}")
+            raise Conflict(f"{reference} is patched by another copy: {describe(function)}")
         if code is not self._compiled.get(reference):
             if not is_compiled_from(code, definition):
-                raise Foreign(
+                raise Conflict(
                     f"{reference} in memory is not what its source said when it was "
                     f"judged: the file or the code in memory was changed"
                 )
             self._compiled[reference] = code
         # A copy in another module has equal code, but its own globals.
         if function.__globals__ is not vars(sys.modules[module_of(reference)]):
-            raise Foreign(f"{reference} in memory reads the globals of other code")
+            raise Conflict(f"{reference} in memory reads the globals of other code")
         if changed := changed_default(function, definition):
-            raise Foreign(f"the default of {changed} of {reference} was changed")
+            raise Conflict(f"the default of {changed} of {reference} was changed")
+
+
+def _is_ready(reference: str) -> bool:
+    return is_ready(module_of(reference))
+
+
+def _held_at(reference: str) -> tuple[Any, str, Any, Attribute | None]:
+    """The owner of a reference, its last name there, what that holds, and our attribute's place."""
+    owner, name = owner_of(reference)
+    return owner, name, raw(owner, name), shown_at(owner, name)
 
 
 def place_of(reference: str, found: Found) -> Any:
@@ -185,8 +184,8 @@ def place_of(reference: str, found: Found) -> Any:
     Raises:
         TypeError: its code can't be exchanged.
     """
-    owner, name = owner_of(reference)
-    function, held = found.stock.get(reference), raw(owner, name)
+    owner, name, held, _ = _held_at(reference)
+    function = found.stock.get(reference)
     if function is None:
         return place_at(owner, name)
     if isinstance(held, property):
@@ -199,7 +198,7 @@ def place_of(reference: str, found: Found) -> Any:
 
 def second_name(function: FunctionType, reference: str) -> str:
     """Another name of a function, in its module or in a class there or related to its own."""
-    owner, name = owner_of(reference)
+    owner, name, _, _ = _held_at(reference)
     module = sys.modules[module_of(reference)]
     classes = [each for each in vars(module).values() if isinstance(each, type)]
     scopes: list[Any] = [module, *(each for each in classes if each.__module__ == module.__name__)]
@@ -215,10 +214,10 @@ def check_values(definition: Definition) -> None:
     """Verify that each literal that a definition reads has the value in its source.
 
     Raises:
-        Foreign: a value was changed, or is gone.
+        Conflict: a value was changed, or is gone.
     """
     for reference, text in definition.values.items():
-        if not is_ready(module_of(reference)):
+        if not _is_ready(reference):
             continue  # not imported yet, or only when the function that reads it runs
         owner: Any = sys.modules[module_of(reference)]
         *classes, name = qualname_of(reference).split(".")
@@ -226,11 +225,11 @@ def check_values(definition: Definition) -> None:
             owner = vars(owner).get(each) if owner is not None else None
         held = raw(owner, name) if owner is not None else MISSING
         if held is MISSING and not classes:
-            raise Foreign(f"{reference}, which {definition.reference} reads, is gone from memory")
+            raise Conflict(f"{reference}, which {definition.reference} reads, is gone from memory")
         # A class may replace its literals when it is made, as an enumeration does with members.
         is_kept = isinstance(held, int | float | str | bytes | tuple | None)
         if (is_kept or not classes) and repr(held) != text and shown_at(owner, name) is None:
-            raise Foreign(
+            raise Conflict(
                 f"{reference}, which {definition.reference} reads, is {held!r:.80} "
                 f"in memory and {text} in the source"
             )
@@ -246,29 +245,29 @@ def check_relatives(reference: str, verified: Collection[str]) -> None:
         verified: references that may exist there, because they were verified.
 
     Raises:
-        Foreign: a base or a subclass has the name, and it is not in `verified`.
+        Conflict: a base or a subclass has the name, and it is not in `verified`.
     """
-    owner, name = owner_of(reference)
+    owner, name, _, _ = _held_at(reference)
     if not isinstance(owner, type):
         return
     for each in (*owner.__mro__[1:-1], *_below(owner)):
         of = f"{each.__module__}:{each.__qualname__}.{name}"
         if name in vars(each) and of not in verified:
             what = "inherited from" if issubclass(owner, each) else "overridden in"
-            raise Foreign(f"{reference} exists already: it is {what} {describe(each)}")
+            raise Conflict(f"{reference} exists already: it is {what} {describe(each)}")
 
 
 def _around_ours(reference: str, held: Any, value: Any) -> tuple[str, ...]:
     """The foreign wrappers around an attribute of ours.
 
     Raises:
-        Foreign: its name no longer leads to our value.
+        Conflict: its name no longer leads to our value.
     """
     if held is MISSING:
-        raise Foreign(f"{reference} is gone from memory")
+        raise Conflict(f"{reference} is gone from memory")
     wrappers = around(held, value)
     if wrappers is None:
-        raise Foreign(f"{reference} is replaced by {describe(held)}")
+        raise Conflict(f"{reference} is replaced by {describe(held)}")
     return wrappers
 
 
@@ -283,7 +282,7 @@ def _check_bases(held: type, definition: Definition) -> None:
     """Verify that a class has the bases that its source names.
 
     Raises:
-        Foreign: a base was replaced, added or removed.
+        Conflict: a base was replaced, added or removed.
     """
     names = definition.bases
     bases = [base for base in held.__bases__ if base is not object]
@@ -294,7 +293,71 @@ def _check_bases(held: type, definition: Definition) -> None:
         return
     for base, name in zip(bases, names, strict=False):
         if name and base.__name__ != name and getattr(module, name, None) is not base:
-            raise Foreign(f"{what} has the base {describe(base)}, not {name}")
+            raise Conflict(f"{what} has the base {describe(base)}, not {name}")
     # An unnamed base, such as Generic[T], may stand for several bases or for none.
     if all(names) and len(bases) != len([name for name in names if name != "object"]):
-        raise Foreign(f"{what} has {len(bases)} bases, not {len(names)}")
+        raise Conflict(f"{what} has {len(bases)} bases, not {len(names)}")
+
+
+# -- compiled code ---------------------------------------------------------------------------------
+
+
+def is_compiled_from(code: CodeType, definition: Definition) -> bool:
+    """Whether `code` is what this Python compiles from the source of `definition`.
+
+    Args:
+        code: a function's, with the definition's file and one of its first lines (`is_at`).
+        definition: one function, or several of one name such as a property and its setter.
+    """
+    try:
+        lines, compiled = _file(definition.path)
+        if digest_of(text_of(lines, definition.lines)) != definition.own:
+            return False  # the file has changed since the verdict
+        return code in compiled
+    except (TreeError, SyntaxError, ValueError, RecursionError):
+        return False
+
+
+@lru_cache(maxsize=16)
+def _file(path: Path) -> tuple[list[str], list[CodeType]]:
+    """The lines of a file, and every code object that Python compiles from it."""
+    lines = lines_of(path)
+    codes = [compile("\n".join(lines), path, "exec", dont_inherit=True)]
+    for code in codes:  # the loop also visits what it appends
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return lines, codes
+
+
+def changed_default(function: FunctionType, definition: Definition) -> str:
+    """The first parameter whose default in memory differs from the source; "" if none does."""
+    if len(definition.lines) > 1:
+        return ""  # the function may be any of several pieces, such as a property's setter
+    code = function.__code__
+    positional = code.co_varnames[: code.co_argcount]
+    values = function.__defaults__ or ()
+    held = dict(zip(positional[len(positional) - len(values) :], values, strict=True))
+    held |= function.__kwdefaults__ or {}
+    for name in definition.defaults.keys() ^ held.keys():
+        return name
+    for name, text in definition.defaults.items():
+        if text.startswith(OF_NAME):
+            first, *rest = text.removeprefix(OF_NAME).split(".")
+            value = function.__globals__.get(first, MISSING)
+            for each in rest:
+                value = getattr(value, each, MISSING)
+            if value is not MISSING and value is not held[name]:
+                return name
+        elif text and repr(held[name]) != text:
+            return name
+    return ""
+
+
+def is_at(code: CodeType, definition: Definition) -> bool:
+    """Whether code names the file and a first line of a definition."""
+    first_lines = {first for first, _ in definition.lines}
+    return code.co_firstlineno in first_lines and _same_file(code.co_filename, definition.path)
+
+
+@lru_cache(maxsize=1024)
+def _same_file(name: str, path: Path) -> bool:
+    return name == str(path) or Path(name).resolve() == path.resolve()

@@ -14,15 +14,16 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+from .. import verified
 from ..model import setups
-from ..model.feature import MISSING, NOTHING, Server, Setup
+from ..model.feature import MISSING, Server, Setup
 from ..model.model_config import of_model
 from ..model.patch import Patch
+from ..model.resolved import RESOLVED, resolved
 from ..model.ruling import Ruling, ruling
-from . import verified
 from .imports import Watched, is_loaded, is_ready, wait_for
 from .member import Member
 
@@ -51,10 +52,8 @@ class Published:
         """See `model.feature.Server.read`.
 
         Besides arguments it reads ``is_…`` (the functions of ``sglang.srt.utils``), ``model.…``
-        (see `of_model`), ``attention.…`` (see `_attention`), ``graphs.prefill``, ``gdn.prefill``,
-        ``drafts.replicated``,
-        ``gpu.capability``, ``GROUP.NAME`` (what the context computes) and names in capitals
-        (environment variables).
+        (see `of_model`), what `resolved` computes, ``gpu.capability``, ``GROUP.NAME`` (what the
+        context computes) and names in capitals (environment variables).
         """
         if name.startswith("is_") and is_loaded(UTILS) and hasattr(sys.modules[UTILS], name):
             return bool(getattr(sys.modules[UTILS], name)())
@@ -65,20 +64,11 @@ class Published:
         if name.startswith("model."):
             return of_model(self._arguments, name.partition(".")[2])
         if name == "gpu.capability":
-            from . import gpu  # a server without a GPU never asks
+            from .. import gpu  # a server without a GPU never asks
 
             return gpu.capability()
-        if name.startswith("attention."):
-            return self._attention(name.partition(".")[2])
-        if name == "graphs.prefill":
-            config = self.read("cuda_graph_config")
-            return config if config is MISSING else config.prefill.backend
-        if name == "gdn.prefill":
-            return self._delta_kernel()
-        if name == "drafts.replicated":
-            sizes = map(self.read, ("dp_size", "attn_dp_size", "dwdp_size"))
-            several = any(isinstance(size, int) and size > 1 for size in sizes)
-            return several and self.read("speculative_algorithm") not in NOTHING
+        if name.startswith("attention.") or name in RESOLVED:
+            return resolved(name, self.read)
         if "." in name:
             return self._derived(*name.split("."))
         kind = type(self._arguments)
@@ -100,49 +90,6 @@ class Published:
             if value is not default and value != default:
                 changed[name] = value
         return changed
-
-    def _attention(self, phase: str) -> Any:
-        """The attention backend of ``prefill``, ``decode`` or ``draft``; or ``is_split``.
-
-        Or ``ranks``: how many compute the attention of a request.
-
-        Raises:
-            LookupError: the release chooses it later.
-        """
-        if phase == "ranks":
-            parts = self.read("dp_size") if self.read("enable_dp_attention") else 1
-            newer = self.read("attn_dp_size")  # newer releases resolve both to this one
-            return self.read("tp_size") // (parts if newer is MISSING else max(parts, newer))
-        if phase == "is_split":
-            return self._attention("prefill") != self._attention("decode")
-        names = ("speculative_draft_attention_backend",) if phase == "draft" else ()
-        own = "prefill" if phase == "prefill" else "decode"
-        for name in (*names, f"{own}_attention_backend", "attention_backend"):
-            backend = self.read(name)
-            if backend is not MISSING and backend:
-                return backend
-        raise LookupError(phase)
-
-    def _delta_kernel(self) -> Any:
-        """The prefill kernel of gated delta nets, by stock's choice.
-
-        ``flashinfer-pool`` is FlashInfer's other kernel: on a Blackwell, or with states that it
-        converts.
-        """
-        names = ("linear_attn_prefill_backend", "linear_attn_backend", "mamba_ssm_dtype")
-        given, base, dtype = map(self.read, names)
-        kernel = given or base
-        is_narrow = dtype not in (None, "float32")
-        if kernel != "flashinfer" and (kernel != "triton" or given or not is_narrow):
-            return kernel
-        major = str(self.read("gpu.capability")).partition(".")[0]
-        is_newer = major.isdecimal() and int(major) >= 10
-        if kernel == "flashinfer":
-            return "flashinfer-pool" if is_newer or is_narrow else kernel
-        # Stock's default for these states.
-        tokens = self.read("chunked_prefill_size") or 0
-        is_pool = major == "10" and dtype == "bfloat16" and 1 <= tokens <= 8192
-        return "flashinfer-pool" if is_pool else kernel
 
     def _derived(self, group: str, name: str) -> Any:
         """A value that the context computes from arguments; `MISSING` if the release has none."""
@@ -198,32 +145,25 @@ class Gatekeeper:
         self._on_publication = on_publication
         self._watched = Watched(on_publication)
 
-    def watch(self, members: Iterable[Member]) -> None:
-        """Hook the publishing function once its module is imported, for those ruled. Idempotent."""
-        if any(map(self._is_ruled, members)):
-            wait_for(MODULES, self._on_publication)
-            if is_ready(ARGUMENTS):
-                self._watched.begin(*_publishing())
+    def watch(self) -> None:
+        """Hook the publishing function once its module is imported. Idempotent."""
+        wait_for(MODULES, self._on_publication)
+        if is_ready(ARGUMENTS):
+            self._watched.hook(*_publishing())
 
-    def leave(self) -> bool:
+    def unhook(self) -> bool:
         """Stop watching publications; False if a thread is publishing."""
-        return self._watched.leave()
+        return self._watched.unhook()
 
-    def rule(self, members: Iterable[Member]) -> Iterator[tuple[Member, Ruling | None]]:
-        """Each patch that this server may keep off, and why it does; None if it doesn't.
+    def rule(self, members: Collection[Member]) -> Iterator[tuple[Member, Ruling | None]]:
+        """Each patch, and why this server keeps it off; None if it doesn't.
 
         While any thread is publishing there is none: it is asked again when that call has returned.
         """
-        ruled = [each for each in members if self._is_ruled(each)]
-        if ruled and not self._watched.is_under_way():
+        if members and not self._watched.is_under_way():
             setup = self._setup()
-            for member in ruled:
+            for member in members:
                 yield member, self._rule(member, setup)
-
-    def _is_ruled(self, member: Member) -> bool:
-        has_rule = member.patch.proven_with is not None or bool(member.patch.only_with)
-        # Without a rule of its own it is "not needed" only because a patch that it requires is.
-        return has_rule or member.state == "not needed"
 
     def _setup(self) -> Setup:
         """The server as published now, with every use that it ever had."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -32,13 +33,14 @@ from ..model.patching import Gated, Make
 from ..model.selection import Selection
 from ..model.state import Observer, PatchState, Report, State
 from . import threads
+from .ending import end_process
 from .executor import executor
 from .imports import Watched, is_ready, stop_waiting, wait_for
-from .member import Member, Notices, Patching
+from .member import Member, Patching, forget_results, with_dependents
 from .memory import Verifier, place_of
 from .published import Gatekeeper
-from .switch import board, exchange, raw
-from .wrappers import Foreign, chain, owner_of
+from .switch import board, exchange
+from .wrappers import Conflict
 
 logger = logging.getLogger("sglang_perf_patches")
 
@@ -49,6 +51,7 @@ _HOOKS = "sglang.srt.plugins.hook_registry"
 _WORKING = frozenset({"live", "pending", "gated", "not needed"})
 _SERVING = _WORKING | {"built-in"}  # states that satisfy a requirement
 _RULED = frozenset({"gated", "not needed"})  # by `model.ruling`: no fault, so nothing is logged
+_FAULTS = frozenset({"conflict", "failed"})
 
 
 class Registry:
@@ -60,15 +63,14 @@ class Registry:
         patches: every patch, in declared order, which is also the order of layers in a place.
         selection: the patches that are to go live.
         strict: whether losing a patch that was chosen by name ends the process.
-        observers: told of each change, and when everything is off again.
 
     Attributes:
         selection: as given.
-        notices: what is to be logged.
-        over: no further patch goes live.
-        is_observed: whether observers know that it has started.
+        is_over: no further patch goes live.
+        loss: the line about the first demanded patch that was lost, which ends the process; else "".
+        observer: told of each change, and when everything is off again; None if nobody is.
         is_stopping: `stop` was called: everything is to be removed.
-        ended: `stop` was called, and everything is off. After a fault it stays False, so that
+        is_ended: `stop` was called, and everything is off. After a fault it stays False, so that
             `report` still shows the fault.
     """
 
@@ -78,11 +80,13 @@ class Registry:
         selection: Selection,
         *,
         strict: bool,
-        observers: Iterable[Observer],
     ) -> None:
         self.selection = selection
-        self.over = self.is_observed = self.is_stopping = self.ended = False
-        self.notices = Notices(selection.by_name if strict else (), observers)
+        self.is_over = self.is_stopping = self.is_ended = False
+        self.observer: Observer | None = None
+        self._demanded = selection.by_name if strict else frozenset()
+        self._lines: deque[tuple[int, str]] = deque()
+        self.loss = ""
         self._version = "unknown"
         self._members = {patch.id: Member(patch) for patch in patches}
         self._verifier = Verifier()
@@ -95,9 +99,7 @@ class Registry:
     def __getitem__(self, patch: str) -> Member:
         return self._members[patch]
 
-    # -- for callers -----------------------------------------------------------------------------
-
-    def take(self, tree: Tree, verdicts: Iterable[Verdict]) -> None:
+    def accept(self, tree: Tree, verdicts: Iterable[Verdict]) -> None:
         """Take the verdicts on the installed sglang for the selected patches."""
         self._version = tree.version
         for verdict in verdicts:
@@ -111,15 +113,38 @@ class Registry:
             member.status = (verdict.word, verdict.reason)
             is_named_in_full = member.patch.id in self.selection.in_full
             if verdict.word == "refused" or (verdict.word == "absent" and is_named_in_full):
-                self.notices.warn(member)
+                self._warn(member, *member.status)
 
     def look_again(self) -> None:
-        """Check live patches, remove marked ones, and put live those that are ready."""
-        self._request(self._look)
+        """Check live patches, remove marked ones, and put live those that are ready.
 
-    def look_now(self) -> None:
-        """`look_again` for a caller that is already inside a request of the executor."""
-        self._do(self._look)
+        After a loss that ends the process, no thread returns from here.
+        """
+        while True:
+            try:
+                executor.do(self.look, wait_s=_OTHER_THREAD_S)
+            except Exception:  # sglang's own code is calling; the next check tries again
+                logger.debug("unexpected", exc_info=True)
+            if not self.loss or executor.is_at_work_here():
+                return
+
+    def look(self) -> None:
+        """`look_again` inside a request of the executor; after a fault, remove every patch."""
+        try:
+            if executor.cut_off:
+                self._abandon(executor.cut_off)
+            if not self.is_over:
+                self._check()
+            self._settle()
+        except Exception as error:
+            logger.debug("unexpected", exc_info=True)
+            self._abandon(f"{type(error).__name__}: {error}")
+        except BaseException:  # an interruption, such as Ctrl-C, which then goes to the caller
+            self.stop()
+            with contextlib.suppress(Exception):  # the next check tries again
+                self._settle()
+            raise
+        self._tell()
 
     def report(self) -> Report:
         """The state of each patch."""
@@ -128,145 +153,152 @@ class Registry:
 
     def stop(self) -> None:
         """Make the next check remove every patch."""
-        self.is_stopping = self.over = True
+        self.is_stopping = self.is_over = True
 
-    def take_off(self, patch: str) -> None:
-        """Remove one patch as soon as that is safe; for tests and measurements."""
-        self._request(partial(self._lose, self[patch], *_OFF))
-
-    def abandon(self, reason: str) -> None:
+    def _abandon(self, reason: str) -> None:
         """Remove every patch after an unexpected fault, and log the reason once."""
-        first, self.over = not self.over, True
-        self._end_all("failed", reason)
-        try:
-            self._go_on()
-        except Exception:
-            logger.debug("unexpected", exc_info=True)  # the next check tries again
-        if first:
-            failed = ("failed", reason)
-            lost = [each for each in self if failed in (each.status, each.end)]
-            self.notices.warn_of_all(reason, lost)
+        if not self.is_over:
+            line = f"sglang-perf-patches: every patch is removed: {reason}"
+            self._lines.append((logging.ERROR, line))
+        self.is_over = True
+        self._remove_all("failed", reason)
+        with contextlib.suppress(Exception):  # the next check tries again
+            self._settle()
 
     def waits_for(self) -> str:
         """``ID until REASON`` for each patch that is to be removed; "" if there is none."""
         leaving = [member for member in self if member.end is not None]
         return "; ".join(f"{each.patch.id} until {self._why_on(each)}" for each in leaving)
 
-    # -- requests: the executor runs one at a time -----------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------
 
-    def _request(self, work: Callable[[], None]) -> None:
-        """Run work in the executor. Catches every fault, because sglang's own code is calling."""
-        try:
-            executor.do(partial(self._do, work), wait_s=_OTHER_THREAD_S)
-        except Exception as error:
-            logger.debug("unexpected", exc_info=True)
-            with contextlib.suppress(Exception):  # the next check tries again
-                executor.do(partial(self.abandon, f"{type(error).__name__}: {error}"))
-
-    def _do(self, work: Callable[[], None]) -> None:
-        """Run work, then whatever is due after it; after a fault, remove every patch."""
-        try:
-            work()
-            self._go_on()
-        except Exception as error:
-            logger.debug("unexpected", exc_info=True)
-            self.abandon(f"{type(error).__name__}: {error}")
-
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Mark for removal what was replaced, or what this server does not need or support."""
-        for member in self._working():
-            if self.over or member.state != "live" or member.end is not None:
-                continue
-            if self._verifier.is_as_seen(member):
-                continue
-            now = self._verifier.identity_snapshot(member)
-            try:
-                found = self._verifier.verify(member)
-            except Foreign as foreign:
-                self._lose(member, "conflict", str(foreign))
-            else:
-                member.seen = now
-                self.notices.set_status(member, "live", _wrapped_by(found.wrappers))
-        members = [each for each in self._working() if each.end is None]
-        members = [each for each in members if each.state != "gated" or self.is_on(each)]
+        for member in self:
+            if member.state == "live" and member.end is None:
+                try:
+                    found = self._verifier.found(member)
+                    self._set(member, "live", found.reason)
+                except Conflict as conflict:
+                    self._remove(member, "conflict", str(conflict))
+        members = [
+            each
+            for each in self._working()
+            if each.end is None and (each.state != "gated" or self.is_on(each))
+        ]
         for member, ruled in self._gatekeeper.rule(members):
             if member.state == "not needed":  # it waits again if the server turns out to need it
                 if ruled is None or ruled[0] != "not needed":
-                    self.notices.set_status(member, "pending", "")
+                    self._set(member, "pending", "")
             elif ruled is not None:
-                self._lose(member, *ruled)
+                self._remove(member, *ruled)
 
-    def _go_on(self) -> None:
+    def _settle(self) -> None:
         """Remove marked patches, put live those that are ready, and end if all are off."""
-        if self.is_stopping and not self.ended:
-            self._end_all(*_OFF)
+        if self.is_stopping and not self.is_ended:
+            self._remove_all(*_OFF)
         self._remove_marked()
         self._advance()
         self._remove_marked()  # one that failed to go live removes those that need it
-        if not self.over or self.on():
+        if not self.is_over or self.on():
             return
-        is_clear = all([self._hooks.leave(), self._gatekeeper.leave()])
-        if self.is_stopping and not self.ended and is_clear:
-            self.ended = True
+        is_clear = all([self._hooks.unhook(), self._gatekeeper.unhook()])
+        if self.is_stopping and not self.is_ended and is_clear:
+            self.is_ended = True
             stop_waiting(self.look_again)
-            self.notices.notify(lambda observer: observer.drop(self))
+            self._notify(lambda observer: observer.drop(self))
+
+    def _set(self, member: Member, state: State, reason: str) -> None:
+        """Set the state of a patch, and tell whoever has to know if it changed."""
+        if member.status != (state, reason):
+            if state in _FAULTS or (state == "gated" and member.patch.id in self._demanded):
+                self._warn(member, state, reason)  # first: an observer may see the state at once
+            member.status = (state, reason)
+            self._notify(lambda observer: observer.changed())
+
+    def _notify(self, what: Callable[[Observer], None]) -> None:
+        """Call the observer; its faults are only logged."""
+        try:
+            if self.observer:
+                what(self.observer)
+        except Exception:
+            logger.debug("the observer failed", exc_info=True)
+
+    def _warn(self, member: Member, state: State, reason: str) -> None:
+        """Note that a patch is lost, and why, for `_tell`. On a hot path: nothing may block."""
+        line = f"sglang-perf-patches: {member.patch.id} is {state}: {reason}"
+        if member.patch.id in self._demanded:
+            self.loss = self.loss or line
+        elif not self.is_over:  # else one line is about all of them
+            self._lines.append((logging.WARNING, line))
+
+    def _tell(self) -> None:
+        """Log what was noted; end the process, with one line, if a demanded patch is lost."""
+        if self.loss:
+            try:
+                self.stop()
+                self._settle()
+                self._notify(lambda observer: observer.drop())  # even if a busy patch stays on
+            finally:
+                end_process(self.loss)
+        while self._lines:
+            logger.log(*self._lines.popleft())
 
     # -- going live ------------------------------------------------------------------------------
 
     def _advance(self) -> None:
         """Register for the imports that are missing, and put live the patches that are ready."""
         working = self._working()
-        if self.over or not working:
+        if self.is_over or not working:
             return
         names = [name for member in working for name in member.variant.modules()]
         relied_on = [module_of(each) for member in working for each in member.definitions]
         wait_for([*names, _HOOKS, *relied_on], self.look_again)
         if is_ready(_HOOKS):
-            self._hooks.begin(sys.modules[_HOOKS].HookRegistry, "apply_hooks")
-        self._gatekeeper.watch(working)
+            self._hooks.hook(sys.modules[_HOOKS].HookRegistry, "apply_hooks")
+        self._gatekeeper.watch()
         for member in self:
-            if not self.over and member.state == "pending" and member.end is None:
+            if member.state == "pending" and member.end is None:
                 self._attempt(member)
 
     def _attempt(self, member: Member) -> None:
         """Advance a waiting patch as far as possible now."""
         if self.is_on(member):  # interrupted after the exchange, before its state was set
-            return self.notices.set_status(member, "live", "")
+            return self._set(member, "live", "")
         missing = [name for name in member.variant.modules() if not is_ready(name)]
         if missing:
-            return self.notices.set_status(member, "pending", f"{missing[0]} is not imported yet")
+            return self._set(member, "pending", f"{missing[0]} is not imported yet")
         for needed in member.patch.requires:
             if (state := self[needed].state) not in _SERVING:
-                return self._lose(member, "failed", f"it needs {needed}, which is {state}")
+                return self._remove(member, "failed", f"it needs {needed}, which is {state}")
         for _, ruled in self._gatekeeper.rule([member]):
             if ruled is not None:
-                return self.notices.set_status(member, *ruled)
+                return self._set(member, *ruled)
         try:
             self._prepare_and_show(member)
         except Exception as error:
             if not self.is_on(member):
                 member.forget()
             if isinstance(error, Gated):
-                self.notices.set_status(member, "gated", str(error))
-            elif isinstance(error, Foreign):
-                self._lose(member, "conflict", str(error))
+                self._set(member, "gated", str(error))
+            elif isinstance(error, Conflict):
+                self._remove(member, "conflict", str(error))
             # With a request waiting, an import has ended that may have been missing: try again.
             elif self.is_on(member) or not executor.has_requests():
                 logger.debug("%s failed", member.patch.id, exc_info=True)
-                self._lose(member, "failed", f"{type(error).__name__}: {error}")
+                self._remove(member, "failed", f"{type(error).__name__}: {error}")
 
     def _prepare_and_show(self, member: Member) -> None:
         """Run the install function, make the new functions, and show them all or none.
 
         Raises:
-            Foreign: other code has replaced a definition.
+            Conflict: other code has replaced a definition.
             Gated: the patch does not support the situation of this process.
             Exception: the install function failed, or a place can't be changed.
         """
         member.forget()
         install = member.variant.load()
-        found = self._verifier.verify(member)
-        member.seen = self._verifier.identity_snapshot(member)
+        self._verifier.found(member)
         member.gate, member.drains = "", []
         patching = Patching(member, member.ran, partial(self._close, member))
         install(patching)
@@ -274,8 +306,7 @@ class Registry:
         unchanged = set(member.variant.targets + member.variant.adds) - changed.keys()
         if unchanged:
             raise RuntimeError(f"its install function left {min(unchanged)} unchanged")
-        if not self._verifier.is_as_seen(member):  # since install code imported something
-            found = self._verifier.verify(member)
+        found = self._verifier.found(member)  # install code may have imported something
         places = {reference: place_of(reference, found) for reference in changed}
         member.layers = [(places[reference], make) for reference, make in patching.changes]
         member.places = places
@@ -283,20 +314,19 @@ class Registry:
         # Makes the functions now: that may import, so it must not happen during the exchange.
         for place in places.values():
             place.made(self._layers(on, place))
-        if not self.over and not self.show(on):
-            member.forget()
-            waits = f"it waits until {threads.waits_for()}"
-            self.notices.set_status(member, "pending", waits)
-        elif not self.over:
+        if self.show(on):
             state: State = "gated" if member.gate else "live"
-            self.notices.set_status(member, state, member.gate or _wrapped_by(found.wrappers))
+            self._set(member, state, member.gate or found.reason)
             member.seen = self._verifier.identity_snapshot(member)
+        else:
+            member.forget()
+            self._set(member, "pending", f"it waits until {threads.waits_for()}")
 
     def _close(self, member: Member, reason: str) -> None:
         """Called by patched code that now runs only stock's. On a hot path: nothing may block."""
         member.gate = reason
         if member.state == "live":
-            self.notices.set_status(member, "gated", reason)
+            self._set(member, "gated", reason)
 
     # -- what is on ------------------------------------------------------------------------------
 
@@ -343,21 +373,23 @@ class Registry:
     # A patch that is marked for removal has an `end`. It stays on while a thread is inside it or
     # while it holds work. So do the patches that require it.
 
-    def _lose(self, member: Member, state: State, reason: str) -> None:
+    def _remove(self, member: Member, state: State, reason: str) -> None:
         """End a patch that is not on; mark one that is on, for `_remove_marked`."""
         if self.is_on(member):
             member.end = member.end or (state, reason)
         else:
-            self._end({member: (state, reason)})
+            self._end_removed({member: (state, reason)})
 
-    def _end_all(self, state: State, reason: str) -> None:
+    def _remove_all(self, state: State, reason: str) -> None:
         """End every patch with this state; those that are on are removed by `_remove_marked`."""
         for member in self:
             if self.is_on(member):
                 member.end = (state, reason)
+                if state in _FAULTS:
+                    self._warn(member, state, reason)
             elif member.end is None and member.state in _WORKING:
                 member.forget()
-                self.notices.set_status(member, state, reason)
+                self._set(member, state, reason)
 
     def _remove_marked(self) -> None:
         """Remove all marked patches, each with those that require it; busy ones stay."""
@@ -365,53 +397,28 @@ class Registry:
             group = with_dependents([member], self.on())
             if self.show([each for each in self.on() if each not in group]):
                 forget_results(group)
-                self._end({each: each.end for each in group if each.end is not None})
+                self._end_removed({each: each.end for each in group if each.end is not None})
             elif member.end is not None:
                 state, reason = member.end
                 why = reason and f" ({state}: {reason})"
                 waits = f"to be removed{why}: waits until {self._why_on(member)}"
-                self.notices.set_status(member, "live", waits)
+                self._set(member, "live", waits)
 
     def _why_on(self, member: Member) -> str:
         """What must end before a patch can be removed, worded to follow "until"."""
         waits = (each.waits_for() for each in with_dependents([member], self.on()))
         return next(filter(None, waits), "") or threads.waits_for()
 
-    def _end(self, ends: Mapping[Member, tuple[State, str]]) -> None:
+    def _end_removed(self, ends: Mapping[Member, tuple[State, str]]) -> None:
         """Set the final state of patches that are off, and end the patches that require them."""
         for member, (state, reason) in ends.items():
             member.forget()
             member.end = None
-            self.notices.set_status(member, state, reason)
-            if state not in _RULED | {"off"}:
-                self.notices.warn(member)
+            self._set(member, state, reason)
         for member, (state, reason) in ends.items():
             for other in self._working():
                 if member.patch.id in other.patch.requires:
                     is_ruled = state in _RULED
                     why = f": {reason}" if is_ruled else f", which is {state}"
                     so: State = state if is_ruled else "failed"
-                    self._lose(other, so, f"it needs {member.patch.id}{why}")
-
-
-def with_dependents(members: Iterable[Member], among: Collection[Member]) -> list[Member]:
-    """Members, and those of `among` that require any of them, directly or not."""
-    together = list(dict.fromkeys(members))
-    for member in together:  # the loop also visits what it appends
-        id = member.patch.id
-        together += [each for each in among if id in each.patch.requires and each not in together]
-    return together
-
-
-def forget_results(members: Iterable[Member]) -> None:
-    """Clear ``lru_cache``s around what members change: they hold what another function returned."""
-    for reference in {reference for each in members for reference in each.places}:
-        with contextlib.suppress(Foreign):
-            for link in chain(raw(*owner_of(reference))):
-                getattr(link, "cache_clear", lambda: None)()
-
-
-def _wrapped_by(wrappers: Iterable[str]) -> str:
-    """The reason to show for a live patch; "" if no foreign wrapper is around it."""
-    text = "; ".join(wrappers)
-    return f"wrapped by {text}" if text else ""
+                    self._remove(other, so, f"it needs {member.patch.id}{why}")

@@ -106,8 +106,9 @@ def runs_here(codes: Collection[CodeType]) -> bool:
 
 def runs_anywhere(codes: Collection[CodeType]) -> bool:
     """Whether any thread executes one of `codes`, or something that it called."""
-    identities = _identities(codes)
-    return any(not identities.isdisjoint(map(id, stack)) for stack in stacks())
+    with _without_collections():
+        all_codes = chain.from_iterable(map(itemgetter(1), _stacks()))
+        return bool(sum(map(_identities(codes).__contains__, map(id, all_codes))))
 
 
 def waits_for() -> str:
@@ -117,12 +118,6 @@ def waits_for() -> str:
     with _without_collections():
         is_compiling = any(tuple(_of_compiler(_elsewhere())))
     return "no thread compiles with torch" if is_compiling else "no thread is inside it"
-
-
-def stacks() -> list[list[CodeType]]:
-    """Of each thread the code objects that it executes, innermost first."""
-    with _without_collections():
-        return list(map(list, map(itemgetter(1), _stacks())))
 
 
 def _has_gil() -> bool:

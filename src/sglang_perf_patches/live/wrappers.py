@@ -25,7 +25,7 @@ _PROXY: Any = getattr(wrapt, "BaseObjectProxy", wrapt.ObjectProxy)  # the former
 _PLUGINS = "sglang.srt.plugins"
 
 
-class Foreign(Exception):
+class Conflict(Exception):
     """A name holds another package's object; the message says which and where."""
 
 
@@ -33,18 +33,18 @@ def owner_of(reference: str) -> tuple[Any, str]:
     """The module or class that binds the last name of a reference, and that name.
 
     Raises:
-        Foreign: the module is not loaded, or a class in the reference is gone or replaced.
+        Conflict: the module is not loaded, or a class in the reference is gone or replaced.
     """
     name = module_of(reference)
     owner: Any = sys.modules.get(name)
     if owner is None:
-        raise Foreign(f"module {name} is not loaded")
+        raise Conflict(f"module {name} is not loaded")
     *classes, last = qualname_of(reference).split(".")
     for depth, class_name in enumerate(classes, 1):
         owner = vars(owner).get(class_name)
         qualname = ".".join(classes[:depth])
         if not isinstance(owner, type) or not is_class_of(owner, name, qualname):
-            raise Foreign(f"{name}:{qualname} is replaced by {describe(owner)}")
+            raise Conflict(f"{name}:{qualname} is replaced by {describe(owner)}")
     return owner, last
 
 

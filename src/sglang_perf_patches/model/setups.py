@@ -14,7 +14,7 @@ from .feature import NOTHING, Feature, Features
 from .uses import USES
 
 OTHER_GPU = "other-gpu"
-"""The one feature that a record of ``verify`` can prove a patch with (`live.verified`)."""
+"""The one feature that a record of ``verify`` can prove a patch with (`verified`)."""
 
 _AT_MOST_ONE = (None, 0, 1)
 _PLAIN_KV = (None, "auto", "bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32")

@@ -21,8 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, TypeVar
 
-from .. import worker
-from ..live import verified
+from .. import verified, worker
 from . import Check, Different, Inputs, Missing, Needless, checks
 
 T = TypeVar("T")

@@ -44,7 +44,7 @@ def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> 
     selection = ",".join((*patches, *beside))
     try:
         start = partial(engine.activate_now, selection, tree=installed())
-        report = executor.do(start).result()
+        report = executor.do(start)
         for patch in (*patches, *beside):
             state = report.of(patch)
             if state.state == "gated" and patch not in beside:

@@ -1,12 +1,12 @@
-"""What ``verify`` keeps for servers: that a patch equalled stock on this GPU (`live.verified`)."""
+"""What ``verify`` keeps for servers: that a patch equalled stock on this GPU (`verified`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .. import verified
 from ..compat.verdict import Verdict
-from ..live import verified
 from ..model.setups import OTHER_GPU
 from ..telemetry import records
 from .runner import Outcome

@@ -8,9 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .. import worker
+from .. import gpu, worker
 from ..compat.verdict import Verdict
-from ..live import gpu
 from . import NEEDS, Case, Device, cases
 
 Word = Literal["equal", "proven", "different", "failed", "skipped", "built-in", "absent", "refused"]

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import released
-from sglang_perf_patches import sets
+from sglang_perf_patches import sets, verified
 from sglang_perf_patches.cli import verbs
 from sglang_perf_patches.cli.ask import answer, gpus
-from sglang_perf_patches.live import verified
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.feature import Setup
 from sglang_perf_patches.model.patch import by_id

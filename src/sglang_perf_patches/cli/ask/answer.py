@@ -10,10 +10,9 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ... import faults, worker
+from ... import faults, verified, worker
 from ...compat.verdict import Verdict
 from ...faults.fault import Fault
-from ...live import verified
 from ...model.errors import OperatorError
 from ...model.feature import Setup
 from ...model.ruling import ruling

@@ -86,7 +86,7 @@ def activate(selection: str) -> None:
     Nothing observes it, so no record is written.
     """
     if not switch.is_off(selection):
-        executor.do(lambda: engine.activate_now(selection, strict=False)).result()
+        executor.do(lambda: engine.activate_now(selection, strict=False))
 
 
 def take_unknown(notes: list[str]) -> None:
@@ -227,7 +227,7 @@ def _unchanged(function: Any = None, *_: Any, **__: Any) -> Any:
 
 def pretend(gpu: dict[str, Any], folder: Path) -> None:
     """Make torch and the driver's program answer as on a machine with these GPUs."""
-    from ...live import gpu as ours
+    from ... import gpu as ours
 
     count, capability, memory = gpu["count"], tuple(gpu["capability"]), gpu["memory"]
     program, line = folder / "nvidia-smi", f"echo {memory}\n"

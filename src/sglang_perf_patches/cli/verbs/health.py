@@ -10,10 +10,9 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Literal
 
-from ... import __version__
+from ... import __version__, gpu
 from ...compat.source import Tree
 from ...faults import of_release
-from ...live import gpu
 from ...model.selection import Selection
 from ...telemetry import records, summary
 from .. import entry_point, render

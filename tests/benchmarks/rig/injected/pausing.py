@@ -23,7 +23,7 @@ def paused(*names, wait_s=20.0):
         TimeoutError: there was no such moment.
     """
     from sglang_perf_patches.live import engine  # the other sides of a rig run without
-    from sglang_perf_patches.live.registry import with_dependents
+    from sglang_perf_patches.live.member import with_dependents
 
     registry = engine._present()
     before = registry.on()
@@ -37,7 +37,7 @@ def paused(*names, wait_s=20.0):
 
 def _show(registry, members, changed, wait_s):
     from sglang_perf_patches.live.executor import executor
-    from sglang_perf_patches.live.registry import forget_results
+    from sglang_perf_patches.live.member import forget_results
 
     def exchange():
         held = {each: each.drains for each in registry}
@@ -53,7 +53,7 @@ def _show(registry, members, changed, wait_s):
         return is_shown
 
     end = time.monotonic() + wait_s
-    while not executor.do(exchange, wait_s=wait_s).result():
+    while not executor.do(exchange, wait_s=wait_s):
         if time.monotonic() > end:
             raise TimeoutError(f"for {wait_s:g} s, a thread was in a call of what is to change")
         time.sleep(0.005)

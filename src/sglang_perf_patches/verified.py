@@ -16,12 +16,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..compat.verdict import Verdict
-from ..model import private
-from ..model.patch import room_of
 from . import gpu
+from .compat.verdict import Verdict
+from .model import private
+from .model.patch import room_of
 
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parent
 _KERNELS = (
     *("torch", "triton", "sglang-kernel", "sgl-kernel"),
     *("flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache"),

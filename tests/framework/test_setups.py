@@ -677,20 +677,33 @@ def test_under_strict_no_other_thread_logs_a_gate_or_goes_on(
 from served import *
 import sglang.srt.server_args
 use(proven(STEP))
-from sglang_perf_patches.live import registry
-end, look = registry.end_process, registry.Registry.look
-def slow(line):
-    time.sleep(2)
-    end(line)
+from sglang_perf_patches.live.registry import Registry
+from sglang_perf_patches.telemetry.recorder import _Recorder
+look_again, tell, writing = Registry.look_again, Registry._tell, threading.Event()
+try_to_write = _Recorder.try_to_write
+def is_main():
+    return threading.current_thread() is threading.main_thread()
+def slow(self):
+    time.sleep(4 if self.loss else 0)
+    tell(self)
 def late(self):
-    if threading.current_thread() is threading.main_thread():
+    if is_main():
         time.sleep(1)
-    look(self)
-registry.end_process = slow
+    look_again(self)
+def busy(self):
+    if not is_main():
+        writing.set()
+        time.sleep(1)
+    return try_to_write(self)
+Registry._tell = slow
+if {ends_in == "record"}:
+    Registry.look_again = late
+else:
+    _Recorder.try_to_write = busy
 ours.activate("one.step", strict=True)
 import sglang.srt.a
-if {ends_in == "record"}:
-    registry.Registry.look = late
+if {ends_in == "main"}:
+    assert writing.wait(60)  # the record's thread has looked, and writes next
 publish(enable_lora=True)
 print("served", state())
 """)

@@ -67,7 +67,7 @@ class Registry:
     Attributes:
         selection: as given.
         is_over: no further patch goes live.
-        loss: the line about the first demanded patch that was lost, which ends the process; else "".
+        loss: the line about the first demanded patch that was lost, which ends the process; or "".
         observer: told of each change, and when everything is off again; None if nobody is.
         is_stopping: `stop` was called: everything is to be removed.
         is_ended: `stop` was called, and everything is off. After a fault it stays False, so that

@@ -14,7 +14,6 @@ names the command and the date too.
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -25,6 +24,8 @@ from sglang_perf_patches import verify
 from sglang_perf_patches.model import releases, setups
 from sglang_perf_patches.model.patch import Patch, room_of
 from sglang_perf_patches.patch_page import upstream_links
+
+from . import ROOT
 
 RESULTS = "tests/benchmarks/results"
 """Where the committed results are: one file a set."""
@@ -221,10 +222,9 @@ def _releases(patch: Patch, words: Mapping[str, str]) -> str:
     text += f"\n\nUpstream: {has}." if has else "\n\nUpstream has no such change."
     if patch.requires:
         text += f" Needs {', '.join(f'`{id}`' for id in patch.requires)}."
-    files = dict.fromkeys(variant.install.partition(":")[0] for variant in patch.variants)
-    here = Path(file(patch.id)).parent.as_posix()
-    names = [posixpath.relpath(f"src/{module.replace('.', '/')}.py", here) for module in files]
-    return f"{text} Code: {', '.join(f'[`{name}`]({name})' for name in names)}."
+    folder = (ROOT / file(patch.id)).parent
+    code = next(name for name in ("body.py", "__init__.py") if (folder / name).is_file())
+    return f"{text} Code: [`{code}`]({code})."
 
 
 def _sentence(text: str) -> str:

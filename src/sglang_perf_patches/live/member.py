@@ -7,7 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..compat.source import Definition
@@ -111,6 +111,7 @@ class Patching:
     ran: RunFlag
     gate: Callable[[str], None]
     changes: list[tuple[str, Make]] = field(default_factory=list)
+    state: SimpleNamespace = field(default_factory=SimpleNamespace)
 
     def module(self, name: str) -> ModuleType:
         """See `model.patching.Patching.module`."""
@@ -132,17 +133,9 @@ class Patching:
             )
         self.changes.append((reference, make))
 
-    def add(self, reference: str, value: Any) -> None:
-        """See `model.patching.Patching.add`."""
-        self.override(reference, lambda _: value)
-
     def drain(self, is_idle: Callable[[], bool], waits_for: str) -> None:
         """See `model.patching.Patching.drain`."""
         self._member.drains.append((is_idle, waits_for))
-
-    def anytime(self, because: str) -> None:
-        """See `model.patching.Patching.anytime`."""
-        assert because
 
 
 class Notices:

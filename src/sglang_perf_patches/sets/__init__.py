@@ -59,8 +59,8 @@ def read_known(name: str) -> dict[str, dict[str, tuple[str, ...]]]:
 
 def _declared(name: str, known: dict[str, dict[str, tuple[str, ...]]]) -> PatchSet:
     module = import_module(f"{__name__}.{name}")
-    packages = [import_module(f"{__name__}.{name}.{each}") for each in module.PACKAGES]
-    return PatchSet(name, module.SUMMARY, tuple(each.PATCH for each in packages), known)
+    modules = [import_module(f"{__name__}.{name}.{each}") for each in module.MODULES]
+    return PatchSet(name, module.SUMMARY, tuple(each.PATCH.patch() for each in modules), known)
 
 
 def _names(where: Any) -> tuple[str, ...]:

@@ -19,10 +19,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
-from types import FunctionType
-from typing import Any, TypeVar
+from types import FunctionType, MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 from .patch import Patch, Variant, Worth
 from .patching import Patching
@@ -50,12 +49,11 @@ def ports(because: str) -> Worth:
     return Worth("c", because)
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """What holds on some releases: attributes of their variants, and what is done there."""
 
     releases: tuple[str, ...]
-    holds: Mapping[str, Any] = field(default_factory=dict)
+    holds: Mapping[str, Any] = MappingProxyType({})
     do: Callable[[Patching], None] = lambda _: None
 
 
@@ -176,12 +174,12 @@ class Declaration:
         return Variant(releases=tuple(releases), install=partial(_install, parts), **made)
 
     def _within(self, spans: str) -> tuple[str, ...]:
-        """Those of the patch's own releases that are in the spans."""
+        """Those of the patch's own releases that are in the spans, whose ends are such releases."""
+        ends = filter(None, map(str.strip, spans.replace("…", ",").split(",")))
+        if wrong := [end for end in ends if end not in self.releases]:
+            raise ValueError(f"{self.id} is not for {wrong[0]}, which it names in {spans!r}")
         named = from_spans(spans) if spans else self.releases
-        within = tuple(release for release in self.releases if release in named)
-        if not within:
-            raise ValueError(f"{self.id} has none of the releases {spans}")
-        return within
+        return tuple(release for release in self.releases if release in named)
 
 
 def _install(parts: Iterable[_Part], patching: Patching) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 RELEASED = {
     "0.5.9": "2026-02-23",
     "0.5.10": "2026-04-05",
@@ -54,6 +56,7 @@ def between(first: str, last: str) -> tuple[str, ...]:
     return KNOWN[KNOWN.index(first) : KNOWN.index(last) + 1]
 
 
+@cache  # most definitions share a few spans, and every server reads them all
 def from_spans(text: str) -> tuple[str, ...]:
     """The names in a line of ``known.json``: source builds, releases, and spans of them.
 

@@ -66,8 +66,4 @@ def _declared(name: str, known: dict[str, dict[str, tuple[str, ...]]]) -> PatchS
 def _names(where: Any) -> tuple[str, ...]:
     if not isinstance(where, str):
         raise TypeError(f"{where!r} names no releases")
-    return _from_spans(where)
-
-
-# Most definitions share a few spans, and every server reads them all.
-_from_spans = lru_cache(releases.from_spans)
+    return releases.from_spans(where)

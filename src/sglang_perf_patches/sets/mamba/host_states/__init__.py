@@ -13,8 +13,6 @@ from typing import Any
 
 from ....model.declaration import Declaration
 from ....model.patch import of
-from .. import host_split
-from ..host_split import GIGABYTE, Cells, Pools
 from ..proven import STATES
 
 _MEMORY = "sglang.srt.mem_cache"
@@ -129,6 +127,9 @@ def unserved(kwargs: dict[str, Any], memory: Any) -> str | None:
 
 def plan(kwargs: dict[str, Any], memory: Any, tokens: int) -> tuple[float, float] | None:
     """Gigabytes for KV and states, with `tokens` of KV for each state; None for stock's."""
+    from .. import host_split
+    from ..host_split import GIGABYTE, Cells, Pools
+
     kv, states = _kv(kwargs), kwargs["mamba_pool"]
     cells = Cells(state_bytes(states), kv_bytes(kv))
     device = Pools(int(states.size), int(kv.size))

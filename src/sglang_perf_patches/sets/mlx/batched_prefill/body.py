@@ -1,24 +1,17 @@
-"""``mlx.batched-prefill``: prompts that wait together go through the model as rows of one pass.
-
-Stock's worker launches the prompts of a batch one after the other. The patch lets it note them,
-computes those of like length together, and then has stock's own function launch each: where that
-calls the model, it gets its row. What stock does around the model stays, from tracking to sampling.
-"""
+"""Computes prompts that wait together as rows of one pass, and checks that on untested devices."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from ....model.patching import Patching
 from ..device import attends_by_cudnn, is_proven
-from ..references import MLX, RUNNER
+from ..references import MLX
 from ..self_check import SelfCheck
-from . import FORWARD, PATCH
 from .grouping import STEP, Group, Prompt, groups
 from .passes import compute
 from .rows import Part, Row, Trial, is_recurrent
@@ -43,8 +36,6 @@ _TRIES = 8
 _ALIKE = 8
 """A prefix that has at most one in this many tokens of its prompt is computed again. Prompts that
 have nothing else in common often share their first token."""
-
-_NOTED = "_sglang_perf_patches_noted"
 
 
 @dataclass(frozen=True)
@@ -72,71 +63,7 @@ class Noted:
     lazy_logprobs: Any = None
 
 
-@PATCH.setup()
-def setup(patch):
-    patch.state.core = patch.module("mlx.core")
-    patch.state.sampling = patch.module(f"{MLX}.sampling")
-    patch.state.batches = _Batches(patch)
-
-
-@PATCH.replaces(f"{MLX}.tp_worker:MlxTpModelWorker._async_extend_batch")
-def async_extend_batch(self, batch, *, patch, stock):
-    """Launch a batch: continued and decoding requests at once, then the new prompts."""
-    runner, core = self._mlx_runner, patch.state.core
-    vars(runner)[_NOTED] = []
-    try:
-        launch = stock(self, batch)
-    finally:
-        del vars(runner)[_NOTED]
-    if not launch.prefills:
-        return launch
-    prefills = patch.state.batches.launch(runner, launch.prefills)
-    tokens = core.stack([each.lazy_token for each in (*prefills, *launch.extends)], axis=0)
-    core.async_eval(
-        tokens,
-        runner.cache_state_arrays([each.cache for each in prefills]),
-        [patch.state.sampling.lazy_logprob_arrays(each.lazy_logprobs) for each in prefills],
-    )
-    return replace(launch, prefills=prefills, lazy_tokens=tokens)
-
-
-@PATCH.replaces(f"{RUNNER}.prefill_start")
-def prefill_start(self, req_id, new, full, prefix_slots, *more, patch, stock):
-    """Launch a prompt, or note it while its batch is launched."""
-    launch = partial(stock, self, req_id, new, full, prefix_slots, *more)
-    noted = vars(self).get(_NOTED)
-    if noted is None:
-        return launch()
-    _, row, req, needs_logits, *_ = more
-    tokens = [*full[: len(prefix_slots)], *new] if needs_logits else []
-    if self._cache_layout.has_sliding_window_layers:
-        prefix_slots = ()  # Stock keeps no KV of windows there, and computes all again.
-    nothing = patch.state.core.zeros((1,), patch.state.core.uint32)
-    noted.append(Noted(launch, req_id, prefix_slots, tokens, row, req, nothing))
-    return noted[-1]
-
-
-@PATCH.replaces(FORWARD)
-def forward_lazy_token(self, input_ids, cache, needs_logits, req_id, *more, patch, stock):
-    """Choose a prompt's first token, from its row if it has one."""
-    with patch.state.batches.row_as_model(self, req_id, input_ids, cache):
-        return stock(self, input_ids, cache, needs_logits, req_id, *more)
-
-
-@PATCH.replaces(f"{RUNNER}._trunk_forward")
-def trunk_forward(self, input_ids, cache, *, patch, stock):
-    """Compute a prompt up to where its state is kept, or fill in what was computed."""
-    first, trial = patch.state.batches.first_part(input_ids, cache)
-    if first is not None and trial is None:
-        first(input_ids, cache=cache)
-        return input_ids  # nobody reads it
-    output = stock(self, input_ids, cache)
-    if first is not None and trial is not None:
-        trial.note(first, cache)
-    return output
-
-
-class _Batches:
+class Batches:
     """Computes the prompts of batches in groups, and hands each its row."""
 
     def __init__(self, patch: Patching) -> None:

@@ -3,7 +3,7 @@
 from ....model.declaration import Declaration, gains
 from ....model.patch import of
 from ..proven import PREFILL_AND_DECODE
-from ..references import ATTENTION, BATCHED_DECODE, CONTIGUOUS, RUNNER, USERS
+from ..references import ATTENTION, BATCHED_DECODE, CONTIGUOUS, CORE, RUNNER, USERS
 
 PATCH = Declaration(
     *(__name__, "0.5.11 … 0.5.23"),
@@ -48,3 +48,92 @@ PATCH.on(
     note="supports every attention layer without a window, also with sinks or gates and in "
     "hybrid models; with a sliding window or the fused RoPE kernel stock's code runs",
 )
+
+_STEP = "_sglang_perf_patches_arena"
+
+
+@PATCH.setup("… 0.5.12.post1")
+def setup_contiguous(patch):
+    from .body import setup
+
+    setup(patch, CONTIGUOUS, "layer_caches")
+
+
+@PATCH.setup("0.5.13 …")
+def setup_attention(patch):
+    from .body import setup
+
+    setup(patch, ATTENTION, "attention_layer_caches")
+
+
+@PATCH.replaces(
+    {
+        "… 0.5.12.post1": f"{CONTIGUOUS}.write_token",
+        "0.5.13 … 0.5.14": f"{ATTENTION}.write_token",
+    }
+)
+def write_token(self, k, v, *, stock):
+    """Grow a full buffer, then write; k and v are (1, n_kv_heads, 1, head_dim).
+
+    In these releases the batched decode loses what it writes past the end. If the lengths of a
+    batch differ, a ValueError then ends the step. If they are equal, nothing is raised and the
+    logits are wrong.
+    """
+    if self.offset >= self.max_seq_len:
+        self._grow(self.offset + 1)
+    stock(self, k, v)
+
+
+@PATCH.replaces(f"{RUNNER}.decode_batch_start_chained")
+def decode_batch_start_chained(self, prev, *, patch, stock):
+    """Build a step before the last one is read; a trial tells such steps from others."""
+    trial = patch.state.trial
+    if trial is None:
+        return stock(self, prev)
+    trial.is_chained = True
+    try:
+        return stock(self, prev)
+    finally:
+        trial.is_chained = False
+
+
+@PATCH.replaces(f"{RUNNER}._release_cache")
+def release_cache(self, cache, *, patch, stock):
+    """Take the caches out of the arena before stock keeps them for another request."""
+    rows = patch.state.rows
+    for each in cache:
+        if type(each) is rows.row_class:
+            rows.drop(each)
+    stock(self, cache)
+
+
+@PATCH.makes(CORE)
+def core(patch, stock):
+    from .layer_step import Core
+
+    return Core(stock)
+
+
+@PATCH.makes(BATCHED_DECODE)
+def decode(patch, stock):
+    begin, ran = patch.state.begin, patch.ran
+
+    def batched_decode(self, x, ctx):
+        """Decode one layer from the batch's arena; x and the result are (batch, 1, hidden)."""
+        known = vars(ctx)
+        try:
+            step = known[_STEP]
+        except KeyError:
+            step = known[_STEP] = begin(ctx)
+        if step is None or not step.has(self):
+            return stock(self, x, ctx)
+        if step.trial is None:
+            ran.seen = True
+            result = step.decode(stock, self, x)
+        else:
+            result = stock(self, x, ctx)
+            step.trial.note(result, step.decode(stock, self, x))
+        step.has_served()
+        return result
+
+    return batched_decode

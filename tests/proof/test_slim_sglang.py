@@ -104,8 +104,8 @@ BREAKS = {
     ),
     "mamba.host-states": (
         "mamba/host_states/__init__.py",
-        'inner(**{**kwargs, "host_size": sizes[0][0]} if sizes else kwargs)',
-        "inner(**kwargs)",
+        'stock(**{**kwargs, "host_size": sizes[0]} if sizes else kwargs)',
+        "stock(**kwargs)",
     ),
     "swa.prefill-graph": (
         "swa/prefill_graph/inputs.py",
@@ -114,8 +114,8 @@ BREAKS = {
     ),
     "swa.page-size-1": (
         "swa/page_size_1/__init__.py",
-        'record_evicted(decode, kwargs["req"], length - tail)',
-        'record_evicted(decode, kwargs["req"], length)',
+        'record_evicted(patch.state.decode, kwargs["req"], length - tail)',
+        'record_evicted(patch.state.decode, kwargs["req"], length)',
     ),
     "swa.idle-admission": (
         "swa/idle_admission/__init__.py",

@@ -88,7 +88,10 @@ def page(text: str, patch: Patch, words: Mapping[str, str]) -> str:
         "releases": _releases(patch, words),
     }
     for name, content in blocks.items():
-        text = replace_block(text, name, content + "\n")
+        try:
+            text = replace_block(text, name, content + "\n")
+        except ValueError as error:
+            raise ValueError(f"{file(patch.id)}: {error}") from None
     return text
 
 
@@ -223,8 +226,8 @@ def _releases(patch: Patch, words: Mapping[str, str]) -> str:
     if patch.requires:
         text += f" Needs {', '.join(f'`{id}`' for id in patch.requires)}."
     folder = (ROOT / file(patch.id)).parent
-    code = next(name for name in ("body.py", "__init__.py") if (folder / name).is_file())
-    return f"{text} Code: [`{code}`]({code})."
+    names = [name for name in ("__init__.py", "body.py") if (folder / name).is_file()]
+    return f"{text} Code: {', '.join(f'[`{name}`]({name})' for name in names)}."
 
 
 def _sentence(text: str) -> str:

@@ -15,11 +15,14 @@ from sglang_perf_patches.live import threads as live_threads
 
 SCRIPT = """
 import meeting
-use(STEP, declare("two.other", install="other", targets=("sglang.srt.c:f",)))
+use(
+    declare("one.step", install="slow", targets=(f"{A}:Worker.step",)),
+    declare("two.other", install="other", targets=("sglang.srt.c:f",)),
+)
 def slow(patching):
     import slow_install
     slow_install.step(patching)
-installs.step = slow
+installs.slow = slow
 installs.other = lambda patching: patching.override(
     "sglang.srt.c:f", lambda inner: lambda: inner() + 1
 )

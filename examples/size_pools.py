@@ -26,8 +26,7 @@ from sglang_perf_patches.compat.source import Tree
 from sglang_perf_patches.model.errors import OperatorError
 from sglang_perf_patches.sets.mamba import host_split
 from sglang_perf_patches.sets.mamba.host_split import Cells, Pools
-from sglang_perf_patches.sets.mamba.host_states import PATCH
-from sglang_perf_patches.sets.mamba.host_states.body import VARIABLE
+from sglang_perf_patches.sets.mamba.host_states import PATCH, VARIABLE
 from sglang_perf_patches.sets.swa.pool_ratio import sizes
 
 STATES_RATIO = 0.9
@@ -250,7 +249,7 @@ def host(tree: Tree, cells: Cells, device: Pools, server: Server) -> str:
     Raises:
         OperatorError: it is unknown how this release divides it.
     """
-    if not any(tree.version in variant.releases for variant in PATCH.variants):
+    if tree.version not in PATCH.releases:
         raise OperatorError(f"it is unknown how {tree.version} divides the host's memory")
     size, ratio = server.hicache_size, server.hicache_ratio
     stock = host_split.stock(cells, device, ratio=ratio, gigabytes=size)

@@ -27,7 +27,16 @@ FOLDER = ROOT / ".venv"
 QUICK = tuple(
     f"tests/framework/test_{name}.py"
     for name in (
-        *("description", "gains", "imports", "known", "naming", "patch_page", "quotes"),
+        *(
+            "declaration",
+            "description",
+            "gains",
+            "imports",
+            "known",
+            "naming",
+            "patch_page",
+            "quotes",
+        ),
         *("selection", "slots", "source", "table", "verdict", "worth", "wrappers"),
     )
 )

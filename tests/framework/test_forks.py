@@ -27,20 +27,16 @@ def forked(does):
 PREPARING = """
 import meeting
 use(STEP)
-import sglang_perf_patches.model.patch as patch
-def load(variant):
-    import slow_install
-    return installs.step
+step = installs.step
 def install(patching):
     import slow_install
-    installs.step(patching)
+    step(patching)
 def make(patching):
     def slow(inner):
         import slow_install
         return lambda self, x: inner(self, x) + 100
     patching.override(f"{A}:Worker.step", slow)
-patch.Variant.load = load if WHAT == "the module of the body" else lambda _: BODIES[WHAT]
-BODIES = {"the body": install, "what the body makes": make}
+installs.step = {"the body": install, "what the body makes": make}[WHAT]
 import sglang.srt.a as a
 thread = threading.Thread(target=ours.activate, args=("all",))
 thread.start()
@@ -62,7 +58,7 @@ def slow(throwaway: Throwaway) -> Throwaway:
 
 def test_a_fork_waits_for_an_import_of_our_code(slow: Throwaway) -> None:
     slow.play(f"""{FORKED}
-WHAT, executor._FORK_S = "the module of the body", 30
+WHAT, executor._FORK_S = "the body", 30
 {PREPARING}
 def does():
     assert ours.activate().of("one.step").state == "live", ours.activate()
@@ -74,7 +70,7 @@ assert a.Worker().step(1) == 102
 """)
 
 
-@pytest.mark.parametrize("what", ["the module of the body", "the body", "what the body makes"])
+@pytest.mark.parametrize("what", ["the body", "what the body makes"])
 def test_a_child_that_can_t_have_our_code_runs_stock_s(slow: Throwaway, what: str) -> None:
     """It would wait for ever for an import of a thread that it does not have."""
     slow.play(f"""{FORKED}

@@ -15,15 +15,17 @@ from sglang_perf_patches.live import threads as live_threads
 
 SCRIPT = """
 import meeting
-use(STEP, declare("two.other", install="other", targets=("sglang.srt.c:f",)))
-import sglang_perf_patches.model.patch as patch
-load = patch.Variant.load
-def slow(variant):
-    if variant.install.endswith(":step"):
-        import slow_install
-        return slow_install.step
-    return lambda patching: patching.override("sglang.srt.c:f", lambda inner: lambda: inner() + 1)
-patch.Variant.load = slow
+use(
+    declare("one.step", install="slow", targets=(f"{A}:Worker.step",)),
+    declare("two.other", install="other", targets=("sglang.srt.c:f",)),
+)
+def slow(patching):
+    import slow_install
+    slow_install.step(patching)
+installs.slow = slow
+installs.other = lambda patching: patching.override(
+    "sglang.srt.c:f", lambda inner: lambda: inner() + 1
+)
 assert {s.state for s in ours.activate("all").patches} == {"pending"}
 
 def other():

@@ -74,9 +74,12 @@ A, B = "sglang.srt.a", "sglang.srt.b"
 
 def declare(id, *, install, targets, releases=("1.0",), **more):
     of_variant = {key: more.pop(key) for key in ("adds", "depends", "awaits") if key in more}
-    variant = Variant(
-        releases=releases, install=f"throwaway_installs:{install}", targets=targets, **of_variant
-    )
+    def run(patching):
+        import throwaway_installs
+
+        getattr(throwaway_installs, install)(patching)
+
+    variant = Variant(releases=releases, install=run, targets=targets, **of_variant)
     return Patch(id=id, summary="summary", variants=(variant,), **more)
 
 
@@ -165,7 +168,7 @@ def helper(patching):
 
 def both(patching):
     step(patching)
-    patching.add(f"{A}:Worker.extra", lambda self: "extra")
+    patching.override(f"{A}:Worker.extra", lambda _: lambda self: "extra")
     call(patching)
 
 

@@ -14,7 +14,6 @@ names the command and the date too.
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -25,6 +24,8 @@ from sglang_perf_patches import verify
 from sglang_perf_patches.model import releases, setups
 from sglang_perf_patches.model.patch import Patch, room_of
 from sglang_perf_patches.patch_page import upstream_links
+
+from . import ROOT
 
 RESULTS = "tests/benchmarks/results"
 """Where the committed results are: one file a set."""
@@ -87,7 +88,10 @@ def page(text: str, patch: Patch, words: Mapping[str, str]) -> str:
         "releases": _releases(patch, words),
     }
     for name, content in blocks.items():
-        text = replace_block(text, name, content + "\n")
+        try:
+            text = replace_block(text, name, content + "\n")
+        except ValueError as error:
+            raise ValueError(f"{file(patch.id)}: {error}") from None
     return text
 
 
@@ -221,9 +225,8 @@ def _releases(patch: Patch, words: Mapping[str, str]) -> str:
     text += f"\n\nUpstream: {has}." if has else "\n\nUpstream has no such change."
     if patch.requires:
         text += f" Needs {', '.join(f'`{id}`' for id in patch.requires)}."
-    files = dict.fromkeys(variant.install.partition(":")[0] for variant in patch.variants)
-    here = Path(file(patch.id)).parent.as_posix()
-    names = [posixpath.relpath(f"src/{module.replace('.', '/')}.py", here) for module in files]
+    folder = (ROOT / file(patch.id)).parent
+    names = [name for name in ("__init__.py", "body.py") if (folder / name).is_file()]
     return f"{text} Code: {', '.join(f'[`{name}`]({name})' for name in names)}."
 
 

@@ -15,7 +15,7 @@ from tests.proof import stubs
 
 stubs.lend()
 
-from sglang_perf_patches.sets.mamba.freed_rows import body
+from sglang_perf_patches.sets.mamba import freed_rows as body
 from sglang_perf_patches.verify.comparing import live
 from tests.proof.mamba import freed_rows
 

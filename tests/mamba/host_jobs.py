@@ -22,7 +22,7 @@ stubs.lend()
 
 import sglang_perf_patches
 from sglang_perf_patches.sets.mamba import host_split
-from sglang_perf_patches.sets.mamba.host_states import body
+from sglang_perf_patches.sets.mamba import host_states as body
 from sglang_perf_patches.verify.comparing import live
 from tests.proof.mamba import host_states as proof
 from tests.proof.mamba import hosted_server

@@ -31,10 +31,8 @@ import torch
 from triton.runtime import interpreter
 
 import sglang_perf_patches
-from sglang_perf_patches.sets.mamba import host
-from sglang_perf_patches.sets.mamba.lightning_rows import body as lightning_rows
-from sglang_perf_patches.sets.mamba.mamba2_chunk_indices import body as chunk_indices
-from sglang_perf_patches.sets.mamba.zero_sync import body as zero_sync
+from sglang_perf_patches.sets.mamba import host, lightning_rows, zero_sync
+from sglang_perf_patches.sets.mamba import mamba2_chunk_indices as chunk_indices
 from sglang_perf_patches.verify.mamba.cases import EDGES, PREFIX, Batch, Request, draw
 from sglang_perf_patches.verify.mamba.gdn_prefill_graph import Replays
 from sglang_perf_patches.verify.mamba.harness import source_has

@@ -21,7 +21,8 @@ import qwen_jobs
 import sglang_perf_patches
 from sglang_perf_patches.live import published
 from sglang_perf_patches.model.setups import FEATURES
-from sglang_perf_patches.sets.mamba.mamba2_chunk_indices import PATCH, body
+from sglang_perf_patches.sets.mamba import mamba2_chunk_indices as body
+from sglang_perf_patches.sets.mamba.mamba2_chunk_indices import PATCH
 from tests.proof.swa import window_models
 from tests.proof.swa.window_server import WindowServer, prepare
 

@@ -15,7 +15,7 @@ from matrix import applying, newest_of_each_group
 from sglang_perf_patches.model.errors import OperatorError
 from sglang_perf_patches.sets.mamba import host_split
 from sglang_perf_patches.sets.mamba.host_split import Cells, Pools
-from sglang_perf_patches.sets.mamba.host_states.body import VARIABLE
+from sglang_perf_patches.sets.mamba.host_states import VARIABLE
 
 Found = Callable[..., Any]
 

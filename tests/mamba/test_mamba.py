@@ -12,7 +12,7 @@ from matrix import applying, before, newest_of_each_group
 from sglang_perf_patches import sets
 from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.model.releases import from_spans
-from sglang_perf_patches.sets.mamba.lightning_rows.body import _kept
+from sglang_perf_patches.sets.mamba.lightning_rows import _kept
 
 Found = Callable[..., Any]
 Proved = Callable[[str, tuple[str, ...]], dict[str, Any]]

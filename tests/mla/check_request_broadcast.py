@@ -11,7 +11,7 @@ import dead_ranks
 import pytest
 
 import sglang_perf_patches
-from sglang_perf_patches.sets.mla.request_broadcast import body
+from sglang_perf_patches.sets.mla import request_broadcast as body
 from sglang_perf_patches.verify import Missing
 from sglang_perf_patches.verify.comparing import live
 from tests.proof.mla.request_broadcast import LARGE, PATCH, Round, ranks

@@ -13,8 +13,9 @@ import pytest
 
 import released
 from feature_examples import example
+from sglang_perf_patches import sets
+from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.model.setups import FEATURES
-from sglang_perf_patches.sets.mla.request_broadcast import PATCH
 
 BROADCAST = "mla.request-broadcast"
 _SCRIPT = Path(__file__).with_name("request_rank.py")
@@ -82,7 +83,7 @@ def test_the_proof_is_played_with_further_features(features: set[str]) -> None:
 
 
 def test_each_declared_feature_is_played_here() -> None:
-    assert set(PATCH.proven_with or ()) == _OWN.union(*_SERVERS, *_PROOFS)
+    assert set(by_id(sets.load())[BROADCAST].proven_with or ()) == _OWN.union(*_SERVERS, *_PROOFS)
 
 
 def test_a_queue_that_does_not_fit_is_not_used(tmp_path: Path) -> None:

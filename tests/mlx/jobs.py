@@ -317,7 +317,7 @@ def broken_rows() -> dict[str, Any]:
 
 def trunk_of_the_first_row() -> type:
     """What `mlx.last-row` puts in the trunk's place, broken: the first row stands for the last."""
-    from sglang_perf_patches.sets.mlx.last_row import body
+    from sglang_perf_patches.sets.mlx import last_row as body
 
     class FirstRow(body.CutTrunk):
         def __call__(self, *arguments: Any, **options: Any) -> Any:
@@ -350,7 +350,7 @@ def restless_stock() -> dict[str, str]:
     """What a check says where stock is not the same twice, and where the patch alone differs."""
     from itertools import count
 
-    from sglang_perf_patches.sets.mlx.last_row import body as last_row
+    from sglang_perf_patches.sets.mlx import last_row
     from sglang_perf_patches.verify import Different, Missing
     from sglang_perf_patches.verify.mlx import batched_prefill as prompts
     from sglang_perf_patches.verify.mlx import cases, equivalence, models, rig
@@ -784,8 +784,8 @@ def _flat(arrays: Any) -> Iterator[Any]:
 
 def broken_prefill() -> dict[str, Any]:
     """What the cases of the patches of prefill and pool say of them, and of them broken."""
-    from sglang_perf_patches.sets.mlx.first_buffer import body as first_buffer
-    from sglang_perf_patches.sets.mlx.last_row import body as last_row
+    from sglang_perf_patches.live.member import Patching
+    from sglang_perf_patches.sets.mlx import first_buffer, last_row
     from sglang_perf_patches.sets.mlx.pool_write import body as pool_write
     from sglang_perf_patches.sets.mlx.pool_write import room
     from sglang_perf_patches.verify.mlx import cases, equivalence, models
@@ -793,30 +793,18 @@ def broken_prefill() -> dict[str, Any]:
     from sglang_perf_patches.verify.mlx import last_row as row
     from sglang_perf_patches.verify.mlx import pool_write as pool
 
-    def no_copies(patching: Any) -> None:
+    override = Patching.override
+
+    def stocks(inner: Any) -> Any:
+        return lambda *words, **more: inner(*words, **more)
+
+    def no_copies(self: Any, reference: str, _: Any) -> None:
         """Override the same definitions, and leave them as they are."""
-        for reference in (
-            f"{pool_write.ATTENTION_POOL}.__init__",
-            f"{pool_write.ATTENTION_POOL}.set_kv_all_layers",
-            f"{pool_write.ATTENTION_POOL}.get_kv",
-            f"{pool_write.ATTENTION_POOL}.clear",
-            f"{pool_write.RUNNER}._sync_new_kv_to_pool",
-            f"{pool_write.RUNNER}.prefill_finalize",
-            f"{pool_write.RUNNER}.extend_finalize",
-            f"{pool_write.RUNNER}.decode_batch_finalize",
-            f"{pool_write.RUNNER}._sync_decode_kv_to_pool",
-        ):
-            patching.override(reference, lambda inner: lambda *words, **more: inner(*words, **more))
-        patching.ran.seen = True
+        self.ran.seen = True
+        override(self, reference, stocks)
 
-    replaces = first_buffer.replaces
-
-    def all_but_the_release(patching: Any, *references: str) -> Any:
-        if not references[0].endswith("._release_cache"):
-            return replaces(patching, *references)
-        return lambda _: replaces(patching, *references)(
-            lambda self, cache, *, inner: inner(self, cache)
-        )
+    def all_but_the_release(self: Any, reference: str, make: Any) -> None:
+        override(self, reference, stocks if reference.endswith("._release_cache") else make)
 
     def one_model(patch: str, _: Any, *, needs_pool: bool = False) -> int:
         """What `equivalence.episodes` plays, of which a part tells the broken ones."""
@@ -824,8 +812,8 @@ def broken_prefill() -> dict[str, Any]:
             return equivalence.same(patch, model, [cases.HITTING], radix=True)
 
     broken = {
-        "pool-write, whole": (pool, (pool_write, "KV_POOL", pool_write.KV_POOL)),
-        "pool-write, nothing is copied": (pool, (pool_write, "install_attention", no_copies)),
+        "pool-write, whole": (pool, (pool_write, "RUNNER", pool_write.RUNNER)),
+        "pool-write, nothing is copied": (pool, (Patching, "override", no_copies)),
         "pool-write, all slots at once": (pool, (room, "LEAST", 1 << 20)),
         "first-buffer, whole": (buffer, (first_buffer, "STEP", 256)),
         "first-buffer, room for less than the prompt": (
@@ -833,7 +821,7 @@ def broken_prefill() -> dict[str, Any]:
         ),
         "first-buffer, room for 4096": (buffer, (first_buffer, "room_for", lambda tokens: 4096)),
         "first-buffer, released buffers keep their room": (
-            buffer, (first_buffer, "replaces", all_but_the_release)
+            buffer, (Patching, "override", all_but_the_release)
         ),
         "last-row, whole": (row, (last_row, "TRUNK", "model")),
         "last-row, the first row": (row, (last_row, "CutTrunk", trunk_of_the_first_row())),
@@ -1025,7 +1013,7 @@ def few_rows() -> dict[str, Any]:
     """A device that counts as unproven, where heads give other bits for fewer positions."""
     import mlx.core as mx
 
-    from sglang_perf_patches.sets.mlx.last_row import body as last_row
+    from sglang_perf_patches.sets.mlx import last_row
     from sglang_perf_patches.verify.mlx import models, rig
 
     class Head:
@@ -1069,7 +1057,7 @@ def other_blas() -> dict[str, Any]:
     """
     import mlx.core as mx
 
-    from sglang_perf_patches.sets.mlx.last_row import body as last_row
+    from sglang_perf_patches.sets.mlx import last_row
     from sglang_perf_patches.verify.mlx import models, rig
 
     class Head:

@@ -24,16 +24,16 @@ BREAKS = {
     "mlx.kv-arena": ("mlx/kv_arena/step.py", "at = self.longest - 1", "at = self.longest - 2"),
     "mlx.pool-write": (
         "mlx/pool_write/body.py",
-        "inner(self, slots, _layers(k_all), _layers(v_all))",
-        "inner(self, slots, _layers(k_all), _layers(k_all))",
+        "stock(self, slots, _layers(k_all), _layers(v_all))",
+        "stock(self, slots, _layers(k_all), _layers(k_all))",
     ),
     "mlx.first-buffer": (
-        "mlx/first_buffer/body.py",
+        "mlx/first_buffer/__init__.py",
         "return -(-(tokens + 1) // STEP) * STEP",
         "return STEP + tokens",
     ),
     "mlx.last-row": (
-        "mlx/last_row/body.py",
+        "mlx/last_row/__init__.py",
         "hidden if rows is None else hidden[:, -rows:]",
         "hidden if rows is None else hidden[:, :rows]",
     ),
@@ -53,32 +53,32 @@ BREAKS = {
         "common = min(len(self.tokens), len(prompt) - 1)",
     ),
     "mlx.hybrid-cache": (
-        "mlx/hybrid_cache/body.py",
+        "mlx/hybrid_cache/__init__.py",
         "slots.copy_from(held.mamba_cow_src_index, held.mamba_pool_idx)",
         "slots.copy_from(held.mamba_pool_idx, held.mamba_pool_idx)",
     ),
     "mlx.hybrid-defaults": (
-        "mlx/hybrid_defaults/body.py",
+        "mlx/hybrid_defaults/__init__.py",
         "return False",
         "return True",
     ),
     "mlx.relay-device": (
-        "mlx/relay_device/body.py",
+        "mlx/relay_device/__init__.py",
         "device = pool.req_to_token.device",
         "pass",
     ),
     "mla.draft-metadata": (
-        "mla/draft_metadata/body.py",
+        "mla/draft_metadata/__init__.py",
         "step.forward_decode_metadata = first.forward_decode_metadata",
         "step.forward_decode_metadata = None",
     ),
     "mla.page-table-bound": (
-        "mla/page_table_bound/body.py",
+        "mla/page_table_bound/__init__.py",
         "return whole[:, :width]",
         "return table",
     ),
     "mla.request-broadcast": (
-        "mla/request_broadcast/body.py",
+        "mla/request_broadcast/__init__.py",
         "recv_reqs = [*recv_reqs, *(local_reqs or ())]",
         "recv_reqs = [*recv_reqs]",
     ),
@@ -88,12 +88,12 @@ BREAKS = {
         "self.slots[:count].copy_(slots.flip(0))",
     ),
     "mamba.mamba2-chunk-indices": (
-        "mamba/mamba2_chunk_indices/body.py",
+        "mamba/mamba2_chunk_indices/__init__.py",
         "[start % chunk_size for start in starts]",
         "[0 for start in starts]",
     ),
     "mamba.lightning-rows": (
-        "mamba/lightning_rows/body.py",
+        "mamba/lightning_rows/__init__.py",
         "torch.where(rows < 0, rows, stored)",
         "torch.where(rows < 0, rows, stored.flip(0))",
     ),
@@ -103,9 +103,9 @@ BREAKS = {
         "False",
     ),
     "mamba.host-states": (
-        "mamba/host_states/body.py",
-        'inner(**{**kwargs, "host_size": sizes[0][0]} if sizes else kwargs)',
-        "inner(**kwargs)",
+        "mamba/host_states/__init__.py",
+        'stock(**{**kwargs, "host_size": sizes[0]} if sizes else kwargs)',
+        "stock(**kwargs)",
     ),
     "swa.prefill-graph": (
         "swa/prefill_graph/inputs.py",
@@ -113,29 +113,29 @@ BREAKS = {
         "self.unused.zero_()",
     ),
     "swa.page-size-1": (
-        "swa/page_size_1/body.py",
-        'record_evicted(decode, kwargs["req"], length - tail)',
-        'record_evicted(decode, kwargs["req"], length)',
+        "swa/page_size_1/__init__.py",
+        'record_evicted(patch.state.decode, kwargs["req"], length - tail)',
+        'record_evicted(patch.state.decode, kwargs["req"], length)',
     ),
     "swa.idle-admission": (
-        "swa/idle_admission/body.py",
-        "lambda queue: idle(queue) and serves(queue)",
-        "lambda queue: False",
+        "swa/idle_admission/__init__.py",
+        "idle(self) and patch.state.serves(self)",
+        "False",
     ),
     "swa.window-pool": (
-        "swa/window_pool/body.py",
+        "swa/window_pool/__init__.py",
         'int(kind == "sliding_attention")',
         'int(kind != "sliding_attention")',
     ),
     "swa.pool-ratio": (
-        "swa/pool_ratio/body.py",
+        "swa/pool_ratio/__init__.py",
         "full_cell=cell - ratio * swa_cell,",
         "full_cell=cell,",
     ),
 }
 """Patch → a file of its set, and a line in it that is broken on purpose."""
 
-_ROWS = "mlx/released_rows/body.py"
+_ROWS = "mlx/released_rows/__init__.py"
 OF_0_5_20 = {
     "slots that the request does not own": (
         _ROWS,
@@ -144,8 +144,8 @@ OF_0_5_20 = {
     ),
     "before the request is released": (
         _ROWS,
-        "if owned is not None:\n            inner(self, req_id)",
-        "inner(self, req_id)",
+        "if patch.state.owned is not None:\n        stock(self, req_id)",
+        "stock(self, req_id)",
     ),
 }
 """The same for mlx.released-rows, which 0.5.23 does not need."""

@@ -34,5 +34,5 @@ def load() -> None:
 
     states._restore_cache = says
     if "HYBRID_BYTES" in os.environ:
-        body: Any = importlib.import_module("sglang_perf_patches.sets.mlx.hybrid_cache.body")
+        body: Any = importlib.import_module("sglang_perf_patches.sets.mlx.hybrid_cache")
         body.MOST_BYTES = int(os.environ["HYBRID_BYTES"])

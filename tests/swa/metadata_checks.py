@@ -12,7 +12,7 @@ import torch
 
 from prove import drawn
 from sglang_perf_patches.live import engine
-from sglang_perf_patches.sets.swa.window_metadata import body
+from sglang_perf_patches.sets.swa import window_metadata as body
 from sglang_perf_patches.verify.comparing import live, require_same, same
 from sglang_perf_patches.verify.stock import publish_server as publish
 from sglang_perf_patches.verify.swa import window_metadata as window_batches

@@ -43,12 +43,12 @@ BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {
         ([], "play", EPISODES),
     ),
     "0.5.17": ((["clear_before_tail"], "stale_slots_are_unmapped", {"page_size": 1}),),
-    "0.5.18": ((["_in_tensors"], "none_fails_for_the_host", SMALL_HOST),),
+    "0.5.18": ((["in_tensors"], "none_fails_for_the_host", SMALL_HOST),),
     "0.5.23": (
-        (["limit_growth"], "idle_is_served", {}),
+        (["can_end"], "idle_is_served", {}),
         (["clear_before_tail"], "stale_slots_are_unmapped", {"page_size": 1}),
         (["record_evicted"], "play", EPISODES),
-        (["_in_tensors"], "none_fails_for_the_host", {}),
+        (["in_tensors"], "none_fails_for_the_host", {}),
         (["serve_by_window"], "the_rule_stays_with_its_queue", {"page_size": 1}),
     ),
 }

@@ -13,7 +13,7 @@ import tiers
 from sglang_perf_patches import patch_page, sets
 from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.model.setups import FEATURES
-from sglang_perf_patches.sets.swa.window_pool import body
+from sglang_perf_patches.sets.swa import window_pool as body
 
 PATCH = by_id(sets.load())["swa.window-pool"]
 RELEASES = tuple(release for variant in PATCH.variants for release in variant.releases)

@@ -26,8 +26,8 @@ for name in ("sglang", "sglang_perf_patches"):
 import sglang_perf_patches
 from prove import DEPTH, FULL_DEPTH, drawn
 from sglang_perf_patches.live import engine
+from sglang_perf_patches.sets.swa import window_pool as body
 from sglang_perf_patches.sets.swa.pool_ratio.sizes import STOCK_RATIO
-from sglang_perf_patches.sets.swa.window_pool import body
 from sglang_perf_patches.verify.comparing import require_same
 from sglang_perf_patches.verify.stock import publish_server as publish
 from tests.proof.swa import window_loads

@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 from ..compat.source import Definition
@@ -131,6 +131,7 @@ class Patching:
     ran: RunFlag
     gate: Callable[[str], None]
     changes: list[tuple[str, Make]] = field(default_factory=list)
+    state: SimpleNamespace = field(default_factory=SimpleNamespace)
 
     def module(self, name: str) -> ModuleType:
         """See `model.patching.Patching.module`."""
@@ -152,17 +153,9 @@ class Patching:
             )
         self.changes.append((reference, make))
 
-    def add(self, reference: str, value: Any) -> None:
-        """See `model.patching.Patching.add`."""
-        self.override(reference, lambda _: value)
-
     def drain(self, is_idle: Callable[[], bool], waits_for: str) -> None:
         """See `model.patching.Patching.drain`."""
         self._member.drains.append((is_idle, waits_for))
-
-    def anytime(self, because: str) -> None:
-        """See `model.patching.Patching.anytime`."""
-        assert because
 
 
 def with_dependents(members: Iterable[Member], among: Collection[Member]) -> list[Member]:

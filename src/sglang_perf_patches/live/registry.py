@@ -297,11 +297,10 @@ class Registry:
             Exception: the install function failed, or a place can't be changed.
         """
         member.forget()
-        install = member.variant.load()
         self._verifier.found(member)
         member.gate, member.drains = "", []
         patching = Patching(member, member.ran, partial(self._close, member))
-        install(patching)
+        member.variant.install(patching)
         changed = dict.fromkeys(reference for reference, _ in patching.changes)
         unchanged = set(member.variant.targets + member.variant.adds) - changed.keys()
         if unchanged:

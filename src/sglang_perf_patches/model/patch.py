@@ -1,27 +1,20 @@
-"""The declaration of a patch, which the core, the command, the pages and the tests read.
+"""A patch as the core, the command, the pages and the tests read it; `declaration` makes it.
 
-What a patch does, why and for whom is on its page (see `patch_page`).
-
-A declaration names *definitions* of sglang by reference, ``"package.module:Qual.name"``, without
-importing them. It names our own code the same way, so a verdict imports neither sglang nor torch
-nor mlx.
+What a patch does, why and for whom is on its page (see `patch_page`). It names *definitions* of
+sglang by reference, ``"package.module:Qual.name"``, without importing them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import import_module
-from typing import Any, Literal
+from typing import Literal
 
 from .patching import Patching
-from .releases import from_spans
 
 Kind = Literal["exact", "policy"]
 """``exact``: the same values for the same batch. ``policy``: it changes which requests are
 admitted, evicted or retracted, or values by rounding; it is on only if chosen by its full name."""
-
-Install = Callable[[Patching], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +37,7 @@ class Variant:
     Attributes:
         releases: names of releases or of source builds (``git-…``). Every target has a
             fingerprint for each of them.
-        install: ``"module:function"`` of our install function; see `patching.Patching`.
+        install: declares what changes; see `patching.Patching`.
         targets: definitions that the patch changes.
         adds: definitions that it adds. They must not exist yet, in the source or in memory.
         depends: definitions that it relies on without changing them; in each release, those that
@@ -57,7 +50,7 @@ class Variant:
     """
 
     releases: tuple[str, ...]
-    install: str
+    install: Callable[[Patching], None]
     targets: tuple[str, ...]
     adds: tuple[str, ...] = ()
     depends: tuple[str, ...] = ()
@@ -70,12 +63,6 @@ class Variant:
         """The modules whose import this variant waits for, in order and without repetition."""
         changed = (module_of(reference) for reference in self.targets + self.adds)
         return tuple(dict.fromkeys((*changed, *self.awaits)))
-
-    def load(self) -> Install:
-        """Import and return the function that `install` names."""
-        module, _, name = self.install.partition(":")
-        function: Install = getattr(import_module(module), name)
-        return function
 
 
 @dataclass(frozen=True)
@@ -203,19 +190,6 @@ def room_of(patch_id: str) -> str:
 def of(owner: str, *names: str) -> tuple[str, ...]:
     """References to attributes of a class: ``of("a:C", "d", "e")`` → ``("a:C.d", "a:C.e")``."""
     return tuple(f"{owner}.{name}" for name in names)
-
-
-def variant(package: str, spans: str, install: str = "install", /, **rest: Any) -> Variant:
-    """A variant whose install function is in the ``body`` of a patch's package.
-
-    Args:
-        package: the patch's package, its ``__name__``.
-        spans: the releases, as in `releases.from_spans`.
-        install: the function's name.
-        rest: the variant's other attributes. It depends on no definition that it changes.
-    """
-    rest["depends"] = tuple(name for name in rest["depends"] if name not in rest["targets"])
-    return Variant(releases=from_spans(spans), install=f"{package}.body:{install}", **rest)
 
 
 def module_of(reference: str) -> str:

@@ -1,9 +1,9 @@
-"""The interface of install functions. The sets import nothing else of the framework."""
+"""What the functions of a patch know of the process in which they run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import FunctionType, ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol
 
 from .state import RunFlag
@@ -16,17 +16,19 @@ Make = Callable[[Any], Any]
 
 
 class Gated(Exception):
-    """Raised by an install function: the patch does not support the situation of this process."""
+    """Raised by a set-up: the patch does not support the situation of this process."""
 
 
 class Patching(Protocol):
-    """The argument of an install function, which declares changes; they are made after it returned.
+    """A patch in this process: the argument `patch` of its functions.
 
     Attributes:
         ran: the patch's run flag; its changed code sets ``ran.seen = True``.
+        state: what its functions share.
     """
 
     ran: RunFlag
+    state: SimpleNamespace
 
     def module(self, name: str) -> ModuleType:
         """An imported module.
@@ -52,10 +54,6 @@ class Patching(Protocol):
         """
         ...
 
-    def add(self, reference: str, value: Any) -> None:
-        """Add a declared new attribute."""
-        ...
-
     def drain(self, is_idle: Callable[[], bool], waits_for: str) -> None:
         """Declare that the patch holds work between its calls, so it may only be removed when idle.
 
@@ -66,30 +64,6 @@ class Patching(Protocol):
         """
         ...
 
-    def anytime(self, because: str) -> None:
-        """Declare that the patch may be removed whenever none of its calls runs, and why."""
-        ...
-
     def gate(self, reason: str) -> None:
         """Called by patched code that runs only stock's code from now on, with the reason."""
         ...
-
-
-def replaces(patching: Patching, *references: str) -> Callable[[Any], None]:
-    """A decorator: the function replaces the definition at each reference.
-
-    What it replaces is the default of its keyword-only parameter ``inner``. For a function that is
-    called in every layer use `Patching.override` instead: a closure is called faster.
-    """
-
-    def declare(function: Any) -> None:
-        def make(inner: Any) -> FunctionType:
-            of_function = function.__code__, function.__globals__, function.__name__
-            made = FunctionType(*of_function, function.__defaults__, function.__closure__)
-            made.__kwdefaults__ = {**(function.__kwdefaults__ or {}), "inner": inner}
-            return made
-
-        for reference in references:
-            patching.override(reference, make)
-
-    return declare

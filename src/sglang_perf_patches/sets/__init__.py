@@ -59,15 +59,11 @@ def read_known(name: str) -> dict[str, dict[str, tuple[str, ...]]]:
 
 def _declared(name: str, known: dict[str, dict[str, tuple[str, ...]]]) -> PatchSet:
     module = import_module(f"{__name__}.{name}")
-    packages = [import_module(f"{__name__}.{name}.{each}") for each in module.PACKAGES]
-    return PatchSet(name, module.SUMMARY, tuple(each.PATCH for each in packages), known)
+    modules = [import_module(f"{__name__}.{name}.{each}") for each in module.MODULES]
+    return PatchSet(name, module.SUMMARY, tuple(each.PATCH.patch() for each in modules), known)
 
 
 def _names(where: Any) -> tuple[str, ...]:
     if not isinstance(where, str):
         raise TypeError(f"{where!r} names no releases")
-    return _from_spans(where)
-
-
-# Most definitions share a few spans, and every server reads them all.
-_from_spans = lru_cache(releases.from_spans)
+    return releases.from_spans(where)

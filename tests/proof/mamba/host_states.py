@@ -11,7 +11,7 @@ from unittest import mock
 
 from sglang_perf_patches.sets.mamba import host_split
 from sglang_perf_patches.sets.mamba.host_split import Cells
-from sglang_perf_patches.sets.mamba.host_states.body import VARIABLE, kv_bytes, state_bytes
+from sglang_perf_patches.sets.mamba.host_states import VARIABLE, kv_bytes, state_bytes
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import live, require
 from tests.proof.mamba.exhaustion import ACTIONS, act, submit

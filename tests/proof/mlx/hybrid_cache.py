@@ -15,7 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from sglang_perf_patches.sets.mlx.hybrid_cache import STATES, body
+from sglang_perf_patches.sets.mlx import hybrid_cache
+from sglang_perf_patches.sets.mlx.hybrid_cache import STATES
 from sglang_perf_patches.verify import Different, Inputs
 from sglang_perf_patches.verify.comparing import live, require
 from tests.proof.mamba.hybrid_parts import Shape, arguments, prefix_params
@@ -146,7 +147,7 @@ def many_slots(inputs: Inputs) -> int:
 
 def little_memory(_: Inputs) -> int:
     """States that no request uses take as much memory as they may."""
-    with on_mlx(PATCH), mock.patch.object(body, "MOST_BYTES", 40):
+    with on_mlx(PATCH), mock.patch.object(hybrid_cache, "MOST_BYTES", 40):
         server = MlxServer(WIDE)
         most = 0
         for number in range(30):

@@ -7,8 +7,6 @@ import os
 from types import SimpleNamespace
 from unittest import mock
 
-from sglang_perf_patches.model.patch import module_of
-from sglang_perf_patches.sets.mlx.hybrid_defaults import SUPPORTS
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import require
 from tests.proof.mlx.hybrid_cache import on_mlx
@@ -18,7 +16,7 @@ PATCH = "mlx.hybrid-defaults"
 
 def answers(_: Inputs) -> int:
     """What the release answers for Qwen3-Next."""
-    module = importlib.import_module(module_of(SUPPORTS))
+    module = importlib.import_module("sglang.srt.arg_groups.overrides")
     supports = module.supports_mamba_cache_extra_buffer
     view, model = SimpleNamespace(linear_attn_backend="triton"), "Qwen3NextForCausalLM"
     takes_config = "hf_config" in supports.__code__.co_varnames

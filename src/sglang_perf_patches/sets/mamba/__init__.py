@@ -2,8 +2,8 @@
 
 SUMMARY = "hybrid models: Qwen3-Next, Qwen3.5, Nemotron-H, Kimi Linear, Falcon-H1, MiniMax"
 
-PACKAGES = (
-    *("gdn_prefill_graph", "zero_sync", "mamba2_chunk_indices", "lightning_rows"),
-    *("slot_exhaustion", "freed_rows", "host_states"),
+MODULES = (
+    *("gdn_prefill_graph.body", "zero_sync", "mamba2_chunk_indices", "lightning_rows"),
+    *("slot_exhaustion.body", "freed_rows", "host_states"),
 )
-"""The packages of the patches, in the order of `PatchSet.patches`."""
+"""Where each patch is declared with its functions, in the order of `PatchSet.patches`."""

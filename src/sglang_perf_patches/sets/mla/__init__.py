@@ -2,5 +2,5 @@
 
 SUMMARY = "speculative decoding, mostly of models with MLA such as DeepSeek"
 
-PACKAGES = ("draft_metadata", "sync_opt_out", "page_table_bound", "request_broadcast")
-"""The packages of the patches, in the order of `PatchSet.patches`."""
+MODULES = ("draft_metadata", "sync_opt_out.body", "page_table_bound", "request_broadcast")
+"""Where each patch is declared with its functions, in the order of `PatchSet.patches`."""

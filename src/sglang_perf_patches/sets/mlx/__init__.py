@@ -2,9 +2,9 @@
 
 SUMMARY = "servers on MLX; measured with MLX on a CPU and for CUDA, never on a Mac"
 
-PACKAGES = (
-    *("hybrid_cache", "hybrid_defaults", "relay_device", "pool_write", "released_rows"),
+MODULES = (
+    *("hybrid_cache", "hybrid_defaults", "relay_device", "pool_write.body", "released_rows"),
     *("first_buffer", "last_row", "decode_context", "kv_arena", "length_groups"),
-    *("next_turn", "batched_prefill"),
+    *("next_turn.body", "batched_prefill"),
 )
-"""The packages of the patches, in the order of `PatchSet.patches`."""
+"""Where each patch is declared with its functions, in the order of `PatchSet.patches`."""

@@ -2,8 +2,8 @@
 
 SUMMARY = "models with sliding windows: gpt-oss, Gemma, EXAONE, Olmo"
 
-PACKAGES = (
-    *("tail_prealloc", "page_size_1", "idle_admission", "window_pool", "pool_ratio"),
-    *("window_metadata", "prefill_graph"),
+MODULES = (
+    *("tail_prealloc.body", "page_size_1", "idle_admission", "window_pool", "pool_ratio"),
+    *("window_metadata", "prefill_graph.body"),
 )
-"""The packages of the patches, in the order of `PatchSet.patches`."""
+"""Where each patch is declared with its functions, in the order of `PatchSet.patches`."""

@@ -1,62 +1,13 @@
-"""How much sliding-window KV a request will hold, and stock's admission with that figure."""
+"""How much sliding-window KV a request will hold."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from ...model.patching import Patching
-from .references import DECODE, QUEUE
-from .window import ceil_align, wanted
+from .window import ceil_align
 
 NEVER = 1 << 40
 """Of `eviction_interval`: more steps than any request decodes."""
-
-
-def limit_growth(patching: Patching, applies: Callable[[Any], bool]) -> None:
-    """From 0.5.12: make stock's rule reserve no more than `bound` for a request while `applies`.
-
-    Stock asks ``_prealloc_kv_lens`` in two places what a request holds when it is admitted. The
-    rule compares the larger of two needs with the pool:
-
-    | need | stock's use of the length | returned here |
-    | --- | --- | --- |
-    | until its end, in ``pop_preallocated`` | adds max_new_tokens | a shorter one |
-    | at once, ``_prealloc_required_tokens`` | adds a reserve | stock's own |
-
-    Why the rule gets a wrong length: it adds in the middle of one long method, where nothing else
-    can be replaced. A length that is shorter by what the sum exceeds `bound` by makes the sum
-    `bound`. The length may become negative; the rule only adds to it.
-    """
-    decode = patching.module(DECODE)
-
-    def make_lengths(inner: Any) -> Any:
-        def _prealloc_kv_lens(self: Any, req: Any) -> tuple[int, int]:
-            full, swa = inner(self, req)
-            # What it needs at once is its true length: so many slots are allocated next.
-            if vars(self).get("_swa_prices_allocation") or not applies(self):
-                return full, swa
-            beyond = max(0, wanted(decode, req, swa) - bound(self))
-            if beyond:
-                patching.ran.seen = True
-            return full, swa - beyond
-
-        return _prealloc_kv_lens
-
-    def make_required(inner: Any) -> Any:
-        def _prealloc_required_tokens(self: Any, req: Any) -> tuple[int, int]:
-            before = vars(self).get("_swa_prices_allocation", False)
-            self._swa_prices_allocation = True
-            try:
-                required: tuple[int, int] = inner(self, req)
-            finally:
-                self._swa_prices_allocation = before
-            return required
-
-        return _prealloc_required_tokens
-
-    patching.override(f"{QUEUE}._prealloc_kv_lens", make_lengths)
-    patching.override(f"{QUEUE}._prealloc_required_tokens", make_required)
 
 
 def bound(queue: Any) -> int:

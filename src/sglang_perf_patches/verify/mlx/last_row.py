@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...sets.mlx.last_row.body import COUNTS
+from ...sets.mlx.last_row import COUNTS
 from .. import Inputs
 from ..comparing import require
 from . import cases, models

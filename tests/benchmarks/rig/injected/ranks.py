@@ -58,4 +58,4 @@ def _take_off(module):
 
 
 def _lift(module):
-    module.PATCH.proven_with.update(dict.fromkeys(os.environ["LIFT"].split(), "a trial"))
+    module.PATCH.rest["proven_with"].update(dict.fromkeys(os.environ["LIFT"].split(), "a trial"))

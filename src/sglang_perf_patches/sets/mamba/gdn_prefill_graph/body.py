@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import WeakSet
 
-from ....model.patching import Patching, replaces
+from ....model.patching import Patching
 from ..references import ATTENTION, BASE, GDN
-from . import BREAKABLE, HYBRID_BACKEND, PATCH, RUNNER
+from . import BREAKABLE, FLA, HYBRID_BACKEND, PATCH, RUNNER
 
 SHORT = 2048
 """Tokens up to which layers are captured. The kernels of longer prefills take longer than their
@@ -42,28 +42,36 @@ _KEY = "_sglang_perf_patches_key"
 """On a backend: what its ranks have announced."""
 
 
-def install(patching: Patching) -> None:
-    """Let the backend take part, with tables in place of computed indices."""
-    from . import chunk_tables
+@PATCH.setup()
+def setup(patch):
+    from ... import graphs
+    from . import one_request
 
-    patching.drain(
+    patch.drain(
         lambda: not len(_TAKING_PART),
         "no model runner is left that may replay prefill graphs that were captured with it",
     )
-    adds = {
-        "supports_prefill_graph_extend": _supports(patching),
-        "prefill_graph_extend_active": _is_active,
-        "init_prefill_graph_metadata": _capture(patching),
-        "refresh_prefill_graph_metadata": _refresh(patching),
-        "prefill_graph_max_seqs": None,  # any number: what tables don't hold, stock's graph does
-    }
-    for name, value in adds.items():
-        patching.add(f"{GDN}.{name}", value)
-    patching.override(f"{GDN}.forward_extend", _forward_extend(patching))
-    patching.override(f"{BASE}._track_mamba_state_extend", _keep_states)
-    chunk_tables.install(patching)
-    _take_part(patching)
-    _capture_one_shape(patching)
+    patch.state.gdn, patch.state.graphs = patch.get(GDN), graphs
+    patch.state.version_of = one_request.flashinfer_version
+
+
+@PATCH.makes(f"{GDN}.prefill_graph_max_seqs", adds=True)
+def prefill_graph_max_seqs(patch, stock):
+    """Any number: what tables don't hold, stock's graph does."""
+
+
+@PATCH.makes(f"{FLA}.index:prepare_chunk_indices")
+def prepare_chunk_indices(patch, stock):
+    from .chunk_tables import known
+
+    return known("chunks", stock)
+
+
+@PATCH.makes(f"{FLA}.index:prepare_chunk_offsets")
+def prepare_chunk_offsets(patch, stock):
+    from .chunk_tables import known
+
+    return known("chunk_starts", stock)
 
 
 # -- at boot --------------------------------------------------------------------------------------
@@ -95,88 +103,76 @@ def unserved(backend: Any, modules: Any) -> str | None:
     return reason
 
 
-def _supports(patching: Patching) -> Any:
-    def supports_prefill_graph_extend(self: Any) -> bool:
-        if self.is_draft_worker:
-            return False  # its target model may still be captured
-        reason = unserved(self, patching.module)
-        if reason is not None:
-            patching.gate(reason)
-        return reason is None
-
-    return supports_prefill_graph_extend
+@PATCH.replaces(f"{GDN}.supports_prefill_graph_extend", adds=True)
+def supports_prefill_graph_extend(self, *, patch):
+    if self.is_draft_worker:
+        return False  # its target model may still be captured
+    reason = unserved(self, patch.module)
+    if reason is not None:
+        patch.gate(reason)
+    return reason is None
 
 
-def _take_part(patching: Patching) -> None:
-    from ... import graphs
-    from . import one_request
-
-    gdn = patching.get(GDN)
-
-    @replaces(patching, f"{HYBRID_BACKEND}.__init__")
-    def init(self: Any, *args: Any, inner: Any, **kwargs: Any) -> None:
-        inner(self, *args, **kwargs)
-        takes_part = self.use_captured_forward_metadata_for_breakable_cuda_graph
-        backend = self.linear_attn_backend
-        if takes_part and isinstance(backend, gdn):
-            _TAKING_PART.add(self)
-            kind = tables_for(backend).__name__
-            version = one_request.flashinfer_version()
-            state = (SHORT, graphs.MOST, kind, _rows(patching, backend), version)
-            setattr(backend, _KEY, graphs.announce(PATCH.id, state))
+@PATCH.replaces(f"{HYBRID_BACKEND}.__init__")
+def init(self, *args, patch, stock, **kwargs):
+    stock(self, *args, **kwargs)
+    takes_part = self.use_captured_forward_metadata_for_breakable_cuda_graph
+    backend = self.linear_attn_backend
+    if takes_part and isinstance(backend, patch.state.gdn):
+        _TAKING_PART.add(self)
+        kind = tables_for(backend).__name__
+        graphs, version = patch.state.graphs, patch.state.version_of()
+        state = (SHORT, graphs.MOST, kind, _rows(patch, backend), version)
+        setattr(backend, _KEY, graphs.announce(PATCH.id, state))
 
 
-def _rows(patching: Patching, backend: Any) -> int:
+def _rows(patch: Patching, backend: Any) -> int:
     """The requests that tables hold: no more than a server has."""
-    most: int = tables_for(backend).most(patching.module)
+    most: int = tables_for(backend).most(patch.module)
     return min(most, int(backend.req_to_token_pool.size))
 
 
-def _capture_one_shape(patching: Patching) -> None:
+@PATCH.replaces(f"{RUNNER}.capture_one_shape")
+def capture_one_shape(self, size, *, patch, stock, **kwargs):
     """Capture a bucket on tables, and as stock does it if some of its batches don't fit."""
     from ...graphs import agree, may_have_further, without_warm_up
 
-    gdn = patching.get(GDN)
-    capturing = patching.module(BREAKABLE)._current_capture_var
+    capturing = patch.module(BREAKABLE)._current_capture_var
+    backend: Any = getattr(self.model_runner.attn_backend, "linear_attn_backend", None)
+    takes_part = self.use_captured_attn_metadata and isinstance(backend, patch.state.gdn)
+    if takes_part and not agree(getattr(backend, _KEY), self.backend._tp_group.ranks):
+        patch.gate("a rank of this server runs stock's code here")
+        takes_part = False
+    if not takes_part or size > SHORT:
+        stock(self, size, **kwargs)
+        return
+    stocks: dict[Any, Any] = {}
+    graphs, inputs = self.backend._graphs, self.backend._capture_inputs
+    held: list[Any] = []  # graphs keep addresses of the inputs, and stock those of the last one
 
-    @replaces(patching, f"{RUNNER}.capture_one_shape")
-    def capture_one_shape(self: Any, size: int, *, inner: Any, **kwargs: Any) -> None:
-        backend: Any = getattr(self.model_runner.attn_backend, "linear_attn_backend", None)
-        takes_part = self.use_captured_attn_metadata and isinstance(backend, gdn)
-        if takes_part and not agree(getattr(backend, _KEY), self.backend._tp_group.ranks):
-            patching.gate("a rank of this server runs stock's code here")
-            takes_part = False
-        if not takes_part or size > SHORT:
-            inner(self, size, **kwargs)
+    def capture() -> dict[Any, Any]:
+        before = dict(graphs)
+        stock(self, size, **kwargs)
+        made = {key: each for key, each in graphs.items() if each is not before.get(key)}
+        held.extend(inputs.get(key) for key in made)
+        return made
+
+    if _leaves_some(self, size, _rows(patch, backend), backend):
+        stocks = capture()
+        if len(stocks) != 1:
+            patch.gate("the runner keeps its graphs elsewhere")
             return
-        stocks: dict[Any, Any] = {}
-        graphs, inputs = self.backend._graphs, self.backend._capture_inputs
-        held: list[Any] = []  # graphs keep addresses of the inputs, and stock those of the last one
-
-        def capture() -> dict[Any, Any]:
-            before = dict(graphs)
-            inner(self, size, **kwargs)
-            made = {key: each for key, each in graphs.items() if each is not before.get(key)}
-            held.extend(inputs.get(key) for key in made)
-            return made
-
-        if _leaves_some(self, size, _rows(patching, backend), backend):
-            stocks = capture()
-            if len(stocks) != 1:
-                patching.gate("the runner keeps its graphs elsewhere")
-                return
-        has_one = may_have_further(self, size)
-        with _set(backend, _CAPTURING, not stocks):
-            for key, ours in capture().items():
-                one = None
-                metadata = self.attn_metadata_buffers[key]
-                if has_one and _tables_of(metadata).prepare_one(backend, patching.module):
-                    once = without_warm_up(self, capturing, backend)
-                    with _set(backend, _AGAIN, metadata), once:
-                        inner(self, size, **kwargs)
-                    one = graphs[key]
-                if stocks or one:
-                    graphs[key] = _Either(backend, ours, stocks.get(key), one, held)
+    has_one = may_have_further(self, size)
+    with _set(backend, _CAPTURING, not stocks):
+        for key, ours in capture().items():
+            one = None
+            metadata = self.attn_metadata_buffers[key]
+            if has_one and _tables_of(metadata).prepare_one(backend, patch.module):
+                with _set(backend, _AGAIN, metadata), without_warm_up(self, capturing, backend):
+                    stock(self, size, **kwargs)
+                one = graphs[key]
+            if stocks or one:
+                graphs[key] = _Either(backend, ours, stocks.get(key), one, held)
 
 
 def _leaves_some(runner: Any, size: int, rows: int, backend: Any) -> bool:
@@ -216,32 +212,29 @@ class _Either:
             (self._one if tables.has_one else self._ours).replay()
 
 
-def _capture(patching: Patching) -> Any:
+@PATCH.replaces(f"{GDN}.init_prefill_graph_metadata", adds=True)
+def init_prefill_graph_metadata(self, forward_batch, *, patch):
     """The tables of a bucket, made before its capture and filled with the batch of it."""
-
-    def init_prefill_graph_metadata(self: Any, forward_batch: Any) -> Any:
-        if not hasattr(self, _CAPTURING):
-            self.init_forward_metadata(forward_batch)
-            return None  # stock breaks the graph at the layers, as usual
-        metadata = getattr(self, _AGAIN, None) or _metadata(patching, self, forward_batch)
-        _fill(patching, self, metadata, forward_batch)
-        return metadata
-
-    return init_prefill_graph_metadata
+    if not hasattr(self, _CAPTURING):
+        self.init_forward_metadata(forward_batch)
+        return None  # stock breaks the graph at the layers, as usual
+    metadata = getattr(self, _AGAIN, None) or _metadata(patch, self, forward_batch)
+    _fill(patch, self, metadata, forward_batch)
+    return metadata
 
 
-def _metadata(patching: Patching, backend: Any, forward_batch: Any) -> Any:
+def _metadata(patch: Patching, backend: Any, forward_batch: Any) -> Any:
     """Stock's metadata, of tables; it tracks no row, and yet a layer hands over its states."""
-    exec_context = patching.module("sglang.srt.runtime_context").get_exec()
+    exec_context = patch.module("sglang.srt.runtime_context").get_exec()
     tables = tables_for(backend)(
         tokens=forward_batch.extend_num_tokens,
-        requests=_rows(patching, backend),
-        block=patching.module(f"{ATTENTION}.linear.gdn_backend").CAUSAL_CONV1D_FWD_BLOCK_M,
+        requests=_rows(patch, backend),
+        block=patch.module(f"{ATTENTION}.linear.gdn_backend").CAUSAL_CONV1D_FWD_BLOCK_M,
         tracks=exec_context.mamba.enable_mamba_extra_buffer,
         slots_like=backend.req_to_token_pool.get_mamba_indices(forward_batch.req_pool_indices),
     )
     tables.alone = getattr(backend, _CAPTURING)
-    module = patching.module(f"{ATTENTION}.mamba.mamba2_metadata")
+    module = patch.module(f"{ATTENTION}.mamba.mamba2_metadata")
     nothing = tables.starts.new_empty(0).long()
     metadata = module.ForwardMetadata(
         query_start_loc=tables.starts,
@@ -259,24 +252,23 @@ def _metadata(patching: Patching, backend: Any, forward_batch: Any) -> Any:
 # -- before a replay ------------------------------------------------------------------------------
 
 
-def _refresh(patching: Patching) -> Any:
+@PATCH.makes(f"{GDN}.refresh_prefill_graph_metadata", adds=True)
+def refresh(patch, stock):
     from . import ranks
 
-    ran = patching.ran
-
-    def refresh_prefill_graph_metadata(self: Any, meta: Any, forward_batch: Any) -> None:
+    def refresh_prefill_graph_metadata(self, meta, forward_batch):
         tables = _tables_of(meta)
         if not tables.alone and not ranks.all_fit(tables, forward_batch):
             self.init_forward_metadata(forward_batch)  # for the breaks of stock's graph
             return
-        _fill(patching, self, meta, forward_batch)
+        _fill(patch, self, meta, forward_batch)
         _wait_for_loads(self, tables)
-        ran.seen = True
+        patch.ran.seen = True
 
     return refresh_prefill_graph_metadata
 
 
-def _fill(patching: Patching, backend: Any, metadata: Any, forward_batch: Any) -> None:
+def _fill(patch: Patching, backend: Any, metadata: Any, forward_batch: Any) -> None:
     from .. import host
 
     tables = _tables_of(metadata)
@@ -288,7 +280,7 @@ def _fill(patching: Patching, backend: Any, metadata: Any, forward_batch: Any) -
         lens, prefixes = [], []  # an idle rank's made up request, which stock's layers skip
     # First: it translates the slots that are tracked.
     slots = tables.begin(backend, forward_batch, sum(lens))[: len(lens)]
-    tracked = _tracked(patching, backend, forward_batch, lens, prefixes) if lens else None
+    tracked = _tracked(patch, backend, forward_batch, lens, prefixes) if lens else None
     tables.fill(lens, prefixes, slots, tracked)
     backend.forward_metadata = metadata
     backend._init_target_verify_qkv_routing(forward_batch)  # as stock before any prefill
@@ -296,7 +288,7 @@ def _fill(patching: Patching, backend: Any, metadata: Any, forward_batch: Any) -
 
 
 def _tracked(
-    patching: Patching, backend: Any, forward_batch: Any, lens: list[int], prefixes: list[int]
+    patch: Patching, backend: Any, forward_batch: Any, lens: list[int], prefixes: list[int]
 ) -> Any:
     """Stock's own selection of the rows, which needs the lists only."""
     from . import prefill_tables, track_copies
@@ -311,12 +303,12 @@ def _tracked(
         if not any(mask):
             return None
         seqlens = forward_batch.mamba_track_seqlens[: len(lens)].tolist()
-    plan = patching.module(f"{ATTENTION}.mamba.prefill_track_metadata").build_prefill_track_plan(
+    plan = patch.module(f"{ATTENTION}.mamba.prefill_track_metadata").build_prefill_track_plan(
         mask, seqlens, lens, prefixes, backend.mamba_chunk_size, mamba2=False
     )
     if not plan.tracked_rows:
         return None
-    aligned = patching.module("sglang.srt.runtime_context").mamba_cache_chunk_size()
+    aligned = patch.module("sglang.srt.runtime_context").mamba_cache_chunk_size()
     kept, windows = [track_copies.NOTHING] * len(lens), [0] * len(lens)
     for row in plan.final_rows:
         kept[row] = track_copies.FINAL
@@ -348,7 +340,7 @@ def _wait_for_loads(backend: Any, tables: Any) -> None:
 # | input and output are cut to the batch's tokens | all tokens of the bucket; unused rows stay 0 |
 # | ``out_cache_loc`` is narrowed, and put back | nothing: it is as before |
 # | branches by mode, prefixes, lengths, tracked rows | `Tables`; plain and mixed prefills only |
-# | chunk functions look up their last result by tensor | `chunk_tables.install`: offsets have it |
+# | chunk functions look up their last result by tensor | `chunk_tables.known`: offsets have it |
 # | ``chunk_fwd_o`` picks its tile by the tokens | `Tables.holds`, else stock's own graph |
 # | routing of verifies, items, translated slots | `_fill`: before the layers, as in stock |
 # | a line of SGLANG_KERNEL_API_LOGLEVEL for each call | missing, as for any graph |
@@ -369,50 +361,40 @@ class _Prefixes:
         return self._has_state
 
 
-def _forward_extend(patching: Patching) -> Any:
-    def make(inner: Any) -> Any:
-        def forward_extend(
-            self: Any, layer: Any, forward_batch: Any, mixed_qkv: Any, a: Any, b: Any, **rest: Any
-        ) -> Any:
-            tables = _tables_of(self.forward_metadata)
-            if tables is None or forward_batch.forward_mode.is_target_verify():
-                return inner(self, layer, forward_batch, mixed_qkv, a, b, **rest)
-            if layer.layer_id not in tables.layers:
-                tables.layers.append(layer.layer_id)
-            # As in stock: before the convolution.
-            tables.keep_windows(
-                mixed_qkv, self.req_to_token_pool.mamba2_layer_cache(layer.layer_id).conv[0]
-            )
-            # A copy, because the other layers of the model read the same batch.
-            static = copy.copy(forward_batch)
-            static.extend_prefix_lens = _Prefixes(tables.has_state)
-            static.extend_seq_lens_cpu = None
-            dispatcher = self.kernel_dispatcher
-            own = dispatcher.extend_kernel
-            dispatcher.extend_kernel = tables.kernel(self, patching.module)
-            try:
-                return inner(self, layer, static, mixed_qkv, a, b, **rest)
-            finally:
-                dispatcher.extend_kernel = own
-
-        return forward_extend
-
-    return make
+@PATCH.replaces(f"{GDN}.forward_extend")
+def forward_extend(self, layer, forward_batch, mixed_qkv, a, b, *, patch, stock, **rest):
+    tables = _tables_of(self.forward_metadata)
+    if tables is None or forward_batch.forward_mode.is_target_verify():
+        return stock(self, layer, forward_batch, mixed_qkv, a, b, **rest)
+    if layer.layer_id not in tables.layers:
+        tables.layers.append(layer.layer_id)
+    # As in stock: before the convolution.
+    tables.keep_windows(
+        mixed_qkv, self.req_to_token_pool.mamba2_layer_cache(layer.layer_id).conv[0]
+    )
+    # A copy, because the other layers of the model read the same batch.
+    static = copy.copy(forward_batch)
+    static.extend_prefix_lens = _Prefixes(tables.has_state)
+    static.extend_seq_lens_cpu = None
+    dispatcher = self.kernel_dispatcher
+    own = dispatcher.extend_kernel
+    dispatcher.extend_kernel = tables.kernel(self, patch.module)
+    try:
+        return stock(self, layer, static, mixed_qkv, a, b, **rest)
+    finally:
+        dispatcher.extend_kernel = own
 
 
-def _keep_states(inner: Any) -> Any:
-    def _track_mamba_state_extend(
-        self: Any, forward_batch: Any, h: Any, states: Any, metadata: Any, *more: Any, **rest: Any
-    ) -> Any:
-        tables = _tables_of(metadata)
-        if tables is None:
-            return inner(self, forward_batch, h, states, metadata, *more, **rest)
-        return tables.keep_states(h, states)
-
-    return _track_mamba_state_extend
+@PATCH.replaces(f"{BASE}._track_mamba_state_extend")
+def _track_mamba_state_extend(self, forward_batch, h, states, metadata, *more, stock, **rest):
+    tables = _tables_of(metadata)
+    if tables is None:
+        return stock(self, forward_batch, h, states, metadata, *more, **rest)
+    return tables.keep_states(h, states)
 
 
-def _is_active(self: Any) -> bool:
+@PATCH.replaces(f"{GDN}.prefill_graph_extend_active", adds=True)
+def prefill_graph_extend_active(self):
     """Whether the prefill that is captured or replayed has tables."""
     return _tables_of(self.forward_metadata) is not None
 

@@ -1,6 +1,6 @@
 """Layers that are captured whole: Triton's kernel of the delta rule, on tables of the chunks.
 
-Needs torch, numpy and triton: imported by the install function only.
+Needs torch, numpy and triton: imported within functions only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import triton
 
-from ....model.patching import Patching
 from . import FLA, track_copies
 from .prefill_tables import Tables, cumulated, enumerate_rows
 
@@ -22,24 +21,17 @@ _TABLES = "_sglang_perf_patches_chunks"
 """On the offsets that the kernels get: the tables that they are a part of."""
 
 
-def install(patching: Patching) -> None:
-    """Let kernels find the tables of static offsets, where stock computes those of a batch.
+def known(part: str, stock: Any) -> Any:
+    """A function of stock's that finds the tables of static offsets, or computes those of a batch.
 
     A bucket of less than a chunk uses smaller chunks, of which each request still has one.
     """
-    for name, part in (("indices", "chunks"), ("offsets", "chunk_starts")):
-        patching.override(f"{FLA}.index:prepare_chunk_{name}", _known(part))
 
+    def prepare(cu_seqlens: Any, chunk_size: int) -> Any:
+        tables = getattr(cu_seqlens, _TABLES, None)
+        return stock(cu_seqlens, chunk_size) if tables is None else getattr(tables, part)
 
-def _known(part: str) -> Any:
-    def make(inner: Any) -> Any:
-        def prepare(cu_seqlens: Any, chunk_size: int) -> Any:
-            tables = getattr(cu_seqlens, _TABLES, None)
-            return inner(cu_seqlens, chunk_size) if tables is None else getattr(tables, part)
-
-        return prepare
-
-    return make
+    return prepare
 
 
 def tile(tokens: int) -> int:

@@ -1,48 +1,164 @@
-"""``mamba.host-states``."""
+"""Sizes the host's state pool to match its KV pool, so that more prefixes are reused.
 
-from ....model.patch import Patch, of, variant
+Stock makes the host's pools in `build_hybrid_mamba_stack`, each as large as the device's times a
+ratio, or times what makes both as large as ``--hicache-size``. Both constructors take a size in
+gigabytes too. While stock's function runs, they get other sizes, with the same sum.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from ....model.declaration import Declaration
+from ....model.patch import of
 from ..proven import STATES
 
 _MEMORY = "sglang.srt.mem_cache"
-ASSEMBLER = f"{_MEMORY}.hybrid_cache.hybrid_pool_assembler"
-CONTEXT = "sglang.srt.runtime_context"
-STACK = f"{ASSEMBLER}:build_hybrid_mamba_stack"
-KV = f"{ASSEMBLER}:build_kv_host_pool"
-HOST_STATES = f"{_MEMORY}.pool_host.mamba:MambaPoolHost"
-_HOST_KV = f"{_MEMORY}.pool_host.mha:MHATokenToKVPoolHost"
+_ASSEMBLER = f"{_MEMORY}.hybrid_cache.hybrid_pool_assembler"
+_CONTEXT = "sglang.srt.runtime_context"
+_HOST_STATES = f"{_MEMORY}.pool_host.mamba:MambaPoolHost"
 _POOLS = f"{_MEMORY}.memory_pool"
 _COMPONENT = f"{_MEMORY}.unified_cache.components.mamba:MambaComponent"
-_UNIFIED = f"{_MEMORY}.unified_radix_cache:UnifiedRadixCache"
 
-_RELIES = (
-    f"{ASSEMBLER}:_split_hicache_size",
-    f"{ASSEMBLER}:build_mamba_host_pool",
-    f"{ASSEMBLER}:attach_hybrid_pool_to_unified_cache",
-    *of(_HOST_KV, "__init__", "get_size_per_token"),
-    f"{HOST_STATES}.get_size_per_token",
-    f"{_MEMORY}.pool_host.base:HostKVCache.__init__",
-    f"{_POOLS}:MHATokenToKVPool.get_kv_size_bytes",
-    f"{_POOLS}:MambaPool.get_kv_size_bytes",
-    f"{_POOLS}:HybridReqToTokenPool.copy_mamba_state",
-    *of(_COMPONENT, "build_hicache_transfers", "commit_hicache_transfer"),
-    f"{_COMPONENT}.create_match_validator",
-    *of(_UNIFIED, "init_hicache", "load_back"),
-)
-
-PATCH = Patch(
-    id="mamba.host-states",
+PATCH = Declaration(
+    *(__name__, "0.5.22 … 0.5.23"),
     only_with=("states", "host-cache", "torch", "tokens-per-state", "known-host-cache"),
     proven_with=dict.fromkeys((*STATES, "tensor-parallel", "hierarchical-cache"), "verify"),
-    kind="policy",
-    summary="sizes the host's state pool to match its KV pool, so that more prefixes are reused",
-    anchors=(f"{ASSEMBLER}:build_mamba_host_pool",),
+    anchors=(f"{_ASSEMBLER}:build_mamba_host_pool",),
     absent_because="tested only on 0.5.22 and later",
-    variants=(
-        variant(
-            *(__name__, "0.5.22 … 0.5.23"),
-            targets=(STACK, KV, f"{HOST_STATES}.__init__"),
-            depends=_RELIES,
-            awaits=(CONTEXT,),
-        ),
+    depends=(
+        f"{_ASSEMBLER}:_split_hicache_size",
+        f"{_ASSEMBLER}:build_mamba_host_pool",
+        f"{_ASSEMBLER}:attach_hybrid_pool_to_unified_cache",
+        *of(f"{_MEMORY}.pool_host.mha:MHATokenToKVPoolHost", "__init__", "get_size_per_token"),
+        f"{_HOST_STATES}.get_size_per_token",
+        f"{_MEMORY}.pool_host.base:HostKVCache.__init__",
+        f"{_POOLS}:MHATokenToKVPool.get_kv_size_bytes",
+        f"{_POOLS}:MambaPool.get_kv_size_bytes",
+        f"{_POOLS}:HybridReqToTokenPool.copy_mamba_state",
+        *of(_COMPONENT, "build_hicache_transfers", "commit_hicache_transfer"),
+        f"{_COMPONENT}.create_match_validator",
+        *of(f"{_MEMORY}.unified_radix_cache:UnifiedRadixCache", "init_hicache", "load_back"),
     ),
+    awaits=(_CONTEXT,),
+    anytime="pools keep the sizes that they were made with, whoever computed them",
 )
+
+logger = logging.getLogger("sglang_perf_patches")
+
+VARIABLE = "SGLANG_PERF_PATCHES_TOKENS_PER_STATE"
+"""Set by an operator: how many tokens of KV a cached state comes with."""
+
+_TESTED = {
+    "hicache_write_policy": ("write_through",),
+    "hicache_storage_backend": (None,),
+    "hicache_host_memory_mode": ("cache",),
+    "hicache_mem_layout": ("page_first",),
+    "hicache_io_backend": ("kernel",),
+}
+"""Argument of the hierarchical cache → values with which the patch was tested."""
+
+
+@PATCH.setup()
+def setup(patch):
+    patch.state.context = patch.module(_CONTEXT)
+    patch.state.sizes = None  # of KV and states in gigabytes; None for stock's own
+
+
+@PATCH.replaces(f"{_ASSEMBLER}:build_hybrid_mamba_stack")
+def build_hybrid_mamba_stack(*, patch, stock, **kwargs):
+    memory = patch.state.context.get_memory()
+    tokens = tokens_per_state()
+    reason = unserved(kwargs, memory) or (tokens if isinstance(tokens, str) else None)
+    planned = None
+    if reason is None and isinstance(tokens, int):
+        planned = plan(kwargs, memory, tokens)
+        reason = None if planned else "the host's pools are smaller than the device's"
+    if planned is None:
+        patch.gate(reason or "")
+        return stock(**kwargs)
+    patch.ran.seen = True
+    patch.state.sizes = planned
+    try:
+        return stock(**kwargs)
+    finally:
+        patch.state.sizes = None
+
+
+@PATCH.replaces(f"{_ASSEMBLER}:build_kv_host_pool")
+def build_kv_host_pool(*, patch, stock, **kwargs):
+    sizes = patch.state.sizes
+    return stock(**{**kwargs, "host_size": sizes[0]} if sizes else kwargs)
+
+
+@PATCH.replaces(f"{_HOST_STATES}.__init__")
+def init(self, pool, ratio, size, *args, patch, stock, **kwargs):
+    sizes = patch.state.sizes
+    stock(self, pool, ratio, sizes[1] if sizes else size, *args, **kwargs)
+
+
+def tokens_per_state() -> int | str:
+    """The number in `VARIABLE`; if there is none, a text with the reason."""
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
+        return f"{VARIABLE} is not given"
+    return int(text) if text.isdecimal() and int(text) else f"{VARIABLE} is no number above 0"
+
+
+def unserved(kwargs: dict[str, Any], memory: Any) -> str | None:
+    """Why a server gets stock's pools; None if it gets other sizes."""
+    for name, values in _TESTED.items():
+        value = getattr(memory, name)
+        if value not in values:
+            return f"it was not tested with {name}={value}"
+    cached, kv = kwargs["params"].token_to_kv_pool_allocator.get_kvcache(), _kv(kwargs)
+    for pool, name in ((cached, "HybridLinearKVPool"), (kv, "MHATokenToKVPool")):
+        # Sparse attention keeps indices besides; latent KV and that of 4 bits have other pools.
+        if type(pool).__name__ != name:
+            return f"KV is in a {type(pool).__name__}"
+    if getattr(kwargs["mamba_pool"], "_slot_siblings", ()):
+        return "slots hold more than states"
+    if kv.post_capture_active:
+        return "pools get their sizes after graphs were captured"
+    return None
+
+
+def plan(kwargs: dict[str, Any], memory: Any, tokens: int) -> tuple[float, float] | None:
+    """Gigabytes for KV and states, with `tokens` of KV for each state; None for stock's."""
+    from .. import host_split
+    from ..host_split import GIGABYTE, Cells, Pools
+
+    kv, states = _kv(kwargs), kwargs["mamba_pool"]
+    cells = Cells(state_bytes(states), kv_bytes(kv))
+    device = Pools(int(states.size), int(kv.size))
+    size = memory.hicache_size
+    stocks = host_split.stock(
+        cells, device, ratio=0 if size else memory.hicache_ratio, gigabytes=size
+    )
+    total = int(size * GIGABYTE) if size else stocks.bytes(cells)
+    pools = host_split.divided(cells, total, device, tokens)
+    if pools is None:
+        return None
+    logger.info(
+        "mamba.host-states: %d states and KV for %d tokens on the host, instead of %d and %d",
+        *(pools.states, pools.tokens, stocks.states, stocks.tokens),
+    )
+    return pools.tokens * cells.token / GIGABYTE, pools.states * cells.state / GIGABYTE
+
+
+def kv_bytes(pool: Any) -> int:
+    """Bytes of one token, over all layers of a pool."""
+    return sum(int(rows[0].nbytes) for rows in (*pool.k_buffer, *pool.v_buffer))
+
+
+def state_bytes(pool: Any) -> int:
+    """Bytes of one slot, over all layers of a pool."""
+    cache = pool.mamba_cache
+    return sum(int(rows[:, 0].nbytes) for rows in (*cache.conv, cache.temporal))
+
+
+def _kv(kwargs: dict[str, Any]) -> Any:
+    """The device's pool of KV: the first one that the arguments declare."""
+    return kwargs["decls"][0].device_pool

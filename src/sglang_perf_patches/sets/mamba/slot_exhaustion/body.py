@@ -14,28 +14,14 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import length_hint
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
+from ....model.patching import Patching
 from ..request_slots import holder
-
-if TYPE_CHECKING:
-    from ....model.patching import Patching
+from . import ADDER, COMPONENT, PATCH, POLICY, POOLS, RADIX, TREES, UNIFIED, of_component
 
 logger = logging.getLogger("sglang_perf_patches")
-
-RADIX_TREE = "sglang.srt.mem_cache.mamba_radix_cache:MambaRadixCache"
-POOLS = "sglang.srt.mem_cache.memory_pool"
-TREES = "sglang.srt.mem_cache.base_prefix_cache"
-POLICY = "sglang.srt.managers.schedule_policy"
-ADDER = f"{POLICY}:PrefillAdder"
-UNIFIED = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
-COMPONENTS = {
-    "old": "sglang.srt.mem_cache.unified_cache_components.mamba_component:MambaComponent",
-    "moved": "sglang.srt.mem_cache.unified_cache.components.mamba_component:MambaComponent",
-    "new": "sglang.srt.mem_cache.unified_cache.components.mamba:MambaComponent",
-}
-"""Where the releases have the part of the unified radix cache that owns states."""
 
 _SAYS = "Can not alloc mamba cache"
 """What stock's assertion says if a prefix cache finds no slot, in all releases."""
@@ -45,118 +31,109 @@ class _NoSlot(Exception):
     """A request's slots are not there: raised out of the point at which stock admits it."""
 
 
-def install_where_slots_stay(patching: Patching) -> None:
-    """0.5.9: a request that is refused keeps the slot that its match took; later it does not."""
-    waiting = _in_admission(patching, "_req_inc_lock_ref", slots_stay=True)
-    _in_radix_tree(patching, waiting)
+@PATCH.setup()
+def setup(patch):
+    state = patch.state
+    # Requests that matched a prefix whose state could not be copied for them. Stock would prefill
+    # such a request after its prefix with an empty state. So it is not admitted. A match is
+    # followed by the request's admission or refusal, in the same round of the scheduler; until then
+    # the patch must not be taken off.
+    waiting: WeakSet[Any] = WeakSet()
+    state.waiting = waiting
+    patch.drain(lambda: not waiting, "a request without a slot has been refused")
+    state.answers = patch.module(POLICY).AddReqResult
+    state.with_slots = patch.module(POOLS).HybridReqToTokenPool
+    state.eviction = patch.module(TREES).EvictParams
+    state.admitting = []  # one at most
+    state.slots_stay = state.loads = False
 
 
-def install_in_radix_tree(patching: Patching) -> None:
-    """Up to 0.5.15.post1: stock's default is the radix tree for states."""
-    _in_radix_tree(patching, _in_admission(patching, "_req_inc_lock_ref"))
+@PATCH.setup("0.5.9")
+def setup_where_slots_stay(patch):
+    """Stock's scheduler leaves a refused request the slot of its match.
+
+    The slot is given back, because requests that were admitted before may need it.
+    """
+    patch.state.slots_stay = True
 
 
-def install_in_old_components(patching: Patching) -> None:
-    """0.5.16: stock's default is the unified radix cache."""
-    waiting = _in_admission(patching, "_req_inc_lock_ref")
-    _in_component(patching, waiting, f"{COMPONENTS['old']}.finalize_match_result", params_at=1)
-
-
-def install_in_moved_components(patching: Patching) -> None:
-    """0.5.17 to 0.5.19: its components are in another package."""
-    waiting = _in_admission(patching, "_req_inc_lock_ref", loads=True)
-    _in_component(patching, waiting, f"{COMPONENTS['moved']}.finalize_match_result_in_cache")
-
-
-def install_in_components(patching: Patching) -> None:
-    """From 0.5.20 on: admission is committed in one place."""
-    waiting = _in_admission(patching, "_commit_prefill_admission", loads=True)
-    _in_component(patching, waiting, f"{COMPONENTS['new']}.finalize_match_result_in_cache")
+@PATCH.setup("0.5.17 …")
+def setup_loads(patch):
+    """A state may come back from the host while a request is admitted."""
+    patch.state.loads = True
 
 
 # -- prefix caches -------------------------------------------------------------------------------
 
 
-def _in_radix_tree(patching: Patching, waiting: WeakSet[Any]) -> None:
-    def caches(inner: Any) -> Any:
-        def cache_unfinished_req(self: Any, req: Any, chunked: bool = False) -> None:
-            try:
-                inner(self, req, chunked)
-            except AssertionError as error:
-                if not _is_exhausted(error):
-                    raise
-                patching.ran.seen = True
-                # With caching off, stock's function leaves the request's KV with the request and
-                # does not touch the tree. The failed call left the request as it was: stock takes
-                # the slot before it inserts.
-                self.disable = True
-                try:
-                    inner(self, req, chunked)
-                finally:
-                    self.disable = False
-                # As stock does after it cached: what was tracked must not be cached later.
-                holder(req).mamba_last_track_seqlen = None
-
-        return cache_unfinished_req
-
-    def matches(inner: Any) -> Any:
-        def match_prefix(self: Any, params: Any) -> Any:
-            return _matched(patching, waiting, params, lambda given: inner(self, given))
-
-        return match_prefix
-
-    patching.override(f"{RADIX_TREE}.cache_unfinished_req", caches)
-    patching.override(f"{RADIX_TREE}.match_prefix", matches)
+@PATCH.replaces(f"{RADIX}.cache_unfinished_req", releases="… 0.5.15.post1")
+def cache_unfinished_req(self, req, chunked=False, *, patch, stock):
+    try:
+        stock(self, req, chunked)
+    except AssertionError as error:
+        if not _is_exhausted(error):
+            raise
+        patch.ran.seen = True
+        # With caching off, stock's function leaves the request's KV with the request and does not
+        # touch the tree. The failed call left the request as it was: stock takes the slot before it
+        # inserts.
+        self.disable = True
+        try:
+            stock(self, req, chunked)
+        finally:
+            self.disable = False
+        # As stock does after it cached: what was tracked must not be cached later.
+        holder(req).mamba_last_track_seqlen = None
 
 
-def _in_component(
-    patching: Patching, waiting: WeakSet[Any], finalize: str, params_at: int = 0
-) -> None:
-    """In a component whose method `finalize` gets the match's parameters as its `params_at`-th."""
-
-    def prepares(inner: Any) -> Any:
-        def prepare_for_caching_req(
-            self: Any, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
-        ) -> Any:
-            try:
-                return inner(self, req, insert_params, token_ids_len, is_finished)
-            except AssertionError as error:
-                if is_finished or not _is_exhausted(error) or _has_storage(self.cache):
-                    raise
-                patching.ran.seen = True
-                return 0  # tokens to cache, which is what stock returns if it tracked no state
-
-        return prepare_for_caching_req
-
-    def finalizes(inner: Any) -> Any:
-        def finalize_match_result(self: Any, *args: Any) -> Any:
-            def finalized(given: Any) -> Any:
-                return inner(self, *args[:params_at], given, *args[params_at + 1 :])
-
-            if _has_storage(self.cache):
-                return inner(self, *args)
-            return _matched(patching, waiting, args[params_at], finalized)
-
-        return finalize_match_result
-
-    component = finalize.rpartition(".")[0]
-    patching.override(f"{component}.prepare_for_caching_req", prepares)
-    patching.override(finalize, finalizes)
+@PATCH.replaces(f"{RADIX}.match_prefix", releases="… 0.5.15.post1")
+def match_prefix(self, params, *, patch, stock):
+    return _matched(patch, params, lambda given: stock(self, given))
 
 
-def _matched(
-    patching: Patching, waiting: WeakSet[Any], params: Any, match: Callable[[Any], Any]
-) -> Any:
+@PATCH.replaces(of_component("prepare_for_caching_req"))
+def prepare_for_caching_req(self, req, insert_params, token_ids_len, is_finished, *, patch, stock):
+    try:
+        return stock(self, req, insert_params, token_ids_len, is_finished)
+    except AssertionError as error:
+        if is_finished or not _is_exhausted(error) or _has_storage(self.cache):
+            raise
+        patch.ran.seen = True
+        return 0  # tokens to cache, which is what stock returns if it tracked no state
+
+
+@PATCH.replaces(f"{COMPONENT['0.5.16']}.finalize_match_result", releases="0.5.16")
+def finalize_match_result(self, result, params, *args, patch, stock):
+    if _has_storage(self.cache):
+        return stock(self, result, params, *args)
+    return _matched(patch, params, lambda given: stock(self, result, given, *args))
+
+
+@PATCH.replaces(
+    {
+        spans: name
+        for spans, name in of_component("finalize_match_result_in_cache").items()
+        if spans != "0.5.16"
+    }
+)
+def finalize_match_result_in_cache(self, params, *args, patch, stock):
+    if _has_storage(self.cache):
+        return stock(self, params, *args)
+    return _matched(patch, params, lambda given: stock(self, given, *args))
+
+
+def _matched(patch: Patching, params: Any, match: Callable[[Any], Any]) -> Any:
     """Stock's match; if no slot is left for the copy of the state, the match without that copy."""
     if not params.cow_mamba:
         return match(params)
+    waiting = patch.state.waiting
     waiting.discard(params.req)  # one whose prefetch goes on is matched again before it is admitted
     try:
         return match(params)
     except AssertionError as error:
         if not _is_exhausted(error):
             raise
-        patching.ran.seen = True
+        patch.ran.seen = True
         waiting.add(params.req)
         return match(replace(params, cow_mamba=False))
 
@@ -187,115 +164,84 @@ class _Admission:
     loaded: bool = False
 
 
-def _in_admission(
-    patching: Patching, commit: str, *, slots_stay: bool = False, loads: bool = False
-) -> WeakSet[Any]:
-    """Refuse a request at the last point before stock admits it.
+# A request is refused at the last point before stock admits it. All other reasons to refuse come
+# before that point, so stock's own answers stay as they are.
 
-    All other reasons to refuse come before that point, so stock's own answers stay as they are.
 
-    `slots_stay`: whether stock's scheduler leaves a refused request the slot of its match. Then it
-    is given back, because requests that were admitted before may need it.
-    `loads`: whether a state may come back from the host while a request is admitted.
+def _serves(patch: Patching, adder: Any) -> bool:
+    """MLX and caches without states have their own pools."""
+    tree = adder.tree_cache
+    if not tree.supports_mamba() or tree.disable:
+        return False
+    if _has_storage(tree):
+        patch.gate("the hierarchical cache has a storage backend, which was not tested")
+        return False
+    return isinstance(tree.req_to_token_pool, patch.state.with_slots)
 
-    Returns:
-        requests that matched a prefix whose state could not be copied for them. Stock would prefill
-        such a request after its prefix with an empty state. So it is not admitted. A match is
-        followed by the request's admission or refusal, in the same round of the scheduler; until
-        then the patch must not be taken off.
-    """
-    waiting: WeakSet[Any] = WeakSet()
-    patching.drain(lambda: not waiting, "a request without a slot has been refused")
-    answers = patching.module(POLICY).AddReqResult
-    with_slots = patching.module(POOLS).HybridReqToTokenPool
-    eviction = patching.module(TREES).EvictParams
-    admitting: list[_Admission] = []  # one at most
 
-    def serves(adder: Any) -> bool:
-        """MLX and caches without states have their own pools."""
-        tree = adder.tree_cache
-        if not tree.supports_mamba() or tree.disable:
-            return False
-        if _has_storage(tree):
-            patching.gate("the hierarchical cache has a storage backend, which was not tested")
-            return False
-        return isinstance(tree.req_to_token_pool, with_slots)
+@PATCH.replaces(f"{ADDER}.add_one_req")
+def add_one_req(self, req, has_chunked_req, truncation_align_size, *, patch, stock):
+    state = patch.state
+    if state.loads and _serves(patch, self):
+        state.admitting[:] = [_Admission(self, obtainable(self.tree_cache))]
+    try:
+        answer = stock(self, req, has_chunked_req, truncation_align_size)
+        # An admitted request is the last of the list; any other was refused.
+        if state.slots_stay and _serves(patch, self) and req not in self.can_run_list[-1:]:
+            patch.ran.seen |= _return_slot(self.tree_cache.req_to_token_pool, req)
+        return answer
+    except _NoSlot:
+        patch.ran.seen = True
+        _return_slot(self.tree_cache.req_to_token_pool, req)
+    finally:
+        state.waiting.discard(req)
+        state.admitting.clear()
+    # NO_TOKEN makes the scheduler mark its batch as full, until a running request ends. With
+    # nothing running no request ends, and some releases would never try again.
+    if self.can_run_list or (self.running_batch is not None and self.running_batch.reqs):
+        return state.answers.NO_TOKEN
+    if not (_makes_room(self.tree_cache, req, state.eviction) or _are_held(self.tree_cache)):
+        _tell(self, req)
+    return state.answers.OTHER
 
-    def admits(inner: Any) -> Any:
-        def add_one_req(
-            self: Any, req: Any, has_chunked_req: bool, truncation_align_size: Any
-        ) -> Any:
-            if loads and serves(self):
-                admitting[:] = [_Admission(self, obtainable(self.tree_cache))]
-            try:
-                answer = inner(self, req, has_chunked_req, truncation_align_size)
-                # An admitted request is the last of the list; any other was refused.
-                if slots_stay and serves(self) and req not in self.can_run_list[-1:]:
-                    patching.ran.seen |= _return_slot(self.tree_cache.req_to_token_pool, req)
-                return answer
-            except _NoSlot:
-                patching.ran.seen = True
-                _return_slot(self.tree_cache.req_to_token_pool, req)
-            finally:
-                waiting.discard(req)
-                admitting.clear()
-            # NO_TOKEN makes the scheduler mark its batch as full, until a running request ends.
-            # With nothing running no request ends, and some releases would never try again.
-            if self.can_run_list or (self.running_batch is not None and self.running_batch.reqs):
-                return answers.NO_TOKEN
-            if not (_makes_room(self.tree_cache, req, eviction) or _are_held(self.tree_cache)):
-                _tell(self, req)
-            return answers.OTHER
 
-        return add_one_req
+def _lacks(patch: Patching, adder: Any, req: Any) -> bool:
+    admitting = patch.state.admitting
+    if not _serves(patch, adder) or (admitting and admitting[0].loaded):
+        return False
+    return _lacks_slots(adder, req, patch.state.waiting)
 
-    def lacks(adder: Any, req: Any) -> bool:
-        if not serves(adder) or (admitting and admitting[0].loaded):
-            return False
-        return _lacks_slots(adder, req, waiting)
 
-    def locks(inner: Any) -> Any:
-        def _req_inc_lock_ref(self: Any, req: Any) -> Any:
-            if lacks(self, req):
-                # These releases add the request to their lists just before they lock its node.
-                self.can_run_list.remove(req)
-                if self.new_chunked_req is req:
-                    self.new_chunked_req = None
-                raise _NoSlot
-            return inner(self, req)
+@PATCH.replaces(f"{ADDER}._req_inc_lock_ref", releases="… 0.5.19")
+def _req_inc_lock_ref(self, req, *, patch, stock):
+    if _lacks(patch, self, req):
+        # These releases add the request to their lists just before they lock its node.
+        self.can_run_list.remove(req)
+        if self.new_chunked_req is req:
+            self.new_chunked_req = None
+        raise _NoSlot
+    return stock(self, req)
 
-        return _req_inc_lock_ref
 
-    def commits(inner: Any) -> Any:
-        def _commit_prefill_admission(
-            self: Any, req: Any, admission: Any, mamba_gap_reserve: int
-        ) -> Any:
-            if lacks(self, req):
-                raise _NoSlot
-            return inner(self, req, admission, mamba_gap_reserve)
+@PATCH.replaces(f"{ADDER}._commit_prefill_admission", releases="0.5.20 …")
+def _commit_prefill_admission(self, req, admission, mamba_gap_reserve, *, patch, stock):
+    if _lacks(patch, self, req):
+        raise _NoSlot
+    return stock(self, req, admission, mamba_gap_reserve)
 
-        return _commit_prefill_admission
 
-    def loads_back(inner: Any) -> Any:
-        def load_back(self: Any, node_id: Any, mem_quota: Any, req: Any) -> bool:
-            # Only a state takes slots; the match knows whether one comes.
-            if not (admitting and req is not None and req.mamba_host_hit_length):
-                return bool(inner(self, node_id, mem_quota, req))
-            refused = _lacks_slots_to_load(admitting[0], req)
-            patching.ran.seen |= refused
-            admitting[0].loaded = not refused and bool(inner(self, node_id, mem_quota, req))
-            if not admitting[0].loaded:
-                _copy_last_on_device(self, req)
-            return admitting[0].loaded
-
-        return load_back
-
-    if loads:
-        patching.override(f"{UNIFIED}.load_back", loads_back)
-    patching.override(f"{ADDER}.add_one_req", admits)
-    makers = {"_req_inc_lock_ref": locks, "_commit_prefill_admission": commits}
-    patching.override(f"{ADDER}.{commit}", makers[commit])
-    return waiting
+@PATCH.replaces(f"{UNIFIED}.load_back", releases="0.5.17 …")
+def load_back(self, node_id, mem_quota, req, *, patch, stock):
+    admitting = patch.state.admitting
+    # Only a state takes slots; the match knows whether one comes.
+    if not (admitting and req is not None and req.mamba_host_hit_length):
+        return stock(self, node_id, mem_quota, req)
+    refused = _lacks_slots_to_load(admitting[0], req)
+    patch.ran.seen |= refused
+    admitting[0].loaded = not refused and bool(stock(self, node_id, mem_quota, req))
+    if not admitting[0].loaded:
+        _copy_last_on_device(self, req)
+    return admitting[0].loaded
 
 
 def _lacks_slots(adder: Any, req: Any, waiting: WeakSet[Any]) -> bool:

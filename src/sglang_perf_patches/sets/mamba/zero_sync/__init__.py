@@ -1,29 +1,55 @@
-"""``mamba.zero-sync``."""
+"""A prefill asks the GPU once which states are tracked, not in each layer.
 
-from ....model.patch import Marker, Patch, Worth, of, variant
+Upstream's change keeps the answer in the metadata. Here the mask itself keeps it, so that the
+layers' code stays as it is.
+"""
+
+from ....model.declaration import Declaration, ports
+from ....model.patch import Marker, of
 from ..proven import ALL, RANKS
 from ..references import BASE, GDN, HYBRID, METADATA
 
-PATCH = Patch(
-    id="mamba.zero-sync",
+PATCH = Declaration(
+    *(__name__, "0.5.9 … 0.5.10.post1"),
     only_with=("states", "prefills", "torch", "tracked"),
     proven_with=dict.fromkeys((*ALL, *RANKS, "mixed-chunks", "no-radix-cache"), "verify"),
-    summary="a prefill asks the GPU once which states are tracked, not in each layer",
-    worth=Worth("c", "sgl-project/sglang#20522"),
+    worth=ports("sgl-project/sglang#20522"),
     upstream=("sgl-project/sglang#20522",),
     built_in_since="0.5.11",
     markers=(Marker(definition=f"{METADATA}:ForwardMetadata", contains="has_mamba_track_mask"),),
-    variants=(
-        variant(
-            *(__name__, "0.5.9 … 0.5.10.post1"),
-            targets=(f"{BASE}._forward_metadata",),
-            depends=(
-                *of(BASE, "_init_track_conv_indices", "_init_track_ssm_indices"),
-                f"{BASE}._track_mamba_state_extend",
-                # The second one is 0.5.9's.
-                f"{GDN}.forward_extend",
-                f"{HYBRID}:GDNAttnBackend.forward_extend",
-            ),
-        ),
+    depends=(
+        *of(BASE, "_init_track_conv_indices", "_init_track_ssm_indices"),
+        f"{BASE}._track_mamba_state_extend",
+        # The second one is 0.5.9's.
+        f"{GDN}.forward_extend",
+        f"{HYBRID}:GDNAttnBackend.forward_extend",
     ),
+    anytime="what it leaves on a batch are stock's values, which stock's code reads too",
 )
+
+
+@PATCH.setup()
+def setup(patch):
+    from .. import host
+
+    patch.state.is_prefill = host.is_prefill
+
+
+@PATCH.replaces(f"{BASE}._forward_metadata")
+def _forward_metadata(self, forward_batch, *, patch, stock):
+    mask = forward_batch.mamba_track_mask
+    if mask is not None and patch.state.is_prefill(forward_batch):
+        patch.ran.seen = True
+        _keep_answers(mask)
+    return stock(self, forward_batch)
+
+
+def _keep_answers(mask):
+    """Ask a boolean mask, shape ``[batch]``, for its rows; from now on it answers by itself."""
+    import torch
+
+    rows = mask.nonzero(as_tuple=True)
+    is_any = torch.tensor(bool(rows[0].numel()))
+    # Attributes of the object come before the methods of its class. These are stock's two calls.
+    mask.any = lambda: is_any
+    mask.nonzero = lambda *, as_tuple: rows if as_tuple else rows[0][:, None]

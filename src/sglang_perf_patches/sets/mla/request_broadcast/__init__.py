@@ -1,45 +1,145 @@
-"""``mla.request-broadcast``."""
+"""Tensor-parallel ranks hear of new requests through shared memory, not through gloo.
 
-from ....model.patch import Patch, Worth, of, variant
+In each step of its loop, stock's first rank sends the others what requests have come, mostly none.
+It sends them with gloo, through TCP. The group of the ranks also has a queue in shared memory
+(``MessageQueue``, ``sglang.srt.distributed.device_communicators.shm_broadcast``), which stock's
+scheduler does not use. Open upstream: sgl-project/sglang#39470, #39471.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from typing import Any
+
+from ....model.declaration import Declaration, gains
+from ....model.patch import of
+from ....model.patching import Gated
 from ..proven import REQUESTS
+from .watched_queue import WatchedQueue, can_watch, reserve
 
-RECEIVER = "sglang.srt.managers.scheduler_components.request_receiver:SchedulerRequestReceiver"
-BROADCAST = f"{RECEIVER}._broadcast_reqs_across_ranks"
-
-_SINCE = "sglang.srt.runtime_context:attn_dp_enabled_of"
-_RANKS = "sglang.srt.distributed.parallel_state:GroupCoordinator"
+_MODULE = "sglang.srt.managers.scheduler_components.request_receiver"
+_RECEIVER = f"{_MODULE}:SchedulerRequestReceiver"
 _QUEUE = "sglang.srt.distributed.device_communicators.shm_broadcast"
 
-PATCH = Patch(
-    id="mla.request-broadcast",
+PATCH = Declaration(
+    *(__name__, "0.5.22 … 0.5.23"),
     only_with=("speculation", "ranks", "one-host", "own-processes", "polling"),
     proven_with=REQUESTS,
     gain_with="eagle",
-    summary="tensor-parallel ranks hear of new requests through shared memory, not through gloo",
-    worth=Worth(
-        "a",
-        "MTP on two GPUs: 2.646 ms per token of one request become 2.319",
-        "tests/benchmarks/results/mla.md",
-        "broadcast-1",
+    worth=gains(
+        "MTP on two GPUs: 2.646 ms per token of one request become 2.319", "mla.md#broadcast-1"
     ),
     upstream=("sgl-project/sglang#39470", "sgl-project/sglang#39471"),
-    anchors=(_SINCE,),
+    anchors=("sglang.srt.runtime_context:attn_dp_enabled_of",),
     absent_because=(
         "up to 0.5.21 the receiver of requests finds its ranks in other ways, for which the patch "
         "was not written"
     ),
-    variants=(
-        variant(
-            *(__name__, "0.5.22 … 0.5.23"),
-            targets=(BROADCAST,),
-            depends=(
-                f"{RECEIVER}._finalize_shm_features",
-                "sglang.srt.managers.mm_utils:ShmPointerMMData",
-                "sglang.srt.utils.common:broadcast_pyobj",
-                *of(_RANKS, "__init__", "broadcast_object"),
-                f"{_QUEUE}:MessageQueue",
-                f"{_QUEUE}:ShmRingBuffer",
-            ),
-        ),
+    depends=(
+        f"{_RECEIVER}._finalize_shm_features",
+        "sglang.srt.managers.mm_utils:ShmPointerMMData",
+        "sglang.srt.utils.common:broadcast_pyobj",
+        *of("sglang.srt.distributed.parallel_state:GroupCoordinator", "__init__"),
+        "sglang.srt.distributed.parallel_state:GroupCoordinator.broadcast_object",
+        f"{_QUEUE}:MessageQueue",
+        f"{_QUEUE}:ShmRingBuffer",
     ),
 )
+
+SWITCH = "sglang_perf_patches: the next requests come through shared memory"
+"""The first rank sends this behind its requests: after it, all ranks use the queue."""
+
+_KEY = "mla.request-broadcast/"
+_NO_MEMORY = "the ranks' queue does not fit into /dev/shm"
+_PATIENCE_S = 120.0
+"""How long the first rank waits for the others to announce themselves."""
+
+
+@PATCH.setup()
+def setup(patch):
+    if platform.machine() not in {"x86_64", "AMD64"}:
+        # The queue's reader relies on stores that become visible in their order.
+        raise Gated("the queue in shared memory was tested on x86-64 only")
+    if not can_watch():
+        raise Gated("a rank can't watch the others' processes here (pidfd_open)")
+    state = patch.state
+    state.receiver = patch.module(_MODULE)
+    state.queue, state.calls, state.until, state.gave_up = None, 0, 0.0, False
+    # From a rank's first call on, the first rank counts on it: without the patch it would take the
+    # switch for a request, and wait for gloo while the others use the queue.
+    patch.drain(lambda: state.calls == 0 or state.gave_up, "the server ends")
+
+
+@PATCH.replaces(f"{_RECEIVER}._broadcast_reqs_across_ranks")
+def _broadcast_reqs_across_ranks(self, recv_reqs, local_reqs, *, patch, stock):
+    """All ranks switch to the queue in the same step, or none does."""
+    state = patch.state
+    if state.queue is not None:
+        if recv_reqs is not None:
+            recv_reqs = [*recv_reqs, *(local_reqs or ())]
+        return state.queue.broadcast(recv_reqs)
+    group = state.receiver.get_parallel().tp_group
+    if state.gave_up or group.world_size == 1 or group.mq_broadcaster is None:
+        return stock(self, recv_reqs, local_reqs)
+    state.calls += 1
+    ranks = _Ranks(group)
+    if state.calls == 1:
+        state.until = time.monotonic() + _PATIENCE_S
+        ranks.announce()
+    if state.calls & (state.calls - 1) == 0:  # seldom: it asks the store
+        if group.rank_in_group:
+            if why := ranks.decision():
+                _give_up(patch, why)
+        elif ranks.announced():
+            if reserve(group.mq_broadcaster):
+                local_reqs = [*(local_reqs or ()), SWITCH]
+            else:
+                _give_up(patch, ranks.decide(_NO_MEMORY))
+        elif time.monotonic() > state.until:
+            _give_up(patch, ranks.decide("a rank of this server runs stock's code here"))
+    requests = stock(self, recv_reqs, local_reqs)
+    if requests and requests[-1] == SWITCH:
+        requests = requests[:-1]
+        state.queue = WatchedQueue(group.mq_broadcaster, ranks.pids())
+        patch.ran.seen = True
+    return requests
+
+
+def _give_up(patch, why):
+    patch.state.gave_up = True
+    patch.gate(why)
+
+
+class _Ranks:
+    """What the ranks of a group tell each other in the store of their process group."""
+
+    def __init__(self, group: Any) -> None:
+        from torch.distributed import distributed_c10d
+
+        self._group = group
+        self._store: Any = distributed_c10d._get_default_store()
+        self._why = f"{_KEY}{group.ranks[0]}/why"
+
+    def announce(self) -> None:
+        """Tell the first rank that this one understands `SWITCH`, and all which process it is."""
+        self._store.set(f"{_KEY}{self._group.rank}", str(os.getpid()))
+
+    def announced(self) -> bool:
+        """Whether all ranks have."""
+        return bool(self._store.check([f"{_KEY}{rank}" for rank in self._group.ranks]))
+
+    def pids(self) -> dict[int, int]:
+        """The processes of the other ranks, all of which have announced themselves."""
+        others = (rank for rank in self._group.ranks if rank != self._group.rank)
+        return {rank: int(self._store.get(f"{_KEY}{rank}")) for rank in others}
+
+    def decide(self, why: str) -> str:
+        """Tell the others that the first rank never sends `SWITCH`."""
+        self._store.set(self._why, why)
+        return why
+
+    def decision(self) -> str:
+        """Why the first rank never sends it; empty if it may."""
+        return self._store.get(self._why).decode() if self._store.check([self._why]) else ""

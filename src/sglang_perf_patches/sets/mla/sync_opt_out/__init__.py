@@ -1,6 +1,7 @@
-"""``mla.sync-opt-out``."""
+"""A speculative step does not wait for sequence lengths that no backend reads."""
 
-from ....model.patch import Marker, Patch, Worth, of, variant
+from ....model.declaration import Declaration, ports
+from ....model.patch import Marker, of
 from ..proven import METADATA
 from ..references import (
     ATTENTION,
@@ -13,62 +14,20 @@ from ..references import (
     WORKER,
 )
 
-_OVERLAP = "sglang.srt.managers.overlap_utils"
-DECIDE = f"{_OVERLAP}:decide_needs_cpu_seq_lens"
-BUILD_TREE = f"{SPECULATIVE}.eagle_utils:build_tree_kernel_efficient"
+OVERLAP = "sglang.srt.managers.overlap_utils"
 
 _HYBRID = f"{ATTENTION}.hybrid_attn_backend:HybridAttnBackend"
 _TRITON = f"{ATTENTION}.triton_backend:TritonAttnBackend"
 _LAYERED = f"{SPECULATIVE}.multi_layer_eagle_worker_v2"
 _PIECEWISE = "sglang.srt.model_executor.piecewise_cuda_graph_runner:PiecewiseCudaGraphRunner"
 _FORWARD = "sglang.srt.model_executor.model_runner:ModelRunner"
-_DEPENDS = (
-    # They keep the host's lengths of a speculative batch exact.
-    f"{_OVERLAP}:FutureMap.resolve_seq_lens_cpu",
-    "sglang.srt.managers.scheduler:Scheduler.init_overlap",
-    f"{WORKER}:EAGLEWorkerV2.spec_v2_attn_backends",
-    f"{_LAYERED}:MultiLayerEagleWorkerV2.spec_v2_attn_backends",
-    f"{SPECULATIVE}.draft_utils:DraftBackendFactory",
-    f"{BASE}.needs_cpu_seq_lens",
-    *of(_HYBRID, "__init__", "_select_backend", "init_cuda_graph_state"),
-    *of(_TRITON, "needs_cpu_seq_lens", "init_forward_metadata", "init_forward_metadata_out_graph"),
-    *of(_TRITON, "_update_target_verify_buffers", "_build_cuda_graph_forward_metadata"),
-    f"{ATTENTION}.triton_backend:TritonMultiStepDraftBackend",
-)
-# Up to 0.5.15.post1 the workers draft themselves, and TRT-LLM MLA opts out too.
-_DRAFTS = (
-    f"{WORKER}:EagleDraftWorker.draft",
-    f"{_LAYERED}:MultiLayerEagleDraftWorker.draft",
-    *of(TRTLLM, "needs_cpu_seq_lens", "init_cuda_graph_state"),
-    *of(TRTLLM, "get_verify_buffers_to_fill_after_draft", "init_forward_metadata"),
-    *of(TRTLLM, "init_forward_metadata_out_graph", "_apply_cuda_graph_metadata"),
-    TRTLLM_DRAFT,
-)
-_PIECEWISE_GRAPHS = (
-    f"{SPECULATIVE}.eagle_info_v2:EagleDraftInputV2Mixin",
-    f"{SPECULATIVE}.eagle_info_v2:EagleVerifyInputV2Mixin.prepare_for_v2_verify",
-    f"{FORWARD_BATCH}:ForwardBatch.init_new",
-    f"{_PIECEWISE}.can_run",
-    *of(_FORWARD, "init_piecewise_cuda_graphs", "forward_extend"),
-)
 
-
-_SHARED = {
-    "targets": (
-        DECIDE,
-        *of(BASE, *(f"{each}_verify_buffers_to_fill_after_draft" for each in ("get", "update"))),
-        BUILD_TREE,
-    ),
-    "awaits": (FORWARD_BATCH,),
-}
-
-PATCH = Patch(
-    id="mla.sync-opt-out",
+PATCH = Declaration(
+    *(__name__, "0.5.13 … 0.5.16"),
     only_with=("speculation", "lengths-on-gpu", "plain-rotary"),
     gain_with="eagle triton",
     proven_with=dict.fromkeys(METADATA, "verify"),
-    summary="a speculative step does not wait for sequence lengths that no backend reads",
-    worth=Worth("c", "sgl-project/sglang#26824"),
+    worth=ports("sgl-project/sglang#26824"),
     upstream=(
         "sgl-project/sglang#26824",
         "sgl-project/sglang#28633",
@@ -81,29 +40,53 @@ PATCH = Patch(
             contains="self.spec_attn_is_prefill and prefill_backend.needs_cpu_seq_lens",
         ),
     ),
-    anchors=(DECIDE,),
+    anchors=(f"{OVERLAP}:decide_needs_cpu_seq_lens",),
     absent_because=(
         "before 0.5.13 stock needs the wait: it keeps the next batch from rewriting req_to_token "
         "while the running step reads it. #26128 replaced the wait. Without the wait and without "
         "upstream's later barrier, the KV of a shared prefix could be overwritten"
     ),
-    variants=(
-        variant(
-            *(__name__, "0.5.13 … 0.5.13.post1", "install_piecewise"),
-            depends=(*_DEPENDS, *_DRAFTS, *_PIECEWISE_GRAPHS),
-            **_SHARED,
+    depends=(
+        # They keep the host's lengths of a speculative batch exact.
+        f"{OVERLAP}:FutureMap.resolve_seq_lens_cpu",
+        "sglang.srt.managers.scheduler:Scheduler.init_overlap",
+        f"{WORKER}:EAGLEWorkerV2.spec_v2_attn_backends",
+        f"{_LAYERED}:MultiLayerEagleWorkerV2.spec_v2_attn_backends",
+        f"{SPECULATIVE}.draft_utils:DraftBackendFactory",
+        f"{BASE}.needs_cpu_seq_lens",
+        *of(_HYBRID, "__init__", "_select_backend", "init_cuda_graph_state"),
+        *of(
+            _TRITON,
+            "needs_cpu_seq_lens",
+            "init_forward_metadata",
+            "init_forward_metadata_out_graph",
         ),
-        variant(
-            *(__name__, "0.5.14 … 0.5.15.post1", "install_hybrid"),
-            only_with=("two-backends",),
-            depends=(*_DEPENDS, *_DRAFTS),
-            **_SHARED,
-        ),
-        variant(
-            *(__name__, "0.5.16", "install_triton_hybrid"),
-            only_with=("two-backends",),
-            depends=(*_DEPENDS, f"{COMMON}:build_eagle_verify_input"),
-            **_SHARED,
-        ),
+        *of(_TRITON, "_update_target_verify_buffers", "_build_cuda_graph_forward_metadata"),
+        f"{ATTENTION}.triton_backend:TritonMultiStepDraftBackend",
+    ),
+    awaits=(FORWARD_BATCH,),
+)
+# The workers draft themselves, and TRT-LLM MLA opts out too.
+PATCH.on(
+    "… 0.5.15.post1",
+    depends=(
+        f"{WORKER}:EagleDraftWorker.draft",
+        f"{_LAYERED}:MultiLayerEagleDraftWorker.draft",
+        *of(TRTLLM, "needs_cpu_seq_lens", "init_cuda_graph_state"),
+        *of(TRTLLM, "get_verify_buffers_to_fill_after_draft", "init_forward_metadata"),
+        *of(TRTLLM, "init_forward_metadata_out_graph", "_apply_cuda_graph_metadata"),
+        TRTLLM_DRAFT,
     ),
 )
+PATCH.on(
+    "… 0.5.13.post1",
+    depends=(
+        f"{SPECULATIVE}.eagle_info_v2:EagleDraftInputV2Mixin",
+        f"{SPECULATIVE}.eagle_info_v2:EagleVerifyInputV2Mixin.prepare_for_v2_verify",
+        f"{FORWARD_BATCH}:ForwardBatch.init_new",
+        f"{_PIECEWISE}.can_run",
+        *of(_FORWARD, "init_piecewise_cuda_graphs", "forward_extend"),
+    ),
+)
+PATCH.on("0.5.14 …", only_with=("two-backends",))
+PATCH.on("0.5.16", depends=(f"{COMMON}:build_eagle_verify_input",))

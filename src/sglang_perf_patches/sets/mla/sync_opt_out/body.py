@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from ....model.patching import Patching, replaces
-from ..references import BASE, FORWARD_BATCH
-from . import BUILD_TREE, DECIDE
+from ..references import BASE, FORWARD_BATCH, SPECULATIVE
+from . import OVERLAP, PATCH
 
 TRITON = ("TritonAttnBackend", "TritonMultiStepDraftBackend")
 TRTLLM = ("TRTLLMMLABackend", "TRTLLMMLAMultiStepDraftBackend")
@@ -25,29 +24,102 @@ lengths, their sum, tokens of a tree, and the mask to fill."""
 _LENDS = "sglang_perf_patches_lends"
 
 
-def install_piecewise(patching: Patching) -> None:
-    """0.5.13 and .post1, where piecewise graphs, on by default, keep the lengths on the host."""
-
-    def view(arguments: Any) -> Any:
-        return SimpleNamespace(
-            enable_two_batch_overlap=arguments.enable_two_batch_overlap,
-            disable_piecewise_cuda_graph=True,
-        )
-
-    _decide(patching, TRITON + TRTLLM, view)
-    _lend_masks(patching)
-
-
-def install_hybrid(patching: Patching) -> None:
-    """0.5.14 to 0.5.15.post1, where only the rule for hybrid backends keeps them."""
-    _decide(patching, TRITON + TRTLLM)
-    _lend_masks(patching)
+@PATCH.setup()
+def setup(patch):
+    state = patch.state
+    state.equal, state.view = TRITON + TRTLLM, lambda arguments: arguments
+    state.without = weakref.WeakSet()
+    patch.drain(
+        lambda: not len(state.without),
+        "no worker is left that runs without host lengths because of it",
+    )
+    state.lent = None  # the last mask from a backend, and the context
+    state.verifying = patch.module(FORWARD_BATCH).ForwardMode.TARGET_VERIFY
 
 
-def install_triton_hybrid(patching: Patching) -> None:
-    """0.5.16: TRT-LLM MLA gives an eager kernel other bounds without host lengths."""
-    _decide(patching, TRITON)
-    _lend_masks(patching)
+@PATCH.setup("… 0.5.13.post1")
+def setup_piecewise(patch):
+    """Piecewise graphs, on by default, keep the lengths on the host."""
+    patch.state.view = lambda arguments: SimpleNamespace(
+        enable_two_batch_overlap=arguments.enable_two_batch_overlap,
+        disable_piecewise_cuda_graph=True,
+    )
+
+
+@PATCH.setup("0.5.16")
+def setup_triton(patch):
+    """TRT-LLM MLA gives an eager kernel other bounds without host lengths."""
+    patch.state.equal = TRITON
+
+
+@PATCH.replaces(f"{OVERLAP}:decide_needs_cpu_seq_lens")
+def decide_needs_cpu_seq_lens(server_args, attn_backends, *, patch, stock):
+    """Ask stock's rule again, about the backends that a step runs on.
+
+    Stock's answer is changed only for backends of the classes in `equal`. The rule is shown a
+    `view` of the server's arguments.
+    """
+    state = patch.state
+    stocks = bool(stock(server_args, attn_backends))
+    if not server_args.speculative_algorithm:
+        return stocks
+    if _has_mrope(server_args):
+        patch.gate("multimodal rotary positions need the lengths on the host")
+        return stocks
+    patch.ran.seen = True
+    if _unknown_backend(server_args, attn_backends):
+        return True
+    present = [backend for backend in attn_backends if backend is not None]
+    needed = [each for backend in present for each in in_the_loop(backend)]
+    if stock(state.view(server_args), needed):
+        return True
+    if stocks and not all(_is_of(each, state.equal) for each in needed):
+        return True
+    for backend in present:
+        if type(backend).__name__ == _HYBRID:
+            # Stock sizes a mask by this if the batch exceeds the backend's own mask.
+            backend.max_context_len = backend.model_runner.model_config.context_len
+            setattr(backend, _LENDS, True)
+    if stocks:
+        state.without.update(present)
+    return False
+
+
+# A hybrid backend uses the mask of the one that it verifies with. Without host lengths a mask made
+# for the batch has the size of the longest context, for which the graph's buffer has no room.
+
+
+@PATCH.replaces(f"{BASE}.get_verify_buffers_to_fill_after_draft")
+def get_verify_buffers_to_fill_after_draft(self, *, patch, stock):
+    if not getattr(self, _LENDS, False):
+        return stock(self)
+    backend = self._select_backend(patch.state.verifying)
+    mask, positions = backend.get_verify_buffers_to_fill_after_draft()
+    patch.state.lent = None if mask is None else (weakref.ref(mask), self.max_context_len)
+    return [mask, positions]
+
+
+@PATCH.replaces(f"{BASE}.update_verify_buffers_to_fill_after_draft")
+def update_verify_buffers_to_fill_after_draft(self, spec_info, cuda_graph_bs, *, patch, stock):
+    if not getattr(self, _LENDS, False):
+        return stock(self, spec_info, cuda_graph_bs)
+    backend = self._select_backend(patch.state.verifying)
+    return backend.update_verify_buffers_to_fill_after_draft(spec_info, cuda_graph_bs)
+
+
+@PATCH.replaces(f"{SPECULATIVE}.eagle_utils:build_tree_kernel_efficient")
+def build_tree_kernel_efficient(*args, patch, stock, **kwargs):
+    mask, context = patch.state.lent or (lambda: None, 0)
+    ours = mask()
+    if ours is None or len(args) <= _BUFFER or args[_BUFFER] is not ours:
+        return stock(*args, **kwargs)
+    count, draft = args[_SEQ_LENS].numel(), args[_DRAFT]
+    if count * draft * context <= ours.numel():
+        return stock(*args, **kwargs)
+    # An eager batch larger than the captured ones: build it without a buffer.
+    larger = list(args)
+    larger[_SEQ_LENS_SUM], larger[_BUFFER] = count * context, None
+    return stock(*larger, **kwargs)
 
 
 def in_the_loop(backend: Any) -> list[Any]:
@@ -71,48 +143,6 @@ def _has_mrope(arguments: Any) -> bool:
     return scaling is not None and "mrope_section" in scaling
 
 
-def _decide(patching: Patching, equal: Sequence[str], view: Any = lambda given: given) -> None:
-    """Ask stock's rule again, about the backends that a step runs on.
-
-    Stock's answer is changed only for backends of the classes in `equal`. The rule is shown a
-    `view` of the server's arguments.
-    """
-    ran = patching.ran
-    without: weakref.WeakSet[Any] = weakref.WeakSet()
-    patching.drain(
-        lambda: not len(without),
-        "no worker is left that runs without host lengths because of it",
-    )
-
-    @replaces(patching, DECIDE)
-    def decide_needs_cpu_seq_lens(
-        server_args: Any, attn_backends: Sequence[Any], *, inner: Any
-    ) -> bool:
-        stock = bool(inner(server_args, attn_backends))
-        if not server_args.speculative_algorithm:
-            return stock
-        if _has_mrope(server_args):
-            patching.gate("multimodal rotary positions need the lengths on the host")
-            return stock
-        ran.seen = True
-        if _unknown_backend(server_args, attn_backends):
-            return True
-        present = [backend for backend in attn_backends if backend is not None]
-        needed = [each for backend in present for each in in_the_loop(backend)]
-        if inner(view(server_args), needed):
-            return True
-        if stock and not all(_is_of(each, equal) for each in needed):
-            return True
-        for backend in present:
-            if type(backend).__name__ == _HYBRID:
-                # Stock sizes a mask by this if the batch exceeds the backend's own mask.
-                backend.max_context_len = backend.model_runner.model_config.context_len
-                setattr(backend, _LENDS, True)
-        if stock:
-            without.update(present)
-        return False
-
-
 def _unknown_backend(arguments: Any, backends: Sequence[Any]) -> bool:
     """Whether a step touches a backend that the worker does not name.
 
@@ -127,61 +157,3 @@ def _unknown_backend(arguments: Any, backends: Sequence[Any]) -> bool:
 
 def _is_of(backend: Any, names: Sequence[str]) -> bool:
     return any(kind.__name__ in names for kind in type(backend).__mro__)
-
-
-def _lend_masks(patching: Patching) -> None:
-    """Let a hybrid backend use the mask of the one that it verifies with.
-
-    Without host lengths a mask made for the batch has the size of the longest context, for which
-    the graph's buffer has no room.
-    """
-    forward_mode = patching.module(FORWARD_BATCH).ForwardMode
-    # The last mask from a backend, and the context.
-    lent: list[tuple[weakref.ref[Any], int]] = []
-
-    def verifying(backend: Any) -> Any:
-        return backend._select_backend(forward_mode.TARGET_VERIFY)
-
-    def make_get(inner: Any) -> Any:
-        def get_verify_buffers_to_fill_after_draft(self: Any) -> list[Any]:
-            if not getattr(self, _LENDS, False):
-                return list(inner(self))
-            backend = verifying(self)
-            mask, positions = backend.get_verify_buffers_to_fill_after_draft()
-            lent.clear()
-            if mask is not None:
-                lent.append((weakref.ref(mask), self.max_context_len))
-            return [mask, positions]
-
-        return get_verify_buffers_to_fill_after_draft
-
-    def make_update(inner: Any) -> Any:
-        def update_verify_buffers_to_fill_after_draft(
-            self: Any, spec_info: Any, cuda_graph_bs: Any
-        ) -> Any:
-            if not getattr(self, _LENDS, False):
-                return inner(self, spec_info, cuda_graph_bs)
-            return verifying(self).update_verify_buffers_to_fill_after_draft(
-                spec_info, cuda_graph_bs
-            )
-
-        return update_verify_buffers_to_fill_after_draft
-
-    def make_build(inner: Any) -> Any:
-        def build_tree_kernel_efficient(*args: Any, **kwargs: Any) -> Any:
-            ours, context = (lent[0][0](), lent[0][1]) if lent else (None, 0)
-            if ours is None or len(args) <= _BUFFER or args[_BUFFER] is not ours:
-                return inner(*args, **kwargs)
-            count, draft = args[_SEQ_LENS].numel(), args[_DRAFT]
-            if count * draft * context <= ours.numel():
-                return inner(*args, **kwargs)
-            # An eager batch larger than the captured ones: build it without a buffer.
-            larger = list(args)
-            larger[_SEQ_LENS_SUM], larger[_BUFFER] = count * context, None
-            return inner(*larger, **kwargs)
-
-        return build_tree_kernel_efficient
-
-    patching.override(f"{BASE}.get_verify_buffers_to_fill_after_draft", make_get)
-    patching.override(f"{BASE}.update_verify_buffers_to_fill_after_draft", make_update)
-    patching.override(BUILD_TREE, make_build)

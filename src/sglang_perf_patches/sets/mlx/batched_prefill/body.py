@@ -1,24 +1,17 @@
-"""``mlx.batched-prefill``: prompts that wait together go through the model as rows of one pass.
-
-Stock's worker launches the prompts of a batch one after the other. The patch lets it note them,
-computes those of like length together, and then has stock's own function launch each: where that
-calls the model, it gets its row. What stock does around the model stays, from tracking to sampling.
-"""
+"""Computes prompts that wait together as rows of one pass, and checks that on untested devices."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
-from ....model.patching import Patching, replaces
+from ....model.patching import Patching
 from ..device import attends_by_cudnn, is_proven
-from ..references import MLX, RUNNER
+from ..references import MLX
 from ..self_check import SelfCheck
-from . import EXTEND_BATCH, TRUNK_FORWARD
 from .grouping import STEP, Group, Prompt, groups
 from .passes import compute
 from .rows import Part, Row, Trial, is_recurrent
@@ -43,8 +36,6 @@ _TRIES = 8
 _ALIKE = 8
 """A prefix that has at most one in this many tokens of its prompt is computed again. Prompts that
 have nothing else in common often share their first token."""
-
-_NOTED = "_sglang_perf_patches_noted"
 
 
 @dataclass(frozen=True)
@@ -72,86 +63,15 @@ class Noted:
     lazy_logprobs: Any = None
 
 
-def install(patching: Patching) -> None:
-    """Install on releases from 0.5.18 on."""
-    core: Any = patching.module("mlx.core")
-    sampling: Any = patching.module(f"{MLX}.sampling")
-    batches = _Batches(patching)
-    patching.anytime("a batch's prompts are noted and launched within one call")
-
-    @replaces(patching, EXTEND_BATCH)
-    def async_extend_batch(self: Any, batch: Any, *, inner: Any) -> Any:
-        """Launch a batch: continued and decoding requests at once, then the new prompts."""
-        runner = self._mlx_runner
-        vars(runner)[_NOTED] = []
-        try:
-            launch = inner(self, batch)
-        finally:
-            del vars(runner)[_NOTED]
-        if not launch.prefills:
-            return launch
-        prefills = batches.launch(runner, launch.prefills)
-        tokens = core.stack([each.lazy_token for each in (*prefills, *launch.extends)], axis=0)
-        core.async_eval(
-            tokens,
-            runner.cache_state_arrays([each.cache for each in prefills]),
-            [sampling.lazy_logprob_arrays(each.lazy_logprobs) for each in prefills],
-        )
-        return replace(launch, prefills=prefills, lazy_tokens=tokens)
-
-    @replaces(patching, f"{RUNNER}.prefill_start")
-    def prefill_start(
-        self: Any, req_id: str, new: Any, full: Any, prefix_slots: Any, *more: Any, inner: Any
-    ) -> Any:
-        """Launch a prompt, or note it while its batch is launched."""
-        launch = partial(inner, self, req_id, new, full, prefix_slots, *more)
-        noted = vars(self).get(_NOTED)
-        if noted is None:
-            return launch()
-        _, row, req, needs_logits, *_ = more
-        tokens = [*full[: len(prefix_slots)], *new] if needs_logits else []
-        if self._cache_layout.has_sliding_window_layers:
-            prefix_slots = ()  # Stock keeps no KV of windows there, and computes all again.
-        nothing = core.zeros((1,), core.uint32)
-        noted.append(Noted(launch, req_id, prefix_slots, tokens, row, req, nothing))
-        return noted[-1]
-
-    @replaces(patching, f"{RUNNER}._forward_lazy_token")
-    def forward_lazy_token(
-        self: Any,
-        input_ids: Any,
-        cache: Any,
-        needs_logits: bool,
-        req_id: str,
-        *more: Any,
-        inner: Any,
-    ) -> Any:
-        """Choose a prompt's first token, from its row if it has one."""
-        with batches.row_as_model(self, req_id, input_ids, cache):
-            return inner(self, input_ids, cache, needs_logits, req_id, *more)
-
-    @replaces(patching, TRUNK_FORWARD)
-    def trunk_forward(self: Any, input_ids: Any, cache: Any, *, inner: Any) -> Any:
-        """Compute a prompt up to where its state is kept, or fill in what was computed."""
-        first, trial = batches.first_part(input_ids, cache)
-        if first is not None and trial is None:
-            first(input_ids, cache=cache)
-            return input_ids  # nobody reads it
-        output = inner(self, input_ids, cache)
-        if first is not None and trial is not None:
-            trial.note(first, cache)
-        return output
-
-
-class _Batches:
+class Batches:
     """Computes the prompts of batches in groups, and hands each its row."""
 
-    def __init__(self, patching: Patching) -> None:
-        self._core: Any = patching.module("mlx.core")
-        self._masks: Any = patching.module(f"{MLX}.kv_cache.attention_kv_cache")
+    def __init__(self, patch: Patching) -> None:
+        self._core: Any = patch.module("mlx.core")
+        self._masks: Any = patch.module(f"{MLX}.kv_cache.attention_kv_cache")
         # Stock may not compute what a trial waits for: one try could leave a kind to it for good.
-        self._check = SelfCheck("mlx.batched-prefill", patching, tries=_TRIES)
-        self._ran, self._is_proven = patching.ran, is_proven(self._core)
+        self._check = SelfCheck("mlx.batched-prefill", patch, tries=_TRIES)
+        self._ran, self._is_proven = patch.ran, is_proven(self._core)
         self._plans = attends_by_cudnn(self._core)
         self._rows: dict[str, Row] = {}
         self._trials: dict[str, Trial] = {}

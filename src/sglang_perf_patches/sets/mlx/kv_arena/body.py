@@ -20,110 +20,31 @@ A layer that attends to a window is stock's. An exception in between leaves the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ....model.patching import Patching, replaces
+from ....model.patching import Patching
 from .. import grouping
 from ..device import is_proven
-from ..references import ATTENTION, BATCHED_DECODE, CONTIGUOUS, CORE
-from . import CHAINED, RELEASE
 from .arena import Arena, Rows
 from .arena_self_check import ArenaSelfCheck
 from .choice import COUNTS, Choice, Groups
-from .layer_step import Core
 from .moves import Moves
 from .step import GroupedStep, Step
 
-_STEP = "_sglang_perf_patches_arena"
 
-
-def install_contiguous(patching: Patching) -> None:
-    """Install on 0.5.11 to 0.5.12.post1, whose batched decode does not grow a buffer."""
-    _install(patching, CONTIGUOUS, "layer_caches")
-    patching.override(f"{CONTIGUOUS}.write_token", _growing)
-
-
-def install_attention_without_growth(patching: Patching) -> None:
-    """Install on 0.5.13 and 0.5.14, whose batched decode does not grow a buffer."""
-    _install(patching, ATTENTION, "attention_layer_caches")
-    patching.override(f"{ATTENTION}.write_token", _growing)
-
-
-def install_attention(patching: Patching) -> None:
-    """Install on releases from 0.5.15 on."""
-    _install(patching, ATTENTION, "attention_layer_caches")
-
-
-def _growing(inner: Callable[..., None]) -> Callable[..., None]:
-    """Stock's ``write_token`` of a request's cache, after stock's own growth of a full buffer.
-
-    Stock loses what it writes past the end. If the lengths of a batch differ, a ValueError then
-    ends the step. If they are equal, nothing is raised and the logits are wrong.
-    """
-
-    def write_token(self: Any, k: Any, v: Any) -> None:
-        """Grow a full buffer, then write; k and v are (1, n_kv_heads, 1, head_dim)."""
-        if self.offset >= self.max_seq_len:
-            self._grow(self.offset + 1)
-        inner(self, k, v)
-
-    return write_token
-
-
-def _install(patching: Patching, cache_class: str, field: str) -> None:
-    core: Any = patching.module("mlx.core")
-    rows = Rows(core, patching.get(cache_class))
+def setup(patch: Patching, cache_class: str, field: str) -> None:
+    """Make what the patch shares in this process."""
+    core: Any = patch.module("mlx.core")
+    rows = Rows(core, patch.get(cache_class))
     moves = Moves(rows)
     choice = Choice(rows, moves)
-    trial = None if is_proven(core) else ArenaSelfCheck(rows, choice, moves, patching)
-    ran = patching.ran
+    trial = None if is_proven(core) else ArenaSelfCheck(rows, choice, moves, patch)
     # Stock would write and read row by row, and MLX copies a shared buffer each time. In the
     # middle of a step the layers' lengths would differ.
-    patching.drain(lambda: not rows.has_any(), "no request's KV is in a batch's buffers")
-
-    def make_decode(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def batched_decode(self: Any, x: Any, ctx: Any) -> Any:
-            """Decode one layer from the batch's arena; x and the result are (batch, 1, hidden)."""
-            known = vars(ctx)
-            try:
-                step = known[_STEP]
-            except KeyError:
-                step = known[_STEP] = _begin(moves, choice, trial, core, ctx, field)
-            if step is None or not step.has(self):
-                return inner(self, x, ctx)
-            if step.trial is None:
-                ran.seen = True
-                result = step.decode(inner, self, x)
-            else:
-                result = inner(self, x, ctx)
-                step.trial.note(result, step.decode(inner, self, x))
-            step.has_served()
-            return result
-
-        return batched_decode
-
-    @replaces(patching, CHAINED)
-    def decode_batch_start_chained(self: Any, prev: Any, *, inner: Any) -> Any:
-        """Build a step before the last one is read; a trial tells such steps from others."""
-        if trial is None:
-            return inner(self, prev)
-        trial.is_chained = True
-        try:
-            return inner(self, prev)
-        finally:
-            trial.is_chained = False
-
-    @replaces(patching, RELEASE)
-    def release_cache(self: Any, cache: list[Any], *, inner: Any) -> None:
-        """Take the caches out of the arena before stock keeps them for another request."""
-        for each in cache:
-            if type(each) is rows.row_class:
-                rows.drop(each)
-        inner(self, cache)
-
-    patching.override(CORE, Core)
-    patching.override(BATCHED_DECODE, make_decode)
+    patch.drain(lambda: not rows.has_any(), "no request's KV is in a batch's buffers")
+    patch.state.rows, patch.state.trial = rows, trial
+    patch.state.begin = lambda ctx: _begin(moves, choice, trial, core, ctx, field)
 
 
 def _begin(

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from ....model.patching import Patching, replaces
+from ....model.patch import of
 from ..references import RUNNER
+from . import PATCH
 
 MOST = 16
 """Maximum number of finished requests whose caches are kept."""
@@ -27,86 +28,82 @@ COUNTS: Counter[str] = Counter()
 were ``rewound`` to its prompt's end."""
 
 
-def install(patching: Patching) -> None:
-    """Keep caches, hand them to prefills, and drop them when stock flushes its cache."""
-    core: Any = patching.module("mlx.core")
-    ran = patching.ran
+@PATCH.setup()
+def setup(patch):
+    patch.state.core = patch.module("mlx.core")
     # Here and on no object of stock's: kept turns are no requests, and go with the patch.
-    turns_by_runner: WeakKeyDictionary[Any, _Turns] = WeakKeyDictionary()
-    patching.anytime("kept turns are no requests; they are freed with the patch")
+    patch.state.turns = WeakKeyDictionary()
 
-    def turns_of(runner: Any) -> _Turns:
-        turns = turns_by_runner.get(runner)
-        if turns is None:
-            turns = turns_by_runner[runner] = _Turns(core)
-        return turns
 
-    @replaces(patching, f"{RUNNER}.remove_request")
-    def remove_request(self: Any, req_id: str, *, inner: Any) -> None:
-        """Note the tokens of the request whose caches stock is about to release."""
-        turns = turns_of(self)
-        slots, end = turns.slots.pop(req_id, None), turns.ends.pop(req_id, None)
-        if slots:
-            turns.leaving = list(self._req_token_ids.get(req_id, ())), slots, end
-        try:
-            inner(self, req_id)
-        finally:
-            turns.leaving = None
+def _turns_of(patch, runner):
+    turns = patch.state.turns.get(runner)
+    if turns is None:
+        turns = patch.state.turns[runner] = _Turns(patch.state.core)
+    return turns
 
-    @replaces(patching, f"{RUNNER}._release_cache")
-    def release_cache(self: Any, cache: list[Any], *, inner: Any) -> None:
-        """Keep a finished request's caches; stock releases others and the oldest ones."""
-        turns = turns_of(self)
-        if turns.leaving is None or not turns.keep(*turns.leaving, cache):
-            inner(self, cache)
-        for released in turns.take_surplus():
-            inner(self, released)
 
-    @replaces(patching, f"{RUNNER}._acquire_cache")
-    def acquire_cache(self: Any, *, inner: Any) -> list[Any]:
-        """Caches for a prefill: those of the previous turn, if there are any."""
-        handed, turns_of(self).handed = turns_of(self).handed, None
-        return inner(self) if handed is None else handed
+@PATCH.replaces(f"{RUNNER}.remove_request")
+def remove_request(self, req_id, *, patch, stock):
+    """Note the tokens of the request whose caches stock is about to release."""
+    turns = _turns_of(patch, self)
+    slots, end = turns.slots.pop(req_id, None), turns.ends.pop(req_id, None)
+    if slots:
+        turns.leaving = list(self._req_token_ids.get(req_id, ())), slots, end
+    try:
+        stock(self, req_id)
+    finally:
+        turns.leaving = None
 
-    @replaces(patching, f"{RUNNER}.prefill_start")
-    def prefill_start(
-        self: Any,
-        req_id: str,
-        new: list[int],
-        full: list[int],
-        prefix_slots: list[int],
-        new_slots: list[int],
-        *more: Any,
-        inner: Any,
-    ) -> Any:
-        """Run only the tokens that are new since the previous turn."""
-        turns, prefix, tokens = turns_of(self), len(prefix_slots), list(full)
-        _remove_ended(self)
-        _watch(self, turns)
-        turns.slots[req_id] = [*prefix_slots, *new_slots]
-        is_whole = len(new) + prefix == len(tokens)
-        turn = turns.find(tokens, prefix_slots) if is_whole else None
-        if turn is None:
-            return inner(self, req_id, new, full, prefix_slots, new_slots, *more)
-        start, turns.handed = turn
-        COUNTS["continued"] += 1
-        ran.seen = True
-        # Why this trick: without a prefix, stock acquires caches that it assumes to be empty,
-        # and runs the tokens from the caches' end on. No pool would want the slots.
-        try:
-            pending = inner(self, req_id, tokens[start:], tokens, [], [], *more)
-        finally:
-            turns.handed = None
-        pending.synced_offset = prefix + len(new_slots)
-        return pending
 
-    @replaces(patching, f"{RUNNER}.prefill_finalize", f"{RUNNER}.extend_finalize")
-    def finalize(self: Any, pending: Any, *, inner: Any) -> Any:
-        """Copy what a prompt, or a chunk of one, leaves in the windows; the last one stays."""
-        end = _End.of(core, pending.cache)
-        if end is not None:
-            turns_of(self).ends[pending.req_id] = end
-        return inner(self, pending)
+@PATCH.replaces(f"{RUNNER}._release_cache")
+def release_cache(self, cache, *, patch, stock):
+    """Keep a finished request's caches; stock releases others and the oldest ones."""
+    turns = _turns_of(patch, self)
+    if turns.leaving is None or not turns.keep(*turns.leaving, cache):
+        stock(self, cache)
+    for released in turns.take_surplus():
+        stock(self, released)
+
+
+@PATCH.replaces(f"{RUNNER}._acquire_cache")
+def acquire_cache(self, *, patch, stock):
+    """Caches for a prefill: those of the previous turn, if there are any."""
+    turns = _turns_of(patch, self)
+    handed, turns.handed = turns.handed, None
+    return stock(self) if handed is None else handed
+
+
+@PATCH.replaces(f"{RUNNER}.prefill_start")
+def prefill_start(self, req_id, new, full, prefix_slots, new_slots, *more, patch, stock):
+    """Run only the tokens that are new since the previous turn."""
+    turns, prefix, tokens = _turns_of(patch, self), len(prefix_slots), list(full)
+    _remove_ended(self)
+    _watch(self, turns)
+    turns.slots[req_id] = [*prefix_slots, *new_slots]
+    is_whole = len(new) + prefix == len(tokens)
+    turn = turns.find(tokens, prefix_slots) if is_whole else None
+    if turn is None:
+        return stock(self, req_id, new, full, prefix_slots, new_slots, *more)
+    start, turns.handed = turn
+    COUNTS["continued"] += 1
+    patch.ran.seen = True
+    # Why this trick: without a prefix, stock acquires caches that it assumes to be empty, and runs
+    # the tokens from the caches' end on. No pool would want the slots.
+    try:
+        pending = stock(self, req_id, tokens[start:], tokens, [], [], *more)
+    finally:
+        turns.handed = None
+    pending.synced_offset = prefix + len(new_slots)
+    return pending
+
+
+@PATCH.replaces(*of(RUNNER, "prefill_finalize", "extend_finalize"))
+def finalize(self, pending, *, patch, stock):
+    """Copy what a prompt, or a chunk of one, leaves in the windows; the last one stays."""
+    end = _End.of(patch.state.core, pending.cache)
+    if end is not None:
+        _turns_of(patch, self).ends[pending.req_id] = end
+    return stock(self, pending)
 
 
 def _remove_ended(runner: Any) -> None:

@@ -9,24 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 from weakref import WeakSet
 
-from ....model.patching import Patching, replaces
 from ..references import RUNNER
-from . import ATTENTION_POOL, ATTENTION_PREFIX, KV_POOL, PREFIX, room
+from . import ATTENTION_PREFIX, BEFORE, PATCH, PREFIX, SINCE, of_pool, room
 
 _WRITES = "_sglang_perf_patches_writes"
-
-
-def install_contiguous(patching: Patching) -> None:
-    """Install on 0.5.11 to 0.5.12.post1."""
-    _install(patching, KV_POOL, PREFIX, "_kv_pool")
-
-
-def install_attention(patching: Patching) -> None:
-    """Install on releases from 0.5.13 on."""
-    _install(patching, ATTENTION_POOL, ATTENTION_PREFIX, "_attention_kv_pool")
 
 
 class _Writes:
@@ -69,140 +59,156 @@ class _Writes:
         self.copy(core)
 
 
-def _install(patching: Patching, pool: str, prefix: str, attribute: str) -> None:
-    core: Any = patching.module("mlx.core")
-    ran = patching.ran
+@PATCH.setup(BEFORE)
+def setup_contiguous(patch):
+    _setup(patch, "_kv_pool")
+
+
+@PATCH.setup(SINCE)
+def setup_attention(patch):
+    _setup(patch, "_attention_kv_pool")
+
+
+def _setup(patch, attribute):
+    patch.state.core, patch.state.pool_of = patch.module("mlx.core"), attrgetter(attribute)
     waiting: WeakSet[_Writes] = WeakSet()
+    patch.state.waiting = waiting
     # Without the patch nothing does a postponed write, and later prefix hits would read slots that
     # hold other tokens. The prefill's end does it, or whatever reads or writes the pool next.
-    patching.drain(lambda: not waiting, "what a prefill has computed is in the pool")
+    patch.drain(lambda: not waiting, "what a prefill has computed is in the pool")
 
-    def writes_of(pool: Any) -> _Writes:
-        writes: _Writes | None = vars(pool).get(_WRITES)
-        if writes is None or writes.waiting is not waiting:
-            writes = vars(pool)[_WRITES] = _Writes(waiting)
-        return writes
 
-    @replaces(patching, f"{RUNNER}._sync_new_kv_to_pool")
-    def _sync_new_kv_to_pool(
-        self: Any, cache: Any, cache_start: int, slot_ids: Any, *, inner: Any
-    ) -> None:
-        """Postpone the write of a prompt's tokens until the device has the prompt.
+def _writes_of(patch, pool):
+    writes = vars(pool).get(_WRITES)
+    if writes is None or writes.waiting is not patch.state.waiting:
+        writes = vars(pool)[_WRITES] = _Writes(patch.state.waiting)
+    return writes
 
-        Building the write's graph takes the host an eighth of the time that it takes to build
-        a prefill. The tokens are the same then: nothing but the request's next steps appends
-        to its buffers.
-        """
-        pool = getattr(self, attribute)
-        if pool is None or not slot_ids:
-            inner(self, cache, cache_start, slot_ids)
-            return
-        writes = writes_of(pool)
-        waiting.add(writes)
-        writes.postponed.append(partial(inner, self, cache, cache_start, slot_ids))
 
-    @replaces(patching, f"{pool}.set_kv_all_layers")
-    def set_kv_all_layers(self: Any, slots: Any, k_all: Any, v_all: Any, *, inner: Any) -> None:
-        """Queue a write of (layers, tokens, n_kv_heads, head_dim) into the slots.
+@PATCH.replaces(f"{RUNNER}._sync_new_kv_to_pool")
+def _sync_new_kv_to_pool(self, cache, cache_start, slot_ids, *, patch, stock):
+    """Postpone the write of a prompt's tokens until the device has the prompt.
 
-        Stock takes each layer's tokens by a number, which copies them; a slice does not.
-        """
-        with room.taking(self, slots):
-            inner(self, slots, _layers(k_all), _layers(v_all))
-        ran.seen = True
-        writes = writes_of(self)
-        waiting.add(writes)
-        writes.copies += [k_all, v_all]
-        writes.is_queued = True
+    Building the write's graph takes the host an eighth of the time that it takes to build a
+    prefill. The tokens are the same then: nothing but the request's next steps appends to its
+    buffers.
+    """
+    pool = patch.state.pool_of(self)
+    if pool is None or not slot_ids:
+        stock(self, cache, cache_start, slot_ids)
+        return
+    writes = _writes_of(patch, pool)
+    patch.state.waiting.add(writes)
+    writes.postponed.append(partial(stock, self, cache, cache_start, slot_ids))
 
-    def evaluate(runner: Any, *, if_idle: bool = False) -> None:
-        """Write; with `if_idle`, only if something is queued and no prefill is unfinished."""
-        pool = getattr(runner, attribute)
-        if pool is not None:
-            writes = writes_of(pool)
-            if not if_idle or (writes.is_queued and not writes.is_read and not writes.postponed):
-                writes.evaluate(core, pool)
 
-    def note_read(pool: Any) -> None:
-        writes = writes_of(pool)
-        writes.queue()  # the read may be of what they write
-        writes.is_read = True
+@PATCH.replaces(of_pool("set_kv_all_layers"))
+def set_kv_all_layers(self, slots, k_all, v_all, *, patch, stock):
+    """Queue a write of (layers, tokens, n_kv_heads, head_dim) into the slots.
 
-    def make_fetch(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def update_and_fetch(self: Any, keys: Any, values: Any) -> Any:
-            """Check the slots of the prefix, an array that the layers share, for `get_kv`.
+    Stock takes each layer's tokens by a number, which copies them; a slice does not.
+    """
+    with room.taking(self, slots):
+        stock(self, slots, _layers(k_all), _layers(v_all))
+    patch.ran.seen = True
+    writes = _writes_of(patch, self)
+    patch.state.waiting.add(writes)
+    writes.copies += [k_all, v_all]
+    writes.is_queued = True
 
-            That gets a slice of its own in each layer, and to check it would double the time of
-            building a prefill.
-            """
-            note_read(self._pool)
-            with room.taking(self._pool, self._slots):
-                return inner(self, keys, values)
 
-        return update_and_fetch
+def _note_read(patch, pool):
+    writes = _writes_of(patch, pool)
+    writes.queue()  # the read may be of what they write
+    writes.is_read = True
 
-    def make_get(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def get_kv(self: Any, layer_id: int, slots: Any) -> Any:
-            """Read from buffers that have the slots."""
-            if room.is_checked(self):
-                return inner(self, layer_id, slots)
-            note_read(self)
-            with room.taking(self, slots):
-                return inner(self, layer_id, slots)
 
-        return get_kv
+@PATCH.replaces(
+    {BEFORE: f"{PREFIX}.update_and_fetch", SINCE: f"{ATTENTION_PREFIX}.update_and_fetch"}
+)
+def update_and_fetch(self, keys, values, *, patch, stock):
+    """Check the slots of the prefix, an array that the layers share, for `get_kv`.
 
-    @replaces(patching, f"{pool}.clear")
-    def clear(self: Any, *, inner: Any) -> None:
-        """Forget the writes, and start over with empty buffers."""
-        writes = vars(self).pop(_WRITES, None)
-        if writes is not None:
-            writes.waiting.discard(writes)
-        inner(self)
-        room.empty(core, self)
+    That gets a slice of its own in each layer, and to check it would double the time of building
+    a prefill.
+    """
+    _note_read(patch, self._pool)
+    with room.taking(self._pool, self._slots):
+        return stock(self, keys, values)
 
-    @replaces(patching, f"{pool}.__init__")
-    def init(self: Any, *args: Any, inner: Any, **kwargs: Any) -> None:
-        """Make a pool, with buffers that grow."""
-        inner(self, *args, **kwargs)
-        room.empty(core, self)
 
-    @replaces(patching, f"{RUNNER}.prefill_finalize")
-    def prefill_finalize(self: Any, pending: Any, *, inner: Any) -> Any:
-        """Copy while stock waits for the prefill's token; the next step writes the buffers."""
-        read = getattr(self, attribute)
-        if read is None:
-            return inner(self, pending)
-        writes = writes_of(read)
-        writes.copy(core)
-        token = inner(self, pending)
-        writes.is_read = False
-        return token
+@PATCH.replaces(of_pool("get_kv"))
+def get_kv(self, layer_id, slots, *, patch, stock):
+    """Read from buffers that have the slots."""
+    if room.is_checked(self):
+        return stock(self, layer_id, slots)
+    _note_read(patch, self)
+    with room.taking(self, slots):
+        return stock(self, layer_id, slots)
 
-    @replaces(patching, f"{RUNNER}.extend_finalize")
-    def extend_finalize(self: Any, pending: Any, *, inner: Any) -> Any:
-        """Write while stock waits for the chunk."""
-        evaluate(self)
-        return inner(self, pending)
 
-    @replaces(patching, f"{RUNNER}.decode_batch_finalize")
-    def decode_batch_finalize(self: Any, pending: Any, *, inner: Any) -> list[int]:
-        """Write what the prompts before the step have queued, which frees the copies.
+@PATCH.replaces(of_pool("clear"))
+def clear(self, *, patch, stock):
+    """Forget the writes, and start over with empty buffers."""
+    writes = vars(self).pop(_WRITES, None)
+    if writes is not None:
+        writes.waiting.discard(writes)
+    stock(self)
+    room.empty(patch.state.core, self)
 
-        Stock has read all prompts before the first step after them, so nothing reads the pool.
-        """
-        tokens: list[int] = inner(self, pending)
-        evaluate(self, if_idle=True)
-        return tokens
 
-    @replaces(patching, f"{RUNNER}._sync_decode_kv_to_pool")
-    def sync_decode_kv_to_pool(self: Any, *args: Any, inner: Any, **kwargs: Any) -> None:
-        """When a request ends, write its decoded tokens and the queued ones of its prompt."""
-        inner(self, *args, **kwargs)
-        evaluate(self)
+@PATCH.replaces(of_pool("__init__"))
+def init(self, *args, patch, stock, **kwargs):
+    """Make a pool, with buffers that grow."""
+    stock(self, *args, **kwargs)
+    room.empty(patch.state.core, self)
 
-    patching.override(f"{pool}.get_kv", make_get)
-    patching.override(f"{prefix}.update_and_fetch", make_fetch)
+
+@PATCH.replaces(f"{RUNNER}.prefill_finalize")
+def prefill_finalize(self, pending, *, patch, stock):
+    """Copy while stock waits for the prefill's token; the next step writes the buffers."""
+    read = patch.state.pool_of(self)
+    if read is None:
+        return stock(self, pending)
+    writes = _writes_of(patch, read)
+    writes.copy(patch.state.core)
+    token = stock(self, pending)
+    writes.is_read = False
+    return token
+
+
+@PATCH.replaces(f"{RUNNER}.extend_finalize")
+def extend_finalize(self, pending, *, patch, stock):
+    """Write while stock waits for the chunk."""
+    _evaluate(patch, self)
+    return stock(self, pending)
+
+
+@PATCH.replaces(f"{RUNNER}.decode_batch_finalize")
+def decode_batch_finalize(self, pending, *, patch, stock):
+    """Write what the prompts before the step have queued, which frees the copies.
+
+    Stock has read all prompts before the first step after them, so nothing reads the pool.
+    """
+    tokens = stock(self, pending)
+    _evaluate(patch, self, if_idle=True)
+    return tokens
+
+
+@PATCH.replaces(f"{RUNNER}._sync_decode_kv_to_pool")
+def sync_decode_kv_to_pool(self, *args, patch, stock, **kwargs):
+    """When a request ends, write its decoded tokens and the queued ones of its prompt."""
+    stock(self, *args, **kwargs)
+    _evaluate(patch, self)
+
+
+def _evaluate(patch, runner, *, if_idle=False):
+    """Write; with `if_idle`, only if something is queued and no prefill is unfinished."""
+    pool = patch.state.pool_of(runner)
+    if pool is not None:
+        writes = _writes_of(patch, pool)
+        if not if_idle or (writes.is_queued and not writes.is_read and not writes.postponed):
+            writes.evaluate(patch.state.core, pool)
 
 
 def _layers(stacked: Any) -> list[Any]:

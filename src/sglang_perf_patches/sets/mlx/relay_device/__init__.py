@@ -1,30 +1,36 @@
-"""``mlx.relay-device``."""
+"""On a Mac, keeps the tokens that pass between steps on the device that reads them.
 
-from ....model.patch import Patch, Worth, variant
+Stock makes the relay between two steps on the server's device, which is ``mps`` on a Mac. Under MLX
+the indices are those of the request pool, which is on the CPU, and the tokens come from MLX by way
+of the CPU.
+"""
+
+from ....model.declaration import Declaration, fixes
 from ..proven import HYBRIDS
 from ..references import ENVIRONMENT
 
-RESOLVES = "sglang.srt.managers.overlap_utils:resolve_forward_inputs"
-MAKES = "sglang.srt.managers.overlap_utils:FutureMap.__init__"
+_OVERLAP = "sglang.srt.managers.overlap_utils"
+_RESOLVES = f"{_OVERLAP}:resolve_forward_inputs"
 
-PATCH = Patch(
-    id="mlx.relay-device",
+PATCH = Declaration(
+    *(__name__, "0.5.13 … 0.5.23"),
     only_with=("mlx",),
     proven_with=HYBRIDS,
-    summary="on a Mac, keeps the tokens that pass between steps on the device that reads them",
-    worth=Worth(
-        "b",
-        "without overlap scheduling, stock's scheduler crashes on a Mac if it decodes two requests",
+    worth=fixes(
+        "without overlap scheduling, stock's scheduler crashes on a Mac if it decodes two requests"
     ),
     upstream_note="sgl-project/sglang#39281 reports this crash",
-    anchors=(RESOLVES,),
+    anchors=(_RESOLVES,),
     absent_because="these releases pass tokens between steps in another way",
-    variants=(
-        variant(
-            *(__name__, "0.5.13 … 0.5.23"),
-            targets=(MAKES,),
-            depends=(RESOLVES,),
-            awaits=(ENVIRONMENT,),
-        ),
-    ),
+    depends=(_RESOLVES,),
+    awaits=(ENVIRONMENT,),
+    anytime="a scheduler makes its relay once",
 )
+
+
+@PATCH.replaces(f"{_OVERLAP}:FutureMap.__init__")
+def init(self, device, algorithm, pool, *needs, patch, stock):
+    if patch.module(ENVIRONMENT).envs.SGLANG_USE_MLX.get():
+        device = pool.req_to_token.device
+        patch.ran.seen = True
+    stock(self, device, algorithm, pool, *needs)

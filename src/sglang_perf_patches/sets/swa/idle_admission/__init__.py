@@ -1,36 +1,113 @@
-"""``swa.idle-admission``."""
+"""An idle decode server admits a request that fits its sliding-window pool.
 
-from ....model.patch import Patch, Worth, of, variant
+Stock wants room in that pool for the tail of the prompt and for ``min(max_new_tokens, 4096)``
+tokens more (`pop_preallocated`, ``sglang.srt.disaggregation.decode``). If the pool is smaller,
+a request without ``max_tokens`` waits forever, and with it every request behind it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....model.declaration import Declaration, fixes
+from ....model.patch import of
+from ....model.patching import MISSING
+from .. import growth
 from ..proven import DECODING, IDLE_RANKS, TREES
 from ..references import ADMITTED, BATCH, DECODE, EVICTS, QUEUE, STOCK_RULE
+from ..window import ceil_align, idle, serving, wanted
 
-# What a request needs until its end, and what can make room for it.
-_DECODES = (
-    *EVICTS,
-    *of(BATCH, "retract_decode", "new_tokens_required_next_decode"),
-    f"{DECODE}:DecodeReqToTokenPool.available_size",
-)
+_BEFORE, _SINCE = "… 0.5.11", "0.5.12 …"
 
-PATCH = Patch(
-    id="swa.idle-admission",
+PATCH = Declaration(
+    *(__name__, "0.5.9 … 0.5.23"),
     only_with=("window-pool", "decode-server", "drafts-of-one"),
     proven_with=DECODING | IDLE_RANKS | TREES,
-    summary="an idle decode server admits a request that fits its sliding-window pool",
-    worth=Worth("b", "stock never answers some requests that fit an idle decode server's pool"),
+    worth=fixes("stock never answers some requests that fit an idle decode server's pool"),
     anchors=ADMITTED,
     requires=("swa.tail-prealloc",),
-    variants=(
-        variant(
-            *(__name__, "0.5.9 … 0.5.11"),
-            targets=(),
-            adds=(f"{QUEUE}._swa_peak_tokens",),
-            depends=(*ADMITTED, *_DECODES),
-            awaits=(DECODE,),
-        ),
-        variant(
-            *(__name__, "0.5.12 … 0.5.23", "install_in_stock_rule"),
-            targets=of(QUEUE, "_prealloc_kv_lens", "_prealloc_required_tokens"),
-            depends=(*STOCK_RULE, *_DECODES, f"{DECODE}:CLIP_MAX_NEW_TOKEN"),
-        ),
+    # What a request needs until its end, and what can make room for it.
+    depends=(
+        *EVICTS,
+        *of(BATCH, "retract_decode", "new_tokens_required_next_decode"),
+        f"{DECODE}:DecodeReqToTokenPool.available_size",
     ),
+    anytime="next to a request that it admitted, stock's rule admits no more than the patch does",
 )
+PATCH.on(_BEFORE, depends=ADMITTED, awaits=(DECODE,))
+PATCH.on(_SINCE, depends=(*STOCK_RULE, f"{DECODE}:CLIP_MAX_NEW_TOKEN"))
+
+
+@PATCH.setup()
+def setup(patch):
+    patch.state.decode = patch.module(DECODE)
+    patch.state.serves = serving(patch, "_swa_idle_served")
+
+
+@PATCH.makes(f"{QUEUE}._swa_peak_tokens", releases=_BEFORE, adds=True)
+def peak_tokens(patch, stock):
+    """swa.tail-prealloc uses one method for the size that a request grows to."""
+
+    def peak(self, req, held, idle):
+        """Sliding-window tokens that a request needs until it ends, at most."""
+        tokens = stock(self, req, held, idle)
+        if tokens <= growth.bound(self) or not (
+            idle and patch.state.serves(self) and can_end(self)
+        ):
+            return tokens
+        patch.ran.seen = True
+        return growth.bound(self)
+
+    return MISSING if stock is MISSING else peak
+
+
+# From 0.5.12 on there is stock's own rule. It reserves no more than `growth.bound` for the first
+# request of an idle server. The first alone: once it has its slots, the pools are no longer whole
+# and the server not idle. Stock asks ``_prealloc_kv_lens`` in two places what a request holds when
+# it is admitted. The rule compares the larger of two needs with the pool:
+#
+# | need | stock's use of the length | returned here |
+# | --- | --- | --- |
+# | until its end, in ``pop_preallocated`` | adds max_new_tokens | a shorter one |
+# | at once, ``_prealloc_required_tokens`` | adds a reserve | stock's own |
+#
+# Why the rule gets a wrong length: it adds in the middle of one long method, where nothing else can
+# be replaced. A length that is shorter by what the sum exceeds the bound by makes the sum the
+# bound. The length may become negative; the rule only adds to it.
+
+
+@PATCH.replaces(f"{QUEUE}._prealloc_kv_lens", releases=_SINCE)
+def _prealloc_kv_lens(self, req, *, patch, stock):
+    full, swa = stock(self, req)
+    # What it needs at once is its true length: so many slots are allocated next.
+    if vars(self).get("_swa_prices_allocation") or not (
+        idle(self) and patch.state.serves(self) and can_end(self)
+    ):
+        return full, swa
+    beyond = max(0, wanted(patch.state.decode, req, swa) - growth.bound(self))
+    if beyond:
+        patch.ran.seen = True
+    return full, swa - beyond
+
+
+@PATCH.replaces(f"{QUEUE}._prealloc_required_tokens", releases=_SINCE)
+def _prealloc_required_tokens(self, req, *, stock):
+    before = vars(self).get("_swa_prices_allocation", False)
+    self._swa_prices_allocation = True
+    try:
+        return stock(self, req)
+    finally:
+        self._swa_prices_allocation = before
+
+
+def can_end(queue: Any) -> bool:
+    """Whether a request on an idle server can decode to its end, whatever is admitted after it.
+
+    To make room for it stock retracts what else runs, but nothing that is in transfer. So the
+    sliding-window pool has to hold the tails of as many requests as the server has rows for. The
+    pool that stock makes for a number of running requests, from 0.5.14 on, mostly does.
+    """
+    allocator, window = queue.token_to_kv_pool_allocator, queue.scheduler.sliding_window_size
+    others = queue.req_to_token_pool.available_size() - 1
+    tail = ceil_align(window + allocator.page_size - 1, allocator.page_size)
+    return bool(growth.bound(queue) + others * tail <= allocator.swa_available_size())

@@ -1,6 +1,14 @@
-"""``swa.page-size-1``."""
+"""At page size 1, a request in KV transfer reserves sliding-window KV for its window only.
 
-from ....model.patch import Patch, Variant, Worth, of, variant
+Upstream's condition (`_uses_swa_tail_prealloc`, unchanged from 0.5.12 on) wants a page size above
+1, which is CUDA's default unless an attention backend needs another.
+"""
+
+from __future__ import annotations
+
+from ....model.declaration import Declaration, gains
+from ....model.patch import of
+from ....model.patching import MISSING
 from ..proven import DECODING, RANKS, TREES
 from ..references import (
     ADMITTED,
@@ -15,74 +23,146 @@ from ..references import (
     REQUEST,
     STOCK_RULE,
 )
+from ..tail_allocation import record_evicted, tail_only
+from ..window import fill_length, serve_by_window, stay_with_queues, unserved, unserved_by_tails
+from .host_copies import Kept, in_tensors
 
-CACHE = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
+_CACHE = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
+_COPIES = {
+    "0.5.18 … 0.5.20": ("retraction_backup", "retraction_restore", "retraction_discard"),
+    "0.5.21 …": ("backup_kv_cache", "restore_kv_cache", "discard_kv_cache_backup"),
+}
+"""What keeps retracted KV in the host's pool."""
 
 _GATE = f"{QUEUE}._uses_swa_tail_prealloc"
-_METHOD, _FUNCTION = f"{QUEUE}._pre_alloc", f"{DECODE}:alloc_for_decode_prealloc"
-"""What allocates a request's slots: from 0.5.16 on a function, not the queue's method."""
-
-OLD_COPIES = ("retraction_backup", "retraction_restore", "retraction_discard")
-COPIES = ("backup_kv_cache", "restore_kv_cache", "discard_kv_cache_backup")
-"""What keeps retracted KV in the host's pool, from 0.5.18 and from 0.5.21 on."""
-
 _ALLOCATES = ("__init__", "alloc", "free", "free_swa", "clear", "swa_available_size")
-_DEPENDS = (
-    *STOCK_RULE,
-    *of(QUEUE, "_swa_retractable_len", "_prealloc_kv_lens", "_prealloc_required_tokens"),
-    *of(QUEUE, "_allocatable_token_budgets", "_alloc_for_decode_prealloc"),
-    *(_METHOD, f"{QUEUE}._uses_swa_reservation"),
-    # By the rule, these let prompts be as long as the full pool.
-    *of(QUEUE, "__init__", "_check_if_req_exceed_kv_capacity"),
-    *of(OLD_ALLOCATOR, *_ALLOCATES),
-    *of(ALLOCATOR, *_ALLOCATES, "free_swa_segment", "free_full_segment"),
-    # What reads how far a request is evicted, or copies mapped slots.
-    f"{BATCH}._evict_swa",
-    *of(REQUEST, "reset_for_retract", "offload_kv_cache", "load_kv_cache"),
-    f"{COMMON}:release_kv_cache",
-    f"{COMMON}:free_kv_row_segments",
-    *of(f"{OLD_POOL}:SWAKVPool", "get_cpu_copy", "load_cpu_copy"),
-    *(f"{COMMON}:{each}" for each in ("RetractionBackup", *OLD_COPIES, *COPIES)),
-    f"{CACHE}._retraction_device_transfers",
-    EVICT_WINDOWS,
-)
+_BEFORE, _SINCE = "… 0.5.11", "0.5.12 …"
 
-
-def _variant(spans: str, install: str, allocates: str, *copies: str) -> Variant:
-    """From 0.5.12 on, where stock has the rule; `copies` keep retracted KV."""
-    return variant(
-        *(__name__, spans, install),
-        targets=(_GATE, allocates, *of(CACHE, *copies)),
-        depends=_DEPENDS,
-    )
-
-
-PATCH = Patch(
-    id="swa.page-size-1",
+PATCH = Declaration(
+    *(__name__, "0.5.9 … 0.5.23"),
     only_with=("window-pool", "decode-server", "one-token-pages"),
     proven_with=DECODING | RANKS | TREES,
-    summary="at page size 1, a request in KV transfer reserves sliding-window KV for its window "
-    "only",
-    worth=Worth(
-        "a",
+    worth=gains(
         "on 0.5.23 it cuts the median first token of 10 prompts from 0.289 s to 0.144 s",
-        "tests/benchmarks/results/swa.md",
-        "first-10",
+        "swa.md#first-10",
     ),
     anchors=ADMITTED,
     requires=("swa.tail-prealloc",),
-    variants=(
-        variant(
-            *(__name__, "0.5.9 … 0.5.11"),
-            not_with=("pipeline",),
-            only_with=("drafts-of-one",),
-            targets=(),
-            adds=(_GATE,),
-            depends=(*ADMITTED, *of(OLD_ALLOCATOR, *_ALLOCATES)),
-        ),
-        _variant("0.5.12 … 0.5.15.post1", "install_in_queue", _METHOD),
-        _variant("0.5.16 … 0.5.17", "install_in_function", _FUNCTION),
-        _variant("0.5.18 … 0.5.20", "install_with_old_copies", _FUNCTION, *OLD_COPIES),
-        _variant("0.5.21 … 0.5.23", "install_with_copies", _FUNCTION, *COPIES),
+)
+PATCH.on(
+    _BEFORE,
+    not_with=("pipeline",),
+    only_with=("drafts-of-one",),
+    depends=(*ADMITTED, *of(OLD_ALLOCATOR, *_ALLOCATES)),
+)
+PATCH.on(
+    _SINCE,
+    depends=(
+        *STOCK_RULE,
+        *of(QUEUE, "_swa_retractable_len", "_prealloc_kv_lens", "_prealloc_required_tokens"),
+        *of(QUEUE, "_allocatable_token_budgets", "_alloc_for_decode_prealloc"),
+        *of(QUEUE, "_pre_alloc", "_uses_swa_reservation"),
+        # By the rule, these let prompts be as long as the full pool.
+        *of(QUEUE, "__init__", "_check_if_req_exceed_kv_capacity"),
+        *of(OLD_ALLOCATOR, *_ALLOCATES),
+        *of(ALLOCATOR, *_ALLOCATES, "free_swa_segment", "free_full_segment"),
+        # What reads how far a request is evicted, or copies mapped slots.
+        f"{BATCH}._evict_swa",
+        *of(REQUEST, "reset_for_retract", "offload_kv_cache", "load_kv_cache"),
+        f"{COMMON}:release_kv_cache",
+        f"{COMMON}:free_kv_row_segments",
+        *of(f"{OLD_POOL}:SWAKVPool", "get_cpu_copy", "load_cpu_copy"),
+        *(f"{COMMON}:{each}" for names in _COPIES.values() for each in names),
+        f"{COMMON}:RetractionBackup",
+        f"{_CACHE}._retraction_device_transfers",
+        EVICT_WINDOWS,
     ),
 )
+
+
+@PATCH.setup()
+def setup(patch):
+    stay_with_queues(patch)
+    patch.state.decode = patch.module(DECODE)
+    patch.state.why_not = unserved_by_tails
+
+
+@PATCH.setup(_BEFORE)
+def setup_with_our_rule(patch):
+    """swa.tail-prealloc does everything but check for a page size above 1."""
+    patch.state.why_not = unserved
+
+
+@PATCH.replaces(_GATE, releases=_BEFORE, adds=True)
+@PATCH.replaces(_GATE, releases=_SINCE)
+def uses_swa_tail_prealloc(self, *, patch, stock):
+    """Whether this queue sizes sliding-window KV by the window.
+
+    Decided once for page size 1, because stock checks several times for each request of each step.
+    """
+    if self.token_to_kv_pool_allocator.page_size > 1:
+        return stock is not MISSING and bool(stock(self))
+    if "_swa_tail_served_unpaged" not in vars(self):
+        reason = patch.state.why_not(self)
+        self._swa_tail_served_unpaged = reason is None
+        if reason is None:
+            patch.ran.seen = True
+            serve_by_window(self)
+            self.token_to_kv_pool_allocator._swa_tails_unpaged = True
+        else:
+            patch.gate(reason)
+    return self._swa_tail_served_unpaged
+
+
+@PATCH.replaces(f"{QUEUE}._pre_alloc", releases="0.5.12 … 0.5.15.post1")
+def _pre_alloc(self, req, *args, patch, stock, **kwargs):
+    allocator = self.token_to_kv_pool_allocator
+    if allocator.page_size > 1 or not self._uses_swa_tail_prealloc():
+        return stock(self, req, *args, **kwargs)
+    length = fill_length(req)
+    tail = self._swa_tail_len(length)
+    with tail_only(allocator, tail):
+        slots = stock(self, req, *args, **kwargs)
+    record_evicted(patch.state.decode, req, length - tail)
+    return slots
+
+
+# A function of the module allocates, not the queue's method.
+@PATCH.replaces(f"{DECODE}:alloc_for_decode_prealloc", releases="0.5.16 …")
+def alloc_for_decode_prealloc(allocator, *, patch, stock, **kwargs):
+    if allocator.page_size > 1 or not kwargs["uses_swa_tail"] or kwargs["total_prefix_len"]:
+        return stock(allocator, **kwargs)
+    length, tail = kwargs["fill_len"], kwargs["swa_tail_len"]
+    with tail_only(allocator, tail):
+        slots = stock(allocator, **kwargs)
+    if slots is not None:
+        record_evicted(patch.state.decode, kwargs["req"], length - tail)
+    return slots
+
+
+@PATCH.replaces({spans: f"{_CACHE}.{names[0]}" for spans, names in _COPIES.items()})
+def backup(self, req, *, stock):
+    """Where the host's pool is full, back a request up as stock's other backend does."""
+    if not vars(self.token_to_kv_pool_allocator).get("_swa_tails_unpaged"):
+        return stock(self, req)
+    try:
+        saved = stock(self, req)
+    except RuntimeError as error:
+        # 0.5.18, which has given back by then whatever it had taken.
+        if not str(error).startswith("Retraction "):
+            raise
+        saved = None
+    return in_tensors(self, req) if saved is None else saved
+
+
+@PATCH.replaces({spans: f"{_CACHE}.{names[1]}" for spans, names in _COPIES.items()})
+def restore(self, req, backup, *, stock):
+    if not isinstance(backup, Kept):
+        return stock(self, req, backup)
+    return req.load_kv_cache(self.req_to_token_pool, self.token_to_kv_pool_allocator)
+
+
+@PATCH.replaces({spans: f"{_CACHE}.{names[2]}" for spans, names in _COPIES.items()})
+def discard(self, backup, *, stock):
+    # Stock's caller drops the tensors: they have no slots to give back.
+    return None if isinstance(backup, Kept) else stock(self, backup)

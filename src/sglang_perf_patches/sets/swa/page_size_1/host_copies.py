@@ -16,48 +16,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from ....model.patch import of
-from ....model.patching import Patching, replaces
-from . import CACHE
-
 
 class Kept(SimpleNamespace):
     """What stock's ``RetractionBackup`` holds, in tensors."""
 
 
-def keep_beside_the_pool(patching: Patching, names: tuple[str, str, str]) -> None:
-    """Where the host's pool is full, back a request up as stock's other backend does.
-
-    `names` are of what backs a request up, restores it and forgets the copy, in the cache.
-    """
-    backs_up, restores, discards = of(CACHE, *names)
-
-    @replaces(patching, backs_up)
-    def backup(self: Any, req: Any, *, inner: Any) -> Any:
-        if not vars(self.token_to_kv_pool_allocator).get("_swa_tails_unpaged"):
-            return inner(self, req)
-        try:
-            saved = inner(self, req)
-        except RuntimeError as error:
-            # 0.5.18, which has given back by then whatever it had taken.
-            if not str(error).startswith("Retraction "):
-                raise
-            saved = None
-        return _in_tensors(self, req) if saved is None else saved
-
-    @replaces(patching, restores)
-    def restore(self: Any, req: Any, backup: Any, *, inner: Any) -> Any:
-        if not isinstance(backup, Kept):
-            return inner(self, req, backup)
-        return req.load_kv_cache(self.req_to_token_pool, self.token_to_kv_pool_allocator)
-
-    @replaces(patching, discards)
-    def discard(self: Any, backup: Any, *, inner: Any) -> Any:
-        # Stock's caller drops the tensors: they have no slots to give back.
-        return None if isinstance(backup, Kept) else inner(self, backup)
-
-
-def _in_tensors(cache: Any, req: Any) -> Kept:
+def in_tensors(cache: Any, req: Any) -> Kept:
     """Copy a request's KV as stock's other backend does."""
     req.offload_kv_cache(cache.req_to_token_pool, cache.token_to_kv_pool_allocator)
     holder = req if hasattr(req, "retraction_backup") else req.kv

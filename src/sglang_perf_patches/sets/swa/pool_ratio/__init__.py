@@ -1,39 +1,153 @@
-"""``swa.pool-ratio``."""
+"""Sizes the sliding-window pool by the running requests and the window.
 
-from ....model.patch import Patch, of, variant
+Stock does so for DeepSeek-V4 (``DSV4PoolConfigurator``), and for other models if the prefix
+cache is off (``SWAChunkCapPoolConfigurator``, later ``SWARequestCapPoolConfigurator``). Here
+stock's own arithmetic gets another ratio, if the operator set none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ....model.declaration import Declaration
+from ....model.patch import of
+from ....model.patching import Patching
+from ..growth import setting
 from ..proven import BESIDE
 from ..references import EVICTS
+from . import sizes
 
-CONFIGURATORS = "sglang.srt.model_executor.pool_configurator"
-CONFIGURATOR = f"{CONFIGURATORS}:HybridSWAPoolConfigurator"
-CAP = "compute_swa_request_cap"
+_MODULE = "sglang.srt.model_executor.pool_configurator"
+_CONFIGURATOR = f"{_MODULE}:HybridSWAPoolConfigurator"
+_CAP = "compute_swa_request_cap"
 """Stock's sum of what running requests hold, from 0.5.21 on."""
 
-PATCH = Patch(
-    id="swa.pool-ratio",
+PATCH = Declaration(
+    *(__name__, "0.5.21 … 0.5.23"),
     # What stock calls no window pool may be one that `swa.window-pool` gives.
     # Without a prefix cache stock sizes the pool by the requests.
     only_with=("windows", "torch", "prefix-cache", "request-limit", "stock-window-ratio"),
     proven_with=BESIDE | dict.fromkeys(("pages", "no-window-pool"), "verify"),
-    kind="policy",
-    summary="sizes the sliding-window pool by the running requests and the window",
-    anchors=(f"{CONFIGURATORS}:{CAP}",),
+    anchors=(f"{_MODULE}:{_CAP}",),
     absent_because="tested only on 0.5.21 and later",
-    variants=(
-        variant(
-            *(__name__, "0.5.21 … 0.5.23"),
-            targets=of(
-                CONFIGURATOR,
-                "__init__",
-                "calculate_pool_sizes",
-                "calculate_pool_sizes_from_max_tokens",
-            ),
-            depends=(
-                *of(CONFIGURATOR, "_solve_pool_sizes", "_recompute_cell_size", "_swa_cell_bytes"),
-                f"{CONFIGURATORS}:{CAP}",
-                f"{CONFIGURATORS}:create_memory_pool_configurator",
-                *EVICTS,
-            ),
-        ),
+    depends=(
+        *of(_CONFIGURATOR, "_solve_pool_sizes", "_recompute_cell_size", "_swa_cell_bytes"),
+        f"{_MODULE}:{_CAP}",
+        f"{_MODULE}:create_memory_pool_configurator",
+        *EVICTS,
     ),
+    anytime="pools keep the sizes that they were made with, whoever computed them",
 )
+
+logger = logging.getLogger("sglang_perf_patches")
+
+
+@PATCH.setup()
+def setup(patch):
+    patch.state.cap = getattr(patch.module(_MODULE), _CAP)
+
+
+@PATCH.replaces(f"{_CONFIGURATOR}.__init__")
+def init(self, runner, *args, patch, stock, **kwargs):
+    stock(self, runner, *args, **kwargs)
+    self._swa_stock = (self._swa_full_tokens_ratio, self._cell_size)
+    reason = unserved(self, runner)
+    self._swa_needs = None if reason else needs(runner, patch.state.cap)
+    if reason:
+        patch.gate(reason)
+
+
+@PATCH.replaces(f"{_CONFIGURATOR}.calculate_pool_sizes")
+def calculate_pool_sizes(self, available_bytes, *args, patch, stock, **kwargs):
+    pools = None
+    if self._swa_needs is not None:
+        ratio, cell = self._swa_stock
+        swa_cell = swa_cell_bytes(self)
+        pools = sizes.fit(
+            self._swa_needs,
+            full_cell=cell - ratio * swa_cell,
+            swa_cell=swa_cell,
+            ratio=ratio,
+            available=available_bytes,
+        )
+    _set_ratio(self, pools, patch)
+    return stock(self, available_bytes, *args, **kwargs)
+
+
+@PATCH.replaces(f"{_CONFIGURATOR}.calculate_pool_sizes_from_max_tokens")
+def calculate_pool_sizes_from_max_tokens(self, max_total_num_tokens, *args, patch, stock, **kwargs):
+    pools = None
+    if self._swa_needs is not None and max_total_num_tokens > 0:
+        ratio = self._swa_stock[0]
+        pools = sizes.fit_tokens(self._swa_needs, ratio=ratio, full=max_total_num_tokens)
+    _set_ratio(self, pools, patch)
+    return stock(self, max_total_num_tokens, *args, **kwargs)
+
+
+def unserved(configurator: Any, runner: Any) -> str | None:
+    """Why the pools of a server's `runner` are left to stock; None if the ratio is derived."""
+    if type(configurator).__name__ != "HybridSWAPoolConfigurator":
+        return "stock sizes the sliding-window pool by the running requests"
+    if not configurator._full_layers_num:
+        return "every layer has a sliding window"
+    if getattr(configurator, "_enable_unified_memory", False):
+        return "both pools share one memory"
+    if configurator._swa_full_tokens_ratio != sizes.STOCK_RATIO:
+        return "the operator or the model sets the ratio"
+    if setting(runner, "_swa_full_tokens_ratio_explicitly_set"):
+        return "--swa-full-tokens-ratio is set"
+    if not setting(runner, "max_running_requests"):
+        return "--max-running-requests is not given"
+    if not runner.sliding_window_size or runner.sliding_window_size < 0:
+        return "the model has no sliding window"
+    if (setting(runner, "chunked_prefill_size") or 0) <= 0:
+        return "prefill is not chunked"
+    return None
+
+
+def needs(runner: Any, cap: Callable[..., int]) -> sizes.Needs:
+    """What a server's sliding-window pool is to hold, by stock's own sum for the running requests.
+
+    Stock makes a pool of that size if the prefix cache is off.
+    """
+    page, window, ranks = runner.page_size, runner.sliding_window_size, runner.attn_dp_size
+    return sizes.Needs(
+        requests=max(1, setting(runner, "max_running_requests") // ranks),
+        running=cap(page_size=page, window=window, attn_dp_size=ranks),
+        prefix=window + page,
+        page_size=page,
+        tails=0 if setting(runner, "disable_radix_cache") else setting(runner, "swa_prefix_tails"),
+    )
+
+
+def swa_cell_bytes(configurator: Any) -> float:
+    """Bytes of a token in the sliding-window pool, over all layers, as stock's cell counts it."""
+    if hasattr(configurator, "_swa_cell_bytes"):  # since 0.5.22
+        return float(configurator._swa_cell_bytes())
+    layers = configurator._swa_layers_num + configurator._draft_swa_layers_num
+    return float(configurator._swa_per_token * layers)
+
+
+def _set_ratio(configurator: Any, pools: sizes.Pools | None, patch: Patching) -> None:
+    """Set the ratio, and the bytes of a token that follow from it, before stock reads both.
+
+    Why this trick: stock solves its equation with these two attributes and nothing else, so that
+    all it derives from the solution stays its own.
+    """
+    ratio, cell = configurator._swa_stock
+    configurator._swa_full_tokens_ratio, configurator._cell_size = ratio, cell
+    if pools is None:
+        return
+    patch.ran.seen = True
+    configurator._swa_full_tokens_ratio = pools.ratio
+    configurator._cell_size = cell - (ratio - pools.ratio) * swa_cell_bytes(configurator)
+    logger.info(
+        "swa.pool-ratio: %.4f instead of %s, sliding-window KV for %d tokens, of which %d cached "
+        "prefixes",
+        pools.ratio,
+        ratio,
+        pools.swa,
+        pools.tails,
+    )

@@ -7,7 +7,7 @@ are. This computes the share from both; `swa.pool-ratio` applies it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..window import ceil_align
 
@@ -19,8 +19,7 @@ MOST_TAILS = 4
 (``DSV4PoolConfigurator._resolve_swa_prefix_tails``, 0.5.22 and later)."""
 
 
-@dataclass(frozen=True)
-class Needs:
+class Needs(NamedTuple):
     """What decides how much sliding-window KV a server holds; lengths in tokens.
 
     Attributes:
@@ -43,8 +42,7 @@ class Needs:
         return ceil_align(self.running + tails * self.prefix, self.page_size)
 
 
-@dataclass(frozen=True)
-class Pools:
+class Pools(NamedTuple):
     """Sizes of both pools in tokens, and the ratio that makes stock choose them."""
 
     full: int

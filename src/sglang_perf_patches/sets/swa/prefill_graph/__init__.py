@@ -1,6 +1,7 @@
-"""``swa.prefill-graph``."""
+"""Runs the attention of one request's prefill in the CUDA graph, on FlashAttention 3."""
 
-from ....model.patch import Patch, of, variant
+from ....model.declaration import Declaration
+from ....model.patch import of
 
 ATTENTION = "sglang.srt.layers.attention"
 BACKEND = f"{ATTENTION}.flashattention_backend:FlashAttentionBackend"
@@ -10,8 +11,8 @@ RUNNER = f"{_EXECUTOR}.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
 BREAKABLE = f"{_EXECUTOR}.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
 _GRAPHS = f"{_EXECUTOR}.runner_backend.breakable_cuda_graph_backend:BreakableCudaGraphBackend"
 
-PATCH = Patch(
-    id="swa.prefill-graph",
+PATCH = Declaration(
+    *(__name__, "0.5.23"),
     only_with=("windows", "prefills", "torch", "fa3-prefills", "breakable-prefills"),
     proven_with=dict.fromkeys(
         (
@@ -20,31 +21,24 @@ PATCH = Patch(
         ),
         "verify",
     ),
-    kind="policy",
-    summary="runs the attention of one request's prefill in the CUDA graph, on FlashAttention 3",
     absent_because="this release breaks its prefill graphs in another way, or has none",
     anchors=(f"{RADIX}._eager_attention",),
-    variants=(
-        variant(
-            *(__name__, "0.5.23"),
-            targets=of(RUNNER, "capture_one_shape", "_prepare_forward_metadata_for_replay"),
-            depends=(
-                *of(RUNNER, "__init__", "capture_prepare", "load_batch", "_run_forward"),
-                *of(RUNNER, "_init_forward_metadata_for_capture", "_prefill_forward_context"),
-                *of(RUNNER, "_shape_key", "execute", "_execute_body_capture"),
-                *of(_GRAPHS, "__init__", "capture_one", "replay"),
-                f"{BREAKABLE}:eager_on_graph",
-                f"{BREAKABLE}:BreakableCUDAGraph.replay",
-                *of(BACKEND, "__init__", "init_forward_metadata", "forward_extend"),
-                *of(BACKEND, "get_paged_mha_kv_cache", "prepare_paged_mha_query"),
-                *of(RADIX, "__init__", "forward", "_eager_attention"),
-                *of(f"{ATTENTION}", "graph_utils:attention_input_scope"),
-                f"{ATTENTION}.graph_utils:_zero_padded_tokens",
-                *of("sglang.srt.mem_cache.swa_memory_pool:SWAKVPool", "set_kv_buffer"),
-                *of("sglang.srt.mem_cache.swa_memory_pool:SWAKVPool", "get_kv_buffer"),
-                "sglang.srt.managers.cache_controller:LayerDoneCounter.wait_until",
-                "sglang.srt.distributed.parallel_state:GroupCoordinator.barrier",
-            ),
-        ),
+    depends=(
+        *of(RUNNER, "__init__", "capture_prepare", "load_batch", "_run_forward"),
+        *of(RUNNER, "_init_forward_metadata_for_capture", "_prefill_forward_context"),
+        *of(RUNNER, "_shape_key", "execute", "_execute_body_capture"),
+        *of(_GRAPHS, "__init__", "capture_one", "replay"),
+        f"{BREAKABLE}:eager_on_graph",
+        f"{BREAKABLE}:BreakableCUDAGraph.replay",
+        *of(BACKEND, "__init__", "init_forward_metadata", "forward_extend"),
+        *of(BACKEND, "get_paged_mha_kv_cache", "prepare_paged_mha_query"),
+        *of(RADIX, "__init__", "forward", "_eager_attention"),
+        *of(f"{ATTENTION}", "graph_utils:attention_input_scope"),
+        f"{ATTENTION}.graph_utils:_zero_padded_tokens",
+        *of("sglang.srt.mem_cache.swa_memory_pool:SWAKVPool", "set_kv_buffer"),
+        *of("sglang.srt.mem_cache.swa_memory_pool:SWAKVPool", "get_kv_buffer"),
+        "sglang.srt.managers.cache_controller:LayerDoneCounter.wait_until",
+        "sglang.srt.distributed.parallel_state:GroupCoordinator.barrier",
     ),
+    anytime="a bucket's second graph is replayed only if the patch asked for it before",
 )

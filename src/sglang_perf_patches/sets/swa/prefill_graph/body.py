@@ -20,9 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ....model.patching import Patching, replaces
+from ....model.patching import Patching
 from . import ATTENTION, BREAKABLE, PATCH, RADIX, RUNNER
-from .choices import Kind
 
 LONGEST = 512
 """Tokens up to which a bucket has a second graph. Of longer prompts the GPU works longer than the
@@ -83,54 +82,52 @@ class Either:
         self.is_ours = True
 
 
-def install(patching: Patching) -> None:
-    """Capture each bucket once more, and choose before each replay."""
-    patching.anytime("a bucket's second graph is replayed only if the patch asked for it before")
-    ran = patching.ran
+@PATCH.replaces(f"{RUNNER}.capture_one_shape")
+def capture_one_shape(self, size, *, patch, stock, **kwargs):
+    """Capture a bucket once more."""
+    if not hasattr(self, _STATE):
+        setattr(self, _STATE, _state(patch, self))
+    state = getattr(self, _STATE)
+    graphs = getattr(self.backend, "_graphs", {})
+    before = dict(graphs)
+    stock(self, size, **kwargs)
+    if state is None or size > LONGEST or size < 2:
+        return
+    _capture_again(patch, self, state, before, lambda: stock(self, size, **kwargs))
 
-    @replaces(patching, f"{RUNNER}.capture_one_shape")
-    def capture_one_shape(self: Any, size: int, *, inner: Any, **kwargs: Any) -> None:
-        if not hasattr(self, _STATE):
-            setattr(self, _STATE, _state(patching, self))
-        state = getattr(self, _STATE)
-        graphs = getattr(self.backend, "_graphs", {})
-        before = dict(graphs)
-        inner(self, size, **kwargs)
-        if state is None or size > LONGEST or size < 2:
-            return
-        _capture_again(patching, self, state, before, lambda: inner(self, size, **kwargs))
 
-    @replaces(patching, f"{RUNNER}._prepare_forward_metadata_for_replay")
-    def prepare(self: Any, forward_batch: Any, static: Any, shape_key: Any, *, inner: Any) -> Any:
-        ends = inner(self, forward_batch, static, shape_key)
-        either = self.backend._graphs.get(shape_key) if hasattr(self, _STATE) else None
-        if type(either) is Either:
-            either.prepare(self.model_runner.attn_backend, forward_batch)
-            ran.seen = ran.seen or either.is_ours
-        return ends
+@PATCH.replaces(f"{RUNNER}._prepare_forward_metadata_for_replay")
+def prepare(self, forward_batch, static, shape_key, *, patch, stock):
+    """Choose a graph before each replay."""
+    ends = stock(self, forward_batch, static, shape_key)
+    either = self.backend._graphs.get(shape_key) if hasattr(self, _STATE) else None
+    if type(either) is Either:
+        either.prepare(self.model_runner.attn_backend, forward_batch)
+        patch.ran.seen = patch.ran.seen or either.is_ours
+    return ends
 
 
 def _capture_again(
-    patching: Patching, runner: Any, state: _State, before: dict[Any, Any], capture: Any
+    patch: Patching, runner: Any, state: _State, before: dict[Any, Any], capture: Any
 ) -> None:
     from ...graphs import agree, may_have_further, without_warm_up
 
     graphs, held = runner.backend._graphs, runner.backend._capture_inputs
     made = [key for key, graph in graphs.items() if graph is not before.get(key)]
     if len(made) != 1:
-        patching.gate("the runner keeps its graphs elsewhere")
+        patch.gate("the runner keeps its graphs elsewhere")
         setattr(runner, _STATE, None)
         return
     key = made[0]
     if not agree(state.key, runner.backend._tp_group.ranks):
-        patching.gate("a rank of this server runs stock's code here")
+        patch.gate("a rank of this server runs stock's code here")
         setattr(runner, _STATE, None)
         return
     if not may_have_further(runner, key.size):
         return
     stocks, kept = graphs[key], held.get(key)
     backend = runner.model_runner.attn_backend
-    capturing = patching.module(BREAKABLE)._current_capture_var
+    capturing = patch.module(BREAKABLE)._current_capture_var
     with without_warm_up(runner, capturing, state), _captured(backend, state, key.size):
         capture()
     graphs[key] = Either(stocks, graphs[key], state, key.size, kept)
@@ -189,19 +186,20 @@ def _tokens(forward_batch: Any) -> int:
 # -- at boot --------------------------------------------------------------------------------------
 
 
-def _state(patching: Patching, runner: Any) -> _State | None:
+def _state(patch: Patching, runner: Any) -> _State | None:
     """What a PrefillCudaGraphRunner captures with; None if its graphs stay stock's."""
     from ...graphs import announce
+    from .choices import Kind
     from .inputs import Inputs
 
     if runner.model_runner.is_draft_worker:
         return None  # its target model may still be captured
     backend = runner.model_runner.attn_backend
-    radix = patching.get(RADIX.partition(":")[0] + ":RadixAttention")
+    radix = patch.get(RADIX.partition(":")[0] + ":RadixAttention")
     layers = [each for each in runner.layer_model.modules() if isinstance(each, radix)]
-    reason = unserved(patching.module, runner, layers)
+    reason = unserved(patch.module, runner, layers)
     if reason is not None:
-        patching.gate(reason)
+        patch.gate(reason)
         return None
     kinds = {
         each.layer_id: Kind(
@@ -212,17 +210,17 @@ def _state(patching: Patching, runner: Any) -> _State | None:
     }
     buckets = sorted(size for size in runner.capture_num_tokens if 1 < size <= LONGEST)
     inputs = Inputs(backend, buckets[-1], kinds, backend.device)
-    if not _agrees(patching, backend, inputs, buckets):
-        patching.gate("FlashAttention chooses in another way than the one tested")
+    if not _agrees(patch, backend, inputs, buckets):
+        patch.gate("FlashAttention chooses in another way than the one tested")
         return None
     return _State(announce(PATCH.id, (LONGEST, sorted(map(str, kinds.items())))), layers, inputs)
 
 
-def _agrees(patching: Patching, backend: Any, inputs: Any, buckets: list[int]) -> bool:
+def _agrees(patch: Patching, backend: Any, inputs: Any, buckets: list[int]) -> bool:
     """Whether drawn prefills give stock's bits in buckets, which are sorted."""
     from .trial import is_equal
 
-    attention = patching.module(f"{ATTENTION}.flashattention_backend").flash_attn_with_kvcache
+    attention = patch.module(f"{ATTENTION}.flashattention_backend").flash_attn_with_kvcache
     like = backend.req_to_token.new_empty(0, dtype=backend.kv_cache_dtype)
     for smaller, bucket in zip([1, *buckets], buckets, strict=False):
         captured = inputs.choices(bucket, bucket)

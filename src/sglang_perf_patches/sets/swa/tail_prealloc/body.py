@@ -1,8 +1,7 @@
 """swa.tail-prealloc: sliding-window KV of a request in transfer is as long as its window.
 
 Upstream's change is sgl-project/sglang#24857 (first in 0.5.12), with the fixes #25805, #27779,
-#28085 and #33794. `install` adds it to releases before 0.5.12; the other functions add the
-fixes to releases that have the change without them.
+#28085 and #33794. Releases before 0.5.12 get all of that, and later ones the fixes that they lack.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
-from ....model.patching import Patching, replaces
 from .. import tail_allocation
 from ..references import ALLOCATOR, DECODE, OLD_ALLOCATOR, OLD_POOL, QUEUE
 from ..window import (
@@ -26,220 +24,206 @@ from ..window import (
     unserved,
     wanted,
 )
-from . import cpu_copy
+from . import BEFORE, PATCH, PRICE, TRACKS, cpu_copy
 
 logger = logging.getLogger("sglang_perf_patches")
 
 
-def install(patching: Patching) -> None:
-    """On releases before 0.5.12: the change with all its fixes."""
-    stay_with_queues(patching)
-    _install_allocation(patching)
-    _install_condition(patching)
-    _install_capacity(patching)
-    _install_admission(patching)
+@PATCH.setup(BEFORE)
+def setup(patch):
+    # From 0.5.12 on it may be removed at any time: what it records of a request is what stock's own
+    # evictions record, and what it prices is not admitted yet.
+    stay_with_queues(patch)
+    patch.state.decode = patch.module(DECODE)
 
 
-def _install_allocation(patching: Patching) -> None:
-    """Allocate sliding-window slots for a request's tail only; copy and free only those."""
-    patching.add(f"{OLD_ALLOCATOR}.alloc_extend_swa_tail", tail_allocation.alloc_extend_swa_tail)
-    patching.override(f"{OLD_ALLOCATOR}.free_swa", _free_swa)
-    patching.override(f"{OLD_POOL}:SWAKVPool.get_cpu_copy", cpu_copy.get_cpu_copy)
-    patching.override(f"{OLD_POOL}:SWAKVPool.load_cpu_copy", cpu_copy.load_cpu_copy)
+# -- before 0.5.12 -------------------------------------------------------------------------------
+#
+# Sliding-window slots are allocated for a request's tail only, and only those are copied and freed.
 
-    @replaces(patching, f"{QUEUE}._pre_alloc")
-    def _pre_alloc(self: Any, req: Any, *args: Any, inner: Any, **kwargs: Any) -> Any:
-        allocator = self.token_to_kv_pool_allocator
-        prefix_length = args[1] if len(args) > 1 else kwargs.get("prefix_len")
-        if prefix_length or not self._uses_swa_tail_prealloc():
-            return inner(self, req, *args, **kwargs)
-        patching.ran.seen = True
-        length = fill_length(req)
-        tail = _tail(self, length)
-        # Stock's method asks the allocator for the whole length, deep inside: so the
-        # allocator answers differently until it returns.
-        with tail_allocation.tail_only(allocator, tail):
-            slots = inner(self, req, *args, **kwargs)
-        # Stock evicts from here on, and copies and frees no window KV before it: there is none.
-        req.swa_evicted_seqlen = length - tail
-        return slots
+PATCH.replaces(f"{OLD_ALLOCATOR}.alloc_extend_swa_tail", releases=BEFORE, adds=True)(
+    tail_allocation.alloc_extend_swa_tail
+)
+PATCH.makes(f"{OLD_POOL}:SWAKVPool.get_cpu_copy", releases=BEFORE)(cpu_copy.get_cpu_copy)
+PATCH.makes(f"{OLD_POOL}:SWAKVPool.load_cpu_copy", releases=BEFORE)(cpu_copy.load_cpu_copy)
 
 
-def _install_condition(patching: Patching) -> None:
-    """Add the two methods that the other patches of the set override or ask."""
-    decode = patching.module(DECODE)
-
-    def uses_swa_tail_prealloc(self: Any) -> bool:
-        """Whether this queue sizes sliding-window KV by the window; settled once for each queue."""
-        if "_swa_tail_served" not in vars(self):
-            paged = self.token_to_kv_pool_allocator.page_size > 1
-            self._swa_tail_served = paged and unserved(self) is None
-            if self._swa_tail_served:
-                serve_by_window(self)
-        return bool(self._swa_tail_served)
-
-    def peak(self: Any, req: Any, held: int, idle: bool) -> int:
-        """Sliding-window tokens that stock's rule wants for a request until it ends.
-
-        Whether the server is idle makes no difference here: swa.idle-admission checks that.
-        """
-        return wanted(decode, req, held)
-
-    patching.add(f"{QUEUE}._uses_swa_tail_prealloc", uses_swa_tail_prealloc)
-    patching.add(f"{QUEUE}._swa_peak_tokens", peak)
+@PATCH.replaces(f"{QUEUE}._pre_alloc", releases=BEFORE)
+def pre_alloc_tail(self, req, *args, patch, stock, **kwargs):
+    allocator = self.token_to_kv_pool_allocator
+    prefix_length = args[1] if len(args) > 1 else kwargs.get("prefix_len")
+    if prefix_length or not self._uses_swa_tail_prealloc():
+        return stock(self, req, *args, **kwargs)
+    patch.ran.seen = True
+    length = fill_length(req)
+    tail = _tail(self, length)
+    # Stock's method asks the allocator for the whole length, deep inside: so the allocator answers
+    # differently until it returns.
+    with tail_allocation.tail_only(allocator, tail):
+        slots = stock(self, req, *args, **kwargs)
+    # Stock evicts from here on, and copies and frees no window KV before it: there is none.
+    req.swa_evicted_seqlen = length - tail
+    return slots
 
 
-def _install_capacity(patching: Patching) -> None:
-    """Accept a request up to the full pool's size; answer one that can never fit with a 400."""
-    decode = patching.module(DECODE)
-
-    def make_init(inner: Any) -> Any:
-        signature = inspect.signature(inner)
-
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            inner(self, *args, **kwargs)
-            if self._uses_swa_tail_prealloc():
-                self.token_to_kv_pool_allocator._swa_unmaps_pages = True
-                bound = signature.bind(self, *args, **kwargs).arguments
-                self.max_total_num_tokens = bound["max_total_num_tokens"]
-            elif (reason := unserved(self)) is not None:
-                patching.gate(reason)
-
-        return init
-
-    @replaces(patching, f"{QUEUE}._check_if_req_exceed_kv_capacity")
-    def _check_if_req_exceed_kv_capacity(self: Any, req: Any, *, inner: Any) -> bool:
-        if inner(self, req):
-            return True
-        message = _never_fits(self, req) if self._uses_swa_tail_prealloc() else None
-        if message is None:
-            return False
-        logger.error(message)
-        decode.prepare_abort(req, message, status_code=HTTPStatus.BAD_REQUEST)
-        self.scheduler.stream_output([req], req.return_logprob)
-        return True
-
-    patching.override(f"{QUEUE}.__init__", make_init)
+# The other patches of the set override or ask the two methods that are added.
 
 
-def _install_admission(patching: Patching) -> None:
-    """Choose by a budget for each pool; stock's code admits and resumes what was chosen."""
-    decode = patching.module(DECODE)
-
-    @replaces(patching, f"{QUEUE}._allocatable_tokens")
-    def _allocatable_tokens(self: Any, *args: Any, inner: Any, **kwargs: Any) -> int:
-        tokens: int = inner(self, *args, **kwargs)
-        if self._uses_swa_tail_prealloc():
-            # Stock starts from the scarcer pool; the other pool is accounted for separately.
-            allocator = self.token_to_kv_pool_allocator
-            tokens += allocator.full_available_size() - allocator.available_size()
-        return tokens
-
-    @replaces(patching, f"{QUEUE}.pop_preallocated")
-    def pop_preallocated(
-        self: Any, rids_to_check: Iterable[str] | None = None, *, inner: Any
-    ) -> Any:
-        if not self._uses_swa_tail_prealloc():
-            return inner(self, rids_to_check)
-        # `_admitted` needs to know which transfers are ready, so these steps come first. Stock
-        # would take them a second time, and each poll is an all-reduce.
-        steps = [name for name in _HANDSHAKE if hasattr(self, name)]
-        for name in steps:
-            arguments = (rids_to_check,) if name == "_update_handshake_waiters" else ()
-            getattr(self, name)(*arguments)
-        # Why this trick: stock's method calls these steps in its middle. While it runs, the
-        # queue has steps of its own that do nothing.
-        for name in steps:
-            setattr(self, name, _nothing)
-        try:
-            return inner(self, _admitted(self, decode, rids_to_check))
-        finally:
-            for name in steps:
-                delattr(self, name)
-
-    @replaces(patching, f"{QUEUE}.resume_retracted_reqs")
-    def resume_retracted_reqs(
-        self: Any, rids_to_check: Iterable[str] | None = None, *, inner: Any
-    ) -> Any:
-        if not self._uses_swa_tail_prealloc():
-            return inner(self, rids_to_check)
-        return inner(self, _resumed(self, rids_to_check))
+@PATCH.replaces(f"{QUEUE}._uses_swa_tail_prealloc", releases=BEFORE, adds=True)
+def uses_swa_tail_prealloc(self):
+    """Whether this queue sizes sliding-window KV by the window; settled once for each queue."""
+    if "_swa_tail_served" not in vars(self):
+        paged = self.token_to_kv_pool_allocator.page_size > 1
+        self._swa_tail_served = paged and unserved(self) is None
+        if self._swa_tail_served:
+            serve_by_window(self)
+    return self._swa_tail_served
 
 
-def install_all_fixes(patching: Patching) -> None:
-    """On 0.5.12: unmap before the tail, and what `install_fixes` brings."""
+@PATCH.replaces(f"{QUEUE}._swa_peak_tokens", releases=BEFORE, adds=True)
+def peak(self, req, held, idle, *, patch):
+    """Sliding-window tokens that stock's rule wants for a request until it ends.
 
-    @replaces(patching, f"{OLD_ALLOCATOR}.alloc_extend_swa_tail")
-    def alloc_extend_swa_tail(self: Any, *args: Any, inner: Any, **kwargs: Any) -> Any:
-        slots = inner(self, *args, **kwargs)
-        if slots is not None:
-            tail = kwargs["swa_tail_len"] if "swa_tail_len" in kwargs else args[-1]
-            tail_allocation.clear_before_tail(self, slots, tail)
-        return slots
-
-    install_fixes(patching)
-
-
-def install_fixes(patching: Patching) -> None:
-    """On 0.5.12.post1: whole pages unmapped and priced, the evicted length kept, no reserve."""
-    _install_tracking(patching, OLD_ALLOCATOR)
-
-
-def install_fixes_moved(patching: Patching) -> None:
-    """On 0.5.13 and 0.5.13.post1: as `install_fixes`, the allocator being in another module."""
-    _install_tracking(patching, ALLOCATOR)
-
-
-def install_page_price(patching: Patching) -> None:
-    """On 0.5.14 to 0.5.17: a request is priced in whole pages, as it is allocated."""
-    patching.anytime("it only prices requests that are not admitted yet")
-    _install_price(patching, reserve_swa=True)
-
-
-def _install_tracking(patching: Patching, allocator: str) -> None:
-    patching.anytime("what it records of a request is what stock's own evictions record")
-
-    @replaces(patching, f"{QUEUE}._pre_alloc")
-    def _pre_alloc(self: Any, req: Any, *args: Any, inner: Any, **kwargs: Any) -> Any:
-        slots = inner(self, req, *args, **kwargs)
-        length = fill_length(req)
-        tail_alone = len(slots) == length and not self.scheduler.enable_hisparse
-        if tail_alone and self._uses_swa_tail_prealloc():
-            self.token_to_kv_pool_allocator._swa_unmaps_pages = True
-            req.swa_evicted_seqlen = length - self._swa_tail_len(length)
-        return slots
-
-    patching.override(f"{allocator}.free_swa", _free_swa)
-    _install_price(patching, reserve_swa=False)
-
-
-def _install_price(patching: Patching, *, reserve_swa: bool) -> None:
-    """Price whole pages (sgl-project/sglang#33794).
-
-    `reserve_swa`: whether stock's own figure says right what sliding-window KV to hold back for
-    the decode steps to come. Else it is none, since without a prefix cache the window bounds what
-    a request grows to.
+    Whether the server is idle makes no difference here: swa.idle-admission checks that.
     """
-
-    @replaces(patching, f"{QUEUE}._prealloc_required_tokens")
-    def _prealloc_required_tokens(self: Any, req: Any, *, inner: Any) -> tuple[int, int]:
-        full, swa = inner(self, req)
-        if not self._uses_swa_tail_prealloc():
-            return full, swa
-        patching.ran.seen = True
-        page = self.token_to_kv_pool_allocator.page_size
-        full_held, swa_held = self._prealloc_kv_lens(req)
-        if not reserve_swa and self.tree_cache.is_chunk_cache():
-            swa = swa_held
-        return full + -full_held % page, swa + -swa_held % page
+    return wanted(patch.state.decode, req, held)
 
 
-def _free_swa(inner: Any) -> Any:
-    def free_swa(self: Any, free_index: Any) -> None:
-        inner(self, free_index)
-        tail_allocation.unmap_pages(self, free_index)
+# A request is accepted up to the full pool's size. One that can never fit is answered with a 400.
 
-    return free_swa
+
+@PATCH.makes(f"{QUEUE}.__init__", releases=BEFORE)
+def make_init(patch, stock):
+    signature = inspect.signature(stock)
+
+    def init(self, *args, **kwargs):
+        stock(self, *args, **kwargs)
+        if self._uses_swa_tail_prealloc():
+            self.token_to_kv_pool_allocator._swa_unmaps_pages = True
+            bound = signature.bind(self, *args, **kwargs).arguments
+            self.max_total_num_tokens = bound["max_total_num_tokens"]
+        elif (reason := unserved(self)) is not None:
+            patch.gate(reason)
+
+    return init
+
+
+@PATCH.replaces(f"{QUEUE}._check_if_req_exceed_kv_capacity", releases=BEFORE)
+def _check_if_req_exceed_kv_capacity(self, req, *, patch, stock):
+    if stock(self, req):
+        return True
+    message = _never_fits(self, req) if self._uses_swa_tail_prealloc() else None
+    if message is None:
+        return False
+    logger.error(message)
+    patch.state.decode.prepare_abort(req, message, status_code=HTTPStatus.BAD_REQUEST)
+    self.scheduler.stream_output([req], req.return_logprob)
+    return True
+
+
+# Requests are chosen by a budget for each pool; stock's code admits and resumes what was chosen.
+
+
+@PATCH.replaces(f"{QUEUE}._allocatable_tokens", releases=BEFORE)
+def _allocatable_tokens(self, *args, stock, **kwargs):
+    tokens = stock(self, *args, **kwargs)
+    if self._uses_swa_tail_prealloc():
+        # Stock starts from the scarcer pool; the other pool is accounted for separately.
+        allocator = self.token_to_kv_pool_allocator
+        tokens += allocator.full_available_size() - allocator.available_size()
+    return tokens
+
+
+@PATCH.replaces(f"{QUEUE}.pop_preallocated", releases=BEFORE)
+def pop_preallocated(self, rids_to_check=None, *, patch, stock):
+    if not self._uses_swa_tail_prealloc():
+        return stock(self, rids_to_check)
+    # `_admitted` needs to know which transfers are ready, so these steps come first. Stock would
+    # take them a second time, and each poll is an all-reduce.
+    steps = [name for name in _HANDSHAKE if hasattr(self, name)]
+    for name in steps:
+        arguments = (rids_to_check,) if name == "_update_handshake_waiters" else ()
+        getattr(self, name)(*arguments)
+    # Why this trick: stock's method calls these steps in its middle. While it runs, the queue has
+    # steps of its own that do nothing.
+    for name in steps:
+        setattr(self, name, _nothing)
+    try:
+        return stock(self, _admitted(self, patch.state.decode, rids_to_check))
+    finally:
+        for name in steps:
+            delattr(self, name)
+
+
+@PATCH.replaces(f"{QUEUE}.resume_retracted_reqs", releases=BEFORE)
+def resume_retracted_reqs(self, rids_to_check=None, *, stock):
+    if not self._uses_swa_tail_prealloc():
+        return stock(self, rids_to_check)
+    return stock(self, _resumed(self, rids_to_check))
+
+
+# -- fixes ---------------------------------------------------------------------------------------
+
+
+@PATCH.replaces(f"{OLD_ALLOCATOR}.alloc_extend_swa_tail", releases="0.5.12")
+def alloc_extend_swa_tail(self, *args, stock, **kwargs):
+    """Unmap before the tail."""
+    slots = stock(self, *args, **kwargs)
+    if slots is not None:
+        tail = kwargs["swa_tail_len"] if "swa_tail_len" in kwargs else args[-1]
+        tail_allocation.clear_before_tail(self, slots, tail)
+    return slots
+
+
+@PATCH.replaces(
+    {
+        "… 0.5.12.post1": f"{OLD_ALLOCATOR}.free_swa",
+        "0.5.13 … 0.5.13.post1": f"{ALLOCATOR}.free_swa",
+    }
+)
+def free_swa(self, free_index, *, stock):
+    """Unmap whole pages."""
+    stock(self, free_index)
+    tail_allocation.unmap_pages(self, free_index)
+
+
+@PATCH.replaces(f"{QUEUE}._pre_alloc", releases=TRACKS)
+def _pre_alloc(self, req, *args, stock, **kwargs):
+    """Keep the evicted length."""
+    slots = stock(self, req, *args, **kwargs)
+    length = fill_length(req)
+    tail_alone = len(slots) == length and not self.scheduler.enable_hisparse
+    if tail_alone and self._uses_swa_tail_prealloc():
+        self.token_to_kv_pool_allocator._swa_unmaps_pages = True
+        req.swa_evicted_seqlen = length - self._swa_tail_len(length)
+    return slots
+
+
+@PATCH.replaces(PRICE, releases=TRACKS)
+def price_without_reserve(self, req, *, patch, stock):
+    """Hold no sliding-window KV back for the decode steps to come.
+
+    Without a prefix cache the window bounds what a request grows to.
+    """
+    return _price(patch, stock, self, req, reserves=False)
+
+
+@PATCH.replaces(PRICE, releases="0.5.14 …")
+def price(self, req, *, patch, stock):
+    return _price(patch, stock, self, req, reserves=True)
+
+
+def _price(patch, stock, queue, req, reserves):
+    """Price whole pages, as they are allocated (sgl-project/sglang#33794)."""
+    full, swa = stock(queue, req)
+    if not queue._uses_swa_tail_prealloc():
+        return full, swa
+    patch.ran.seen = True
+    page = queue.token_to_kv_pool_allocator.page_size
+    full_held, swa_held = queue._prealloc_kv_lens(req)
+    if not reserves and queue.tree_cache.is_chunk_cache():
+        swa = swa_held
+    return full + -full_held % page, swa + -swa_held % page
 
 
 _HANDSHAKE = ("_resolve_pending_reqs", "_update_handshake_waiters")

@@ -7,16 +7,16 @@ from typing import Any
 _ROWS = "swa_rows"
 
 
-def get_cpu_copy(inner: Any) -> Any:
+def get_cpu_copy(patch: Any, stock: Any) -> Any:
     """Make ``SWAKVPool.get_cpu_copy`` hold sliding-window KV only of mapped slots."""
 
     def get_cpu_copy(self: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
         if self.full_to_swa_index_mapping is None:
-            return inner(self, indices, *args, **kwargs)
+            return stock(self, indices, *args, **kwargs)
         slots = self.full_to_swa_index_mapping[indices]
         mapped = slots > 0
         if bool(mapped.all()):
-            return inner(self, indices, *args, **kwargs)
+            return stock(self, indices, *args, **kwargs)
         return {
             "full": self.full_kv_pool.get_cpu_copy(indices),
             "swa": self.swa_kv_pool.get_cpu_copy(slots[mapped]),
@@ -26,20 +26,20 @@ def get_cpu_copy(inner: Any) -> Any:
     return get_cpu_copy
 
 
-def load_cpu_copy(inner: Any) -> Any:
+def load_cpu_copy(patch: Any, stock: Any) -> Any:
     """Make ``SWAKVPool.load_cpu_copy`` write the rows that the copy has and the pool maps now."""
     import torch
 
     def load_cpu_copy(self: Any, kv_cache_cpu: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
         if self.full_to_swa_index_mapping is None:
-            return inner(self, kv_cache_cpu, indices, *args, **kwargs)
+            return stock(self, kv_cache_cpu, indices, *args, **kwargs)
         slots = self.full_to_swa_index_mapping[indices]
         mapped = (slots > 0).cpu()
         copied = kv_cache_cpu.get(_ROWS)
         if copied is None:
             copied = torch.ones_like(mapped)
         if bool((mapped & copied).all()):
-            return inner(self, kv_cache_cpu, indices, *args, **kwargs)
+            return stock(self, kv_cache_cpu, indices, *args, **kwargs)
         self.full_kv_pool.load_cpu_copy(kv_cache_cpu["full"], indices)
         chunk = getattr(self.swa_kv_pool, "cpu_offloading_chunk_size", len(mapped))
         rows = _select(kv_cache_cpu["swa"], mapped[copied], chunk)

@@ -1,12 +1,24 @@
-"""``swa.window-pool``."""
+"""Gives Gemma 2 and 3, EXAONE 4 and Olmo 3 a sliding-window pool, for text only.
 
-from ....model.patch import Patch, of, variant
+Stock turns it off by architecture (``arg_groups/model_overrides``), because of a test that failed
+when there was one way to hold windows and Llama 4 alone had it (sgl-project/sglang#7367, and
+#8895, #9123 for Gemma 3). What holds windows has been written anew since.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ....model.declaration import Declaration
+from ....model.patch import of
 from ..proven import POOLED
 from ..references import ALLOCATOR, EVICTS
 
 CONTEXT = "sglang.srt.runtime_context"
 _CONFIG = "sglang.srt.configs.model_config"
-DERIVES = f"{_CONFIG}:ModelConfig._derive_hybrid_model"
+_DERIVES = f"{_CONFIG}:ModelConfig._derive_hybrid_model"
 _MODELS = "sglang.srt.models"
 _ATTENTION = "sglang.srt.layers.attention"
 _EXECUTOR = "sglang.srt.model_executor"
@@ -32,29 +44,116 @@ _BACKENDS = (
     *of(f"{_ATTENTION}.flashattention_backend:FlashAttentionBackend", *_METADATA),
 )
 
-PATCH = Patch(
-    id="swa.window-pool",
+PATCH = Declaration(
+    *(__name__, "0.5.21 … 0.5.23"),
     only_with=("poolless-windows", "windows", "torch", "known-pool-backend", "one-backend"),
     proven_with=POOLED,
-    kind="policy",
-    summary="Gemma 2 and 3, EXAONE 4 and Olmo 3 get a sliding-window pool, for text only",
     # Older schedulers are told their ranks one by one.
     anchors=(f"{CONTEXT}:SpawnRanks",),
     absent_because="tested only on 0.5.21 and later",
-    variants=(
-        variant(
-            *(__name__, "0.5.21 … 0.5.23"),
-            targets=(DERIVES,),
-            depends=(
-                f"{_CONFIG}:is_hybrid_swa_model",
-                f"{_CONFIG}:get_hybrid_layer_ids",
-                f"{CONTEXT}:attention_backends",
-                *_KINDS_OF_LAYERS,
-                *_POOL,
-                *_BACKENDS,
-                *EVICTS,
-            ),
-            awaits=(CONTEXT,),
-        ),
+    depends=(
+        f"{_CONFIG}:is_hybrid_swa_model",
+        f"{_CONFIG}:get_hybrid_layer_ids",
+        f"{CONTEXT}:attention_backends",
+        *_KINDS_OF_LAYERS,
+        *_POOL,
+        *_BACKENDS,
+        *EVICTS,
     ),
+    awaits=(CONTEXT,),
+    anytime="pools keep the sizes that they were made with, whoever asked for them",
 )
+
+logger = logging.getLogger("sglang_perf_patches")
+
+BACKENDS = ("fa3", "triton")
+"""Those that were tested with both pools. ``torch_native`` reads windows where it did not write
+them."""
+
+_NO_BEAMS = (
+    "swa.window-pool: this server answers 400 to requests with beam_width > 1: sglang has no beam "
+    "search with a window pool. Take the patch out of SGLANG_PERF_PATCHES if you need it."
+)
+
+
+@PATCH.replaces(_DERIVES)
+def _derive_hybrid_model(self, *, patch, stock):
+    """Describe the model as one that asks for a window pool, before stock decides."""
+    context = patch.module(CONTEXT)
+    if _is_for_pools(context):  # no draft model's: speculation gates the patch
+        layers = windowed_layers(self)
+        reason = unserved(self, layers, context)
+        if reason:
+            patch.gate(reason)
+        else:
+            # Stock's own way for models that it does not know by name.
+            self.hf_text_config.is_hybrid_swa = True
+            self.hf_text_config.hybrid_layer_pattern = layers
+            self.disable_hybrid_swa_memory = False
+            if not patch.ran.seen:
+                # Stock has no flag for beam search, so nothing can be gated by it.
+                logger.warning(_NO_BEAMS)
+            patch.ran.seen = True
+    stock(self)
+
+
+def _is_for_pools(context: Any) -> bool:
+    """Whether pools may be made of a configuration in this process, of resolved arguments."""
+    # Other processes publish other roles, or nothing while they resolve arguments.
+    return context.publish_role() == "scheduler" and None not in context.attention_backends()
+
+
+def unserved(model: Any, layers: Sequence[int] | None, context: Any) -> str | None:
+    """Why a ``ModelConfig`` is left to stock; None if it gets a window pool."""
+    if layers is None:
+        return f"{model.hf_config.architectures[0]} has the pools that stock gives it"
+    if not getattr(model.hf_text_config, "sliding_window", None) or len({*layers}) < 2:
+        return "not both kinds of layers: no layer has a sliding window, or every layer has one"
+    if context.get_server_args().disable_hybrid_swa_memory:
+        return "--disable-hybrid-swa-memory is set"
+    if model.is_multimodal:
+        return "the model takes images, and image tokens attend to later tokens"
+    if not model.is_generation or getattr(
+        model.hf_text_config, "use_bidirectional_attention", False
+    ):
+        return "prompts are read in both directions"
+    backends = {*context.attention_backends()}
+    if len(backends) > 1:
+        return "prefill and decode have different attention backends"
+    if not backends <= {*BACKENDS}:
+        return f"attention was tested only on {', '.join(BACKENDS)}, not on {backends.pop()}"
+    return None
+
+
+def windowed_layers(model: Any) -> list[int] | None:
+    """For each layer 1 if it attends within the window, else 0, as the model's own code decides.
+
+    None for a model that is not one of those.
+    """
+    rule = _RULES.get(model.hf_config.architectures[0])
+    text = model.hf_text_config
+    return rule(text, text.num_hidden_layers) if rule else None
+
+
+def _by_types(text: Any, layers: int) -> list[int]:
+    kinds = getattr(text, "layer_types", None) or []
+    return [int(kind == "sliding_attention") for kind in kinds[:layers]]
+
+
+def _every_other(_: Any, layers: int) -> list[int]:
+    return [1 - layer % 2 for layer in range(layers)]
+
+
+def _by_pattern(text: Any, layers: int) -> list[int]:
+    pattern = getattr(text, "sliding_window_pattern", None)
+    return [int((layer + 1) % len(pattern) != 0) for layer in range(layers)] if pattern else []
+
+
+_RULES: dict[str, Callable[[Any, int], list[int]]] = {
+    "Gemma2ForCausalLM": _every_other,
+    "Gemma3ForCausalLM": _by_types,
+    "Gemma3ForConditionalGeneration": _by_types,
+    "Exaone4ForCausalLM": _by_pattern,
+    "Olmo2ForCausalLM": _by_types,
+}
+"""How the attention of each architecture tells a layer's kind."""

@@ -11,6 +11,7 @@ import pytest
 from linux_mlx.completions import post
 from linux_mlx.environments import variables
 from linux_mlx.patches import live_and_run, processes
+from linux_mlx.patience import limit_s
 from linux_mlx.server import running_server, server_command, server_variables
 from tests.server.test_mlx_hybrid import QUANTISED, Asked, body, prepared
 
@@ -53,7 +54,7 @@ def test_a_server_reports_what_was_answered(name: str, tmp_path: Path) -> None:
         env=variables(),
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=limit_s(),
     )
     assert asked.returncode == 0, asked.stderr
     answers = {each["id"]: each for each in json.loads(asked.stdout)["patches"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import passes
 import reads
 import released
 from passes import Memory, imported_by, surroundings
@@ -63,7 +63,7 @@ def place(tmp_path: Path) -> Place:
 
 
 def another_cpu(_: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes.platform, "machine", lambda: "another")
+    monkeypatch.setattr(platform, "machine", lambda: "another")
 
 
 def another_python(_: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,7 +212,8 @@ class Remembered:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skip a test that has passed."""
-        if not self._is_fresh and self._memory.has(tiers.group_of(item), item.nodeid):
+        group = tiers.group_of(item)
+        if not self._is_fresh and self._memory.has(group, _name(item.nodeid, group)):
             pytest.skip(HAS_PASSED)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -232,10 +233,16 @@ class Remembered:
         if nextitem is None or tiers.group_of(nextitem) != group:
             if self._passed and not self._others:
                 reached = reads.noted | self._collected[item.path] | imported_by(item.path)
-                self._memory.keep(group, self._passed, reached)
+                names = [_name(each, group) for each in self._passed]
+                self._memory.keep(group, names, reached)
             self._passed, self._others = set(), set()
         if nextitem is not None and nextitem.path.parent != item.path.parent:
             _forget_code()
+
+
+def _name(test: str, group: str) -> str:
+    """Without what pytest-xdist appends."""
+    return test.removesuffix(f"@{group}")
 
 
 def _forget_code() -> None:

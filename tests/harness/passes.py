@@ -212,8 +212,8 @@ class Remembered:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skip a test that has passed."""
-        group = tiers.group_of(item)
-        if not self._is_fresh and self._memory.has(group, _name(item.nodeid, group)):
+        name = _name(item.nodeid, tiers.group_of(item))
+        if not self._is_fresh and self._memory.has(_played_as(item), name):
             pytest.skip(HAS_PASSED)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -234,10 +234,16 @@ class Remembered:
             if self._passed and not self._others:
                 reached = reads.noted | self._collected[item.path] | imported_by(item.path)
                 names = [_name(each, group) for each in self._passed]
-                self._memory.keep(group, names, reached)
+                self._memory.keep(_played_as(item), names, reached)
             self._passed, self._others = set(), set()
         if nextitem is not None and nextitem.path.parent != item.path.parent:
             _forget_code()
+
+
+def _played_as(item: pytest.Item) -> str:
+    """The group of a test, and the patches of its set of which each variant is played in it."""
+    of_set = [each for each in tiers.touched() if each.startswith(f"{item.path.parent.name}.")]
+    return f"{tiers.group_of(item)} {sorted(of_set)}"
 
 
 def _name(test: str, group: str) -> str:

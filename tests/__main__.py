@@ -5,7 +5,9 @@ runs. A folder goes by its bare name (``python3 -m tests framework``, ``python3 
 ``quick`` is for the editor: ruff, the type checker and the tests of `QUICK`, in about a
 minute on two quiet cores.
 ``--all`` plays the whole matrix of releases; otherwise pytest plays the default tier (see
-``tests/harness/tiers.py``). Four tests run at a time, on two cores: some of them only wait.
+``tests/harness/tiers.py``). What has passed before with all that it reaches is left out (see
+``tests/harness/passes.py``); ``--fresh`` runs it. Four tests run at a time, on two cores: some of
+them only wait.
 
 The command makes an environment in ``.venv`` beside this folder with what the checks need. It needs
 Linux and Python 3.11, as the released wheels and the CPU build of torch do. The first use fetches
@@ -19,11 +21,15 @@ import os
 import subprocess
 import sys
 import venv
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".venv"
 
+TIERS = {"--all", "--fresh"}
 QUICK = tuple(
     f"tests/framework/test_{name}.py"
     for name in (
@@ -58,21 +64,36 @@ def main(arguments: list[str]) -> int:
     python = environment()
     pytest = ["pytest", *parallel(arguments), "--durations=10", *with_paths(arguments)]
     checks = [pytest]
-    if not set(arguments) - {"--all"} or arguments == ["quick"]:
-        checks = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], pytest]
+    is_whole = not set(arguments) - TIERS or arguments == ["quick"]
+    if is_whole:
+        checks = [["ruff", "check", "."], ["ruff", "format", "--check", "."], pytest]
+    # Each of a run's processes would compile the package and the tests again.
+    variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     print(f"On two quiet cores this takes {takes(arguments)}.", flush=True)
-    for words in checks:
-        print(f"$ {' '.join(words)}", flush=True)
-        code = subprocess.run([python, "-m", *words], cwd=ROOT).returncode
-        if code:
-            return code
-    return 0
+    run = partial(subprocess.run, cwd=ROOT, env=variables)
+    with ThreadPoolExecutor(1) as beside:
+        # It has one core for a minute or two, and pytest the rest.
+        types = [python, "-m", "mypy"]
+        typed = (
+            beside.submit(run, types, stdout=PIPE, stderr=STDOUT, text=True) if is_whole else None
+        )
+        codes = []
+        for words in checks:
+            print(f"$ {' '.join(words)}", flush=True)
+            codes.append(run([python, "-m", *words]).returncode)
+            if codes[-1]:
+                break
+        if typed:
+            print(f"$ mypy\n{typed.result().stdout}", end="", flush=True)
+            codes.append(typed.result().returncode)
+    return next(filter(None, codes), 0)
 
 
 def takes(arguments: list[str]) -> str:
     """How long a run with these arguments takes."""
-    if " ".join(arguments) in TAKES:
-        return TAKES[" ".join(arguments)]
+    asked = " ".join(word for word in arguments if word != "--fresh")
+    if asked in TAKES:
+        return TAKES[asked]
     folders = [word for word in arguments if is_folder(word)]
     if "--all" in arguments or not folders:
         return f"no longer than the whole matrix, which is {TAKES['--all']}"
@@ -95,7 +116,7 @@ def with_paths(arguments: list[str]) -> list[str]:
     """The arguments that name folders of tests, which come before any option's value."""
     if arguments == ["quick"]:
         return [*QUICK]
-    options = [word for word in arguments if word.startswith("-") and word != "--all"]
+    options = [word for word in arguments if word.startswith("-") and word not in TIERS]
     names = arguments[: arguments.index(options[0])] if options else arguments
     paths = [f"tests/{word}" if is_folder(word) else word for word in names]
     return [*paths, *arguments[len(names) :]]

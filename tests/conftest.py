@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 
 import forked
+import passes
 import released
 import tiers
 from sglang_perf_patches import sets
@@ -35,8 +36,9 @@ Shown = Callable[[str, str, tuple[str, ...], Collection[str]], tuple[str, ...]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--all``: see `tiers`."""
+    """``--all``: see `tiers`. ``--fresh``: see `passes`."""
     parser.addoption("--all", action="store_true", help="play the whole matrix of releases")
+    parser.addoption("--fresh", action="store_true", help="run what has passed before, too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not tiers.is_whole(config):
         os.environ.setdefault(tiers.DEPTH, "1")
     os.environ.setdefault(forked.RUN, uuid.uuid4().hex)  # the processes of pytest-xdist inherit it
+    config.pluginmanager.register(passes.Remembered(config), "passes")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from throwaway import Throwaway
 
-LIMIT_S = 120
+from linux_mlx.patience import limit_s
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Bench:
         """Run it to the end."""
         with self.start(command, **variables) as process:
             try:
-                out, err = process.communicate(timeout=LIMIT_S)
+                out, err = process.communicate(timeout=limit_s())
             finally:
                 process.kill()
         return subprocess.CompletedProcess(command, process.returncode, out, err)
@@ -78,7 +78,7 @@ def until(process: subprocess.Popen[str], words: str) -> str:
     """What it wrote to stderr before a line with these words."""
     assert process.stderr is not None
     seen = ""
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + limit_s()
     while time.monotonic() < deadline:
         line = process.stderr.readline()
         seen += line

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from served import Bench, until
 
+from linux_mlx.patience import limit_s
+
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="looks for processes in /proc")
 URL = "--url"
 
@@ -156,7 +158,7 @@ def test_a_side_that_fails_later_keeps_the_turns_before(bench: Bench) -> None:
                 break
             except OSError:
                 time.sleep(0.001)
-        out, _ = process.communicate(timeout=600)
+        out, _ = process.communicate(timeout=limit_s())
     assert process.returncode == 1
     assert f"It stopped early: turn 3, stock: port {bench.port} of 127.0.0.1 is in use" in " ".join(
         out.split()
@@ -236,7 +238,7 @@ def test_a_signal_in_each_phase_leaves_no_process(
         time.sleep(1)
         began = time.monotonic()
         process.send_signal(number)
-        _, err = process.communicate(timeout=600)
+        _, err = process.communicate(timeout=limit_s())
     assert process.returncode == 128 + number
     assert err.splitlines()[-1] == "sglang-perf-patches: interrupted; nothing is left running"
     assert "Traceback" not in err
@@ -265,14 +267,14 @@ def test_a_second_signal_does_not_stop_the_ending(bench: Bench) -> None:
         for _ in range(5):
             process.send_signal(signal.SIGINT)
             time.sleep(0.02)
-        process.communicate(timeout=600)
+        process.communicate(timeout=limit_s())
     assert process.returncode == 130
     assert bench.left() == []
 
 
 def test_help_names_what_there_is() -> None:
     command = [sys.executable, "-m", "sglang_perf_patches", "bench", "server", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s())
     assert done.returncode == 0
     options = ("--a TEXT", "--b TEXT", "--turns", "--url", "--json")
     for word in (*options, "Exit codes"):

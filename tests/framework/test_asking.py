@@ -461,14 +461,14 @@ def test_devices_of_another_machine_are_not_asked_for(publishing: Throwaway) -> 
 def test_a_late_answer_is_one_sentence_and_no_second_try(publishing: Throwaway) -> None:
     """The limit is for all tries together, so a slow one is the last."""
     slow = (
-        f"import time\nopen({str(publishing.site / 'tries')!r}, 'a').write('x')\ntime.sleep(99)\n"
+        f"import time\nopen({str(publishing.site / 'tries')!r}, 'a').write('x')\ntime.sleep(999)\n"
     )
     publishing.put("sglang/srt/server_args.py", slow)
     patched = PROVEN + "from sglang_perf_patches.cli.ask import answer\nanswer._LIMIT_S = 2.0\n"
     publishing.put("sitecustomize.py", patched)
     done = publishing.command("doctor", "--gpu", "none", "--", *LAUNCH)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert "sglang 1.0 gave no answer in 2 s" in done.stderr
+    assert re.search(r"sglang 1.0 gave no answer in \d+ s", done.stderr)  # more if it is busy
     tries = publishing.site / "tries"
     assert not tries.exists() or tries.read_text() == "x"  # none, if a busy machine took 2 s before
 

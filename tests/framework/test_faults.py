@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 from throwaway import REPOSITORY, Throwaway, distribution
 
 import tiers
+from linux_mlx.patience import limit_s, wait_for
 from sglang_perf_patches import downloads, sets
 from sglang_perf_patches.compat import source, verdict
 
@@ -39,7 +39,7 @@ def outcomes_of(throwaway: Throwaway, script: str, *words: str, **variables: str
         env=throwaway.environment(**variables),
         capture_output=True,
         text=True,
-        timeout=7200,  # with --all
+        timeout=limit_s(7200),  # with --all
     )
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout)
@@ -311,13 +311,6 @@ def shown(environment: dict[str, str]) -> list[str]:
     return [patch["state"] for p in json.loads(done.stdout)["processes"] for patch in p["patches"]]
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
 def test_no_record_rather_than_an_old_one(throwaway: Throwaway, tmp_path: Path) -> None:
     environment, log = throwaway.environment(), tmp_path / "log"
     with serving(environment, log) as ask:
@@ -325,11 +318,11 @@ def test_no_record_rather_than_an_old_one(throwaway: Throwaway, tmp_path: Path) 
         assert shown(environment) == ["pending"]
         assert ask("full") == "full"
         assert ask("import") == "live 102"
-        wait_for(lambda: shown(environment) == [])
+        assert wait_for(lambda: shown(environment) == [])
         assert list((throwaway.runtime / "sglang-perf-patches").iterdir()) == []
-        wait_for(lambda: "live on sglang 1.0: one.step" in log.read_text())
+        assert wait_for(lambda: "live on sglang 1.0: one.step" in log.read_text())
         assert ask("not full") == "not full"
-        wait_for(lambda: shown(environment) == ["live"])
+        assert wait_for(lambda: shown(environment) == ["live"])
 
 
 @pytest.mark.parametrize("which", ["the folder", "its parent"])
@@ -347,7 +340,7 @@ def test_a_read_only_runtime_folder(throwaway: Throwaway, tmp_path: Path, which:
             assert ask("") == "pending"
             assert ask("import") == "live 102"
             assert shown(environment) == []
-            wait_for(lambda: "live on sglang 1.0: one.step" in log.read_text())
+            assert wait_for(lambda: "live on sglang 1.0: one.step" in log.read_text())
         assert "Traceback" not in log.read_text()
     finally:
         for path in (throwaway.runtime, folder):
@@ -363,12 +356,12 @@ def test_no_home_and_no_folder_named(throwaway: Throwaway, tmp_path: Path) -> No
         assert ask("") == "pending"
         assert ask("import") == "live 102"
         assert "live" in shown(environment)
-        wait_for(lambda: "live on sglang 1.0: one.step" in log.read_text())
+        assert wait_for(lambda: "live on sglang 1.0: one.step" in log.read_text())
     # And with no temporary folder that takes a file.
     with serving(environment, log, "full") as ask:
         assert ask("") == "pending"
         assert ask("import") == "live 102"
-        wait_for(lambda: log.read_text().count("live on sglang 1.0: one.step") == 2)
+        assert wait_for(lambda: log.read_text().count("live on sglang 1.0: one.step") == 2)
     assert "Traceback" not in log.read_text()
 
 
@@ -554,14 +547,14 @@ def main_path(
         env=throwaway.environment(PYTHONPATH=os.pathsep.join(map(str, places))),
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=limit_s(),
     )
 
 
 def install_wrapt(python: str, requirement: str, folder: Path) -> Path:
     quietly = ("--quiet", "--disable-pip-version-check", "--no-warn-script-location")
     command = [python, "-m", "pip", "install", *quietly, "--target", str(folder), requirement]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s())
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from throwaway import REPOSITORY, Throwaway, distribution
 
+from linux_mlx.patience import limit_s
 from sglang_perf_patches.cli import interpreter
 
 RUN = [sys.executable, "-m", "sglang_perf_patches", "run"]
@@ -94,7 +95,7 @@ def started(
         env=throwaway.environment(**variables),
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=limit_s(),
     )
 
 

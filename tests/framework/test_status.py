@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -18,6 +18,7 @@ from typing import IO
 import pytest
 from throwaway import Throwaway
 
+from linux_mlx.patience import limit_s, wait_for
 from sglang_perf_patches.telemetry import procfs, records
 
 SERVE = """
@@ -87,13 +88,6 @@ def processes(throwaway: Throwaway, **variables: str | None) -> list[dict[str, o
     return listed
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
 def states(process: dict[str, object]) -> dict[str, tuple[str, bool]]:
     patches = process["patches"]
     assert isinstance(patches, list)
@@ -118,7 +112,7 @@ def test_status_tells_what_is_live_and_has_run(throwaway: Throwaway) -> None:
         one.stdin.write("\n")
         one.stdin.flush()
         assert one.stdout.readline() == "102\n"
-        wait_for(lambda: any(states(each)["one.step"][1] for each in processes(throwaway)))
+        assert wait_for(lambda: any(states(each)["one.step"][1] for each in processes(throwaway)))
         by_pid = {process["pid"]: process for process in processes(throwaway)}
         assert states(by_pid[one.pid]) == {"one.step": ("live", True), "one.bad": ("failed", False)}
         assert states(by_pid[two.pid]) == {"one.step": ("live", False), "one.bad": ("off", False)}
@@ -231,7 +225,7 @@ def test_exit_code_1_tells_that_a_chosen_patch_does_not_do_its_work(
     """Whether its name chose it, or ``all``."""
     with serving(throwaway, SGLANG_PERF_PATCHES=chosen, BAD=how):
         word = {"gates": "gated", "breaks": "failed"}[how] if code else "off"
-        wait_for(lambda: states(processes(throwaway)[0])["one.bad"][0] == word)
+        assert wait_for(lambda: states(processes(throwaway)[0])["one.bad"][0] == word)
         found, text, _ = status(throwaway)
         assert found == code
         assert (f"one.bad is {word}" in text) == bool(code)
@@ -242,7 +236,7 @@ def test_a_record_goes_with_its_process(throwaway: Throwaway) -> None:
     path = next((throwaway.runtime / "sglang-perf-patches").glob("*.json"))
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
-    process.communicate("", timeout=600)
+    process.communicate("", timeout=limit_s())
     assert not path.exists()
     assert status(throwaway)[0] == 0
 
@@ -349,7 +343,9 @@ def test_a_record_that_a_cleaner_of_temporary_files_took_comes_back(throwaway: T
     with serving(throwaway) as process:
         folder = throwaway.runtime / "sglang-perf-patches"
         folder.rename(throwaway.runtime / "taken")  # at once: the process may be writing
-        wait_for(lambda: [results["pid"] for results in processes(throwaway)] == [process.pid])
+        assert wait_for(
+            lambda: [results["pid"] for results in processes(throwaway)] == [process.pid]
+        )
         assert folder.stat().st_mode & 0o777 == 0o700
 
 
@@ -383,7 +379,7 @@ def test_a_folder_that_is_not_private_is_neither_read_nor_used(
 def test_one_line_of_information_and_one_warning(throwaway: Throwaway, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("w") as file, serving(throwaway, stderr=file) as process:
-        wait_for(lambda: "live on" in log.read_text())
+        assert wait_for(lambda: "live on" in log.read_text())
         time.sleep(0.5)  # for a line too many
     ours = [line for line in log.read_text().splitlines() if "sglang-perf-patches" in line]
     assert len(ours) == 2, ours
@@ -604,7 +600,7 @@ def test_a_record_that_cannot_be_written_is_said_once(throwaway: Throwaway, tmp_
     (throwaway.runtime / "sglang-perf-patches").write_text("a file, not a folder")
     log = tmp_path / "log"
     with log.open("w") as file, serving(throwaway, stderr=file) as process:
-        wait_for(lambda: "`status` will not show" in log.read_text())
+        assert wait_for(lambda: "`status` will not show" in log.read_text())
         time.sleep(0.5)  # for a line too many
     ours = [line for line in log.read_text().splitlines() if "`status` will not show" in line]
     assert len(ours) == 1, log.read_text()
@@ -669,7 +665,7 @@ def test_identical_ranks_are_one_line(throwaway: Throwaway, tmp_path: Path) -> N
             named = [each for each in found if str(each["role"]).startswith("scheduler")]
             return len(named) == 4 and any(states(each)["one.step"][1] for each in named)
 
-        wait_for(are_named)
+        assert wait_for(are_named)
         text = status(throwaway)[1]
         lines = text.splitlines()
         assert lines[0] == (

@@ -13,6 +13,8 @@ from struct import pack
 import pytest
 from throwaway import Throwaway
 
+from linux_mlx.patience import limit_s
+
 SETS = """
 import throwaway_patches as t
 from dataclasses import replace
@@ -79,7 +81,7 @@ def test_a_full_disk_is_one_sentence(prepared: Throwaway, words: tuple[str, ...]
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=600,
+            timeout=limit_s(),
         )
     assert done.returncode == 2
     assert done.stderr == "sglang-perf-patches: can't write: No space left on device\n"
@@ -111,7 +113,7 @@ def test_a_shell_completes_verbs_options_and_patches(
             COMP_LINE=typed,
             COMP_POINT=str(len(typed)),
         ),
-        timeout=600,
+        timeout=limit_s(),
     )
     assert set(answer.read_text().split("\n")) == expected
 

@@ -15,6 +15,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+from linux_mlx.patience import limit_s
 from sglang_perf_patches import downloads
 
 REPOSITORY = Path(__file__).parents[2]
@@ -195,9 +196,11 @@ def gates(patching):
     raise Gated("not in this situation")
 '''
 
-BEGINNING = """
+BEGINNING = (
+    f"LIMIT_S = {limit_s():.0f}"
+    + """
 import dataclasses, faulthandler, importlib, logging, os, sys, threading, time, warnings
-faulthandler.dump_traceback_later(500, exit=True)
+faulthandler.dump_traceback_later(LIMIT_S, exit=True)
 from throwaway_patches import *
 import throwaway_installs as installs
 import sglang_perf_patches as ours
@@ -222,7 +225,7 @@ def all_live(selection="all"):
     return {state.state for state in ours.activate(selection).patches} == {"live"}
 
 def wait_until(condition):
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + LIMIT_S / 2
     while not condition():
         assert time.monotonic() < deadline, engine.report()
         time.sleep(0.05)
@@ -232,6 +235,7 @@ def wait_for(patch, state):
     wait_until(lambda: engine.report().of(patch).state == state)
     return engine.report().of(patch)
 """
+)
 """What `Throwaway.play` puts in front of a script."""
 
 ENVIRON = """
@@ -339,7 +343,7 @@ class Throwaway:
             env=self.environment(**variables),
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=limit_s(),
         )
 
     def run(self, script: str, **variables: str | None) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,11 @@ import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import reads
 
 RUN = "PERF_PATCHES_TESTS_RUN"
 """The variable that names a test run, whose processes share those that fork."""
@@ -30,6 +34,7 @@ _SCRIPT = Path(__file__).with_name("forking.py")
 _ALONE = uuid.uuid4().hex
 
 Kind = tuple[Path, str, tuple[Path, ...]]
+"""An interpreter, how a script begins, and what PYTHONPATH holds meanwhile."""
 
 
 def run(
@@ -39,6 +44,7 @@ def run(
     *,
     beginning: str,
     search: tuple[Path, ...],
+    release: Path | None,
     variables: Mapping[str, str],
     given: str | None,
     limit_s: float | None,
@@ -51,6 +57,7 @@ def run(
         words: the script's arguments.
         beginning: how the script begins, one of `forking.BEGINNINGS`.
         search: what PYTHONPATH holds already while the packages are imported.
+        release: the tree whose modules are imported before it begins, if any.
         variables: the whole environment of the script; its PYTHONPATH too.
         given: the script's standard input; nothing without.
         limit_s: seconds that it may take; then it is killed.
@@ -64,24 +71,28 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("in", "out", "err")]
         files[0].write_text(given or "")
-        request = {
+        request: dict[str, Any] = {
             "script": str(script),
             "words": [str(word) for word in words],
             "variables": dict(variables),
             "files": [str(file) for file in files],
+            "reads": str(Path(folder) / "reads"),
         }
         kind = python, beginning, search
         try:
-            code = _exit_code(kind, json.dumps(request) + "\n", limit_s)
+            code = _exit_code(kind, release, json.dumps(request) + "\n", limit_s)
         except TimeoutError:
             raise subprocess.TimeoutExpired([script, *words], limit_s or 0) from None
+        if (read := Path(request["reads"])).exists():
+            reads.noted.update(read.read_text().splitlines())
         return code, *(file.read_text(errors="replace") for file in files[1:])
 
 
-def _exit_code(kind: Kind, request: str, limit_s: float | None) -> int:
+def _exit_code(kind: Kind, release: Path | None, request: str, limit_s: float | None) -> int:
     for _ in range(3):
         # The process that forks may be about to end when this one connects.
-        with _connected(kind) as server, suppress(ConnectionError):
+        connect = _connected if release is None else partial(_connected_to, release)
+        with connect(kind) as server, suppress(ConnectionError):
             server.settimeout(limit_s)
             server.sendall(request.encode())
             if line := server.makefile().readline():
@@ -89,9 +100,35 @@ def _exit_code(kind: Kind, request: str, limit_s: float | None) -> int:
     raise AssertionError(f"the process that forks ends at once: {kind}")
 
 
-def _connected(kind: Kind) -> socket.socket:
+def _address(*kind: object) -> str:
+    """Of Linux, in no folder: it ends with its socket."""
     name = hashlib.sha256(repr((os.environ.get(RUN, _ALONE), kind)).encode()).hexdigest()
-    address = f"\0sglang-perf-patches-{name}"  # of Linux, in no folder: it ends with its socket
+    return f"\0sglang-perf-patches-{name}"
+
+
+def _connection(address: str) -> socket.socket | None:
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        server.connect(address)
+    except ConnectionRefusedError:  # there is none, or it has just ended
+        server.close()
+        return None
+    return server
+
+
+def _connected_to(release: Path, kind: Kind) -> socket.socket:
+    """To a process that has imported a release; one of the others forks it."""
+    address = _address(kind, release)
+    while (server := _connection(address)) is None:
+        request = {"address": address, "search": [str(release)]}
+        with _connected(kind) as packages, suppress(ConnectionError):
+            packages.sendall((json.dumps(request) + "\n").encode())
+            packages.makefile().readline()
+    return server
+
+
+def _connected(kind: Kind) -> socket.socket:
+    address = _address(kind)
     while True:
         with socket.socket(socket.AF_UNIX) as listening:
             try:
@@ -101,12 +138,7 @@ def _connected(kind: Kind) -> socket.socket:
             else:
                 listening.listen()
                 _start(kind, listening)
-        server = socket.socket(socket.AF_UNIX)
-        try:
-            server.connect(address)
-        except ConnectionRefusedError:  # which has just ended
-            server.close()
-        else:
+        if server := _connection(address):
             return server
 
 

@@ -1,7 +1,8 @@
 """Started with ``python forking.py BEGINNING SOCKET IDLE_S``: the process that `forked` has fork.
 
 SOCKET is the number of a listening socket. Each connection brings a request, a JSON line, and gets
-the exit code of the fork that runs it. The fork is killed if who asked closes the connection. This
+the exit code of the fork that runs it. The fork is killed if who asked closes the connection. A
+request with an ``address`` makes a fork that imports a release and serves there in the same way. A
 process ends when nobody has asked for IDLE_S seconds and no fork runs.
 """
 
@@ -25,6 +26,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+import reads
+
 BEGINNINGS = {
     "stubs": (
         *("torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.tensor"),
@@ -42,21 +45,26 @@ BEGINNINGS = {
 ``stubs``: with ``stubs.lend()``. ``mlx``: with nothing, or with ``standalone.lend()``.
 """
 
+OF_RELEASE = {"stubs": ("sglang.srt.managers.scheduler",)}
+"""By beginning, what takes long of a release's own modules."""
+
 
 class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
     """Accepts requests; each is handled by a process that forks the one which runs the script.
 
     Attributes:
+        beginning: how its scripts begin.
+        idle_s: after so long without a request it ends.
         lent_variables: of the environment, which the imports of the beginning have set.
     """
 
     lent_variables: Mapping[str, str]
 
-    def __init__(self, listening: socket.socket, idle_s: float) -> None:
+    def __init__(self, beginning: str, listening: socket.socket, idle_s: float) -> None:
         super().__init__("", _Request, bind_and_activate=False)
         self.socket.close()
-        self.socket = listening
-        self.timeout = idle_s
+        self.beginning, self.socket = beginning, listening
+        self.timeout = self.idle_s = idle_s
 
     def handle_timeout(self) -> None:
         """End, unless a fork runs."""
@@ -71,6 +79,9 @@ class _Request(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         request = json.loads(self.rfile.readline())
+        if "address" in request:
+            self._serve_release(**request)
+            return
         pid = os.fork()
         if pid == 0:
             os.close(self.server.fileno())
@@ -84,21 +95,44 @@ class _Request(socketserver.StreamRequestHandler):
         with contextlib.suppress(ConnectionError):
             self.connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
 
+    def _serve_release(self, address: str, search: list[str]) -> None:
+        """Become a process that forks with a release's modules, unless there is one."""
+        listening = socket.socket(socket.AF_UNIX)
+        try:
+            listening.bind(address)
+        except OSError:  # another test was faster
+            return
+        listening.listen()
+        self.server.socket.close()
+        self.connection.sendall(b"0\n")
+        sys.path[:0] = search
+        server = Server(self.server.beginning, listening, self.server.idle_s)
+        server.lent_variables = self.server.lent_variables
+        fork_for_each(server, *OF_RELEASE[server.beginning])
 
-def serve(beginning: str, server: Server) -> None:
-    """Import what scripts begin with, then fork for each request until nobody asks any more."""
+
+def serve(server: Server) -> None:
+    """Import what scripts begin with, then `fork_for_each`."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in range(3):  # a fork's standard streams are its own
         os.dup2(nothing, number)
     before = dict(os.environ)
-    if beginning == "stubs":
+    if server.beginning == "stubs":
         from tests.proof import stubs
 
         stubs.lend()
-    for name in BEGINNINGS[beginning]:
+    for name in BEGINNINGS[server.beginning]:
         with contextlib.suppress(ModuleNotFoundError):  # not every environment has them all
             importlib.import_module(name)
     server.lent_variables = {n: value for n, value in os.environ.items() if before.get(n) != value}
+    fork_for_each(server)
+
+
+def fork_for_each(server: Server, *modules: str) -> None:
+    """Import modules, then fork for each request until nobody asks any more."""
+    for name in modules:
+        with contextlib.suppress(Exception):  # the script's own import of it tells
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a fork's collector need not walk, and so copy, all that was imported
     while True:
@@ -121,6 +155,7 @@ def _become(request: dict[str, Any], lent_variables: Mapping[str, str]) -> int:
     sys.path[:] = [*searched, *(place for place in sys.path[1:] if place not in searched)]
     importlib.invalidate_caches()
     code = 0
+    reads.write_to(Path(request["reads"]))
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as end:
@@ -139,4 +174,4 @@ def _become(request: dict[str, Any], lent_variables: Mapping[str, str]) -> int:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], Server(socket.socket(fileno=int(sys.argv[2])), float(sys.argv[3])))
+    serve(Server(sys.argv[1], socket.socket(fileno=int(sys.argv[2])), float(sys.argv[3])))

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import forked
+import forking
 from linux_mlx.environments import environment, sglang_environment, variables
+from linux_mlx.patience import limit_s
 from sglang_perf_patches import downloads
 
 _HERE = Path(__file__).parent
@@ -31,18 +33,26 @@ class Place:
         search: what PYTHONPATH holds.
         settings: further variables.
         beginning: how each script there begins (`forking.BEGINNINGS`), so that a fork may run it.
+        release: the tree of which the fork has the main modules.
     """
 
     python: Path
     search: tuple[Path, ...]
     settings: tuple[tuple[str, str], ...] = ()
     beginning: str = ""
+    release: Path | None = None
 
 
-def tree(release: str, *, beginning: str = "stubs") -> Place:
-    """The release's Python files alone, with what they import on a CPU."""
+def tree(release: str, *, beginning: str = "stubs", imported: bool = True) -> Place:
+    """The release's Python files alone, with what they import on a CPU.
+
+    Its modules are imported already when a script begins, unless `imported` is False.
+    """
     python = environment(_HERE / "cpu.txt").python
-    return Place(python, (downloads.tree(release), _SOURCE, _HERE, _ROOT), beginning=beginning)
+    folder = downloads.tree(release)
+    first = folder if imported and beginning in forking.OF_RELEASE else None
+    search = (folder, _SOURCE, _HERE, _ROOT)
+    return Place(python, search, beginning=beginning, release=first)
 
 
 def slim(release: str) -> Place:
@@ -55,7 +65,6 @@ def run(
     place: Place,
     *words: str | Path,
     given: str | None = None,
-    limit_s: float | None = 900,
     **more: str,
 ) -> str:
     """What the interpreter of a place prints.
@@ -64,7 +73,6 @@ def run(
         place: where it runs.
         words: its arguments.
         given: its standard input.
-        limit_s: seconds that it may take.
         more: variables of its environment.
 
     Raises:
@@ -80,9 +88,10 @@ def run(
             rest,
             beginning=place.beginning,
             search=tuple(each for each in place.search if each in (_SOURCE, _SHIMS, _ROOT)),
+            release=place.release,
             variables=settings,
             given=given,
-            limit_s=limit_s,
+            limit_s=limit_s(),
         )
         assert code == 0, f"{out[-1000:]}\n{err[-4000:]}"
         return out
@@ -92,7 +101,7 @@ def run(
         input=given,
         capture_output=True,
         text=True,
-        timeout=limit_s,
+        timeout=limit_s(),
     )
     assert done.returncode == 0, f"{done.stdout[-1000:]}\n{done.stderr[-4000:]}"
     return done.stdout
@@ -136,12 +145,11 @@ def play(place: Place, module: Path, jobs: Sequence[Job], **options: Any) -> lis
         place: where they run.
         module: the file that has them.
         jobs: what to call, in order, in one process.
-        options: see `run`; nothing limits the time unless they do.
+        options: see `run`.
 
     Returns:
         a line for each job, with its ``value`` or ``error``.
     """
-    options = {"limit_s": None, **options}
     script = _HERE / "on_release.py"
     lines = answers(place, script, str(module), given=json.dumps(jobs), **options)
     assert [line["job"] for line in lines] == [name for name, _ in jobs], lines

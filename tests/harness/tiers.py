@@ -5,8 +5,9 @@ which releases it is for by a parameter; what the default tier leaves out of tha
 
 - in the folder of a set, it tests the newest release of each file, and so many more that each patch
   is tested on a release that it is declared for;
-- on those further releases it proves only the patches that it shows there (`shown_there`), and
-  leaves out a test marked ``newest``;
+- and, for each patch that a change touches (`touched`), the newest release of each variant;
+- on further releases it proves only the patches that it shows there (`shown_there`), and leaves out
+  a test marked ``newest`` unless the release is one of a touched patch's;
 - a case draws fewer inputs beside its edges (`DEPTH`), and swa has fewer episodes;
 - a test marked ``sampled`` it runs on the oldest, the newest and the one in the middle;
 - a test marked ``whole_matrix`` it leaves out.
@@ -16,20 +17,27 @@ Who names a release, by ``-k`` or in a test's id, gets it in any tier.
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Collection, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.model import releases
-from sglang_perf_patches.model.patch import Patch
+from sglang_perf_patches.model.patch import Patch, room_of
 
 DEPTH = "PERF_PATCHES_TESTS_DEPTH"
 """The variable that tells what a test starts how many inputs to draw; all of them without it.
 
 Its name begins otherwise than sglang's and ours, which no test hands on.
 """
+
+_OF_PATCH = re.compile(
+    r"(?:src/sglang_perf_patches/(?:sets|verify)|tests/proof)/(\w+)/(?!__init__|known)(\w+)[/.]"
+)
 
 FIRST = ("server", "releases", "proof", "swa", "mamba", "mla", "mlx")
 """Folders in the order of their longest tests, so that no long one is left for the end."""
@@ -41,6 +49,10 @@ def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest
         return []
     matrices = _matrices(items)
     chosen = _chosen(matrices)
+    variants = {
+        path: newest_of(matrix) | set(of_touched(path.parent.name, matrix))
+        for path, matrix in matrices.items()
+    }
 
     def of(item: pytest.Item, release: str) -> set[str]:
         if item.get_closest_marker("sampled"):
@@ -53,11 +65,7 @@ def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest
         for item in items
         if item.get_closest_marker("whole_matrix")
         or ((release := release_of(item)) and release not in of(item, release))
-        or (
-            release
-            and item.get_closest_marker("newest")
-            and release not in newest_of(matrices[item.path])
-        )
+        or (release and item.get_closest_marker("newest") and release not in variants[item.path])
     ]
 
 
@@ -81,7 +89,9 @@ def shown_there(
     """
     if release in newest_of(matrix):
         return tuple(ids)
-    shown = shows(patches, matrix).get(release, ())
+    patches = tuple(patches)
+    shown = shows(patches, matrix).get(release, set())
+    shown |= {each for patch in patches for each in of_touched(patch.set, matrix).get(release, ())}
     return tuple(id for id in ids if id in shown)
 
 
@@ -105,6 +115,46 @@ def shows(patches: Iterable[Patch], matrix: Iterable[str]) -> dict[str, set[str]
             reversed(by_age), key=lambda name: sum(name in where[each] for each in missing)
         )
     return shown
+
+
+def of_touched(name: str, matrix: Collection[str]) -> dict[str, set[str]]:
+    """Of a set's touched patches: the newest release of each variant → those that have one there.
+
+    Args:
+        name: of the set; a name that no set has gives nothing.
+        matrix: the releases that the set's tests know.
+    """
+    found: dict[str, set[str]] = {}
+    patches = sets.declared(name).patches if name in sets.NAMES else ()
+    for patch in patches:
+        if patch.id in touched():
+            for variant in patch.variants:
+                for release in newest_of({*variant.releases} & {*matrix}):
+                    found.setdefault(release, set()).add(patch.id)
+    return found
+
+
+@cache
+def touched() -> frozenset[str]:
+    """The patches whose code or proof differs from main's; on main from the commit before."""
+    head, main = (_git("rev-parse", "--verify", "--quiet", name) for name in ("HEAD", "main"))
+    base = _git("merge-base", head, main) if head and main else ""
+    base = base if base and base != head else _git("rev-parse", "--verify", "--quiet", "HEAD^")
+    changed = _git("diff", "--name-only", base or "HEAD").splitlines()
+    changed += _git("ls-files", "--others", "--exclude-standard").splitlines()
+    patches = [patch.id for name in sets.NAMES for patch in sets.declared(name).patches]
+    return touched_by(changed, patches)
+
+
+def touched_by(changed: Iterable[str], patches: Collection[str]) -> frozenset[str]:
+    """Of these patches, those that changed files are of; a set's shared module is of all of it."""
+    found: set[str] = set()
+    for match in filter(None, map(_OF_PATCH.match, changed)):
+        of_set = [patch for patch in patches if patch.startswith(f"{match[1]}.")]
+        rooms = {patch: room_of(patch).partition(".")[2] for patch in of_set}
+        own = [each for each in of_set if f"{match[2]}_".startswith(f"{rooms[each]}_")]
+        found.update(own or of_set)
+    return frozenset(found)
 
 
 def newest_of(matrix: Collection[str]) -> set[str]:
@@ -136,9 +186,11 @@ def in_order(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     return sorted(items, key=_weight)
 
 
-def _weight(item: pytest.Item) -> int:
-    folder = item.path.parent.name
-    return FIRST.index(folder) if folder in FIRST else len(FIRST)
+def _weight(item: pytest.Item) -> tuple[int, int]:
+    """By folder, and in it by release: what has imported one ends if nobody asks for a minute."""
+    folder, release = item.path.parent.name, release_of(item)
+    of_folder = FIRST.index(folder) if folder in FIRST else len(FIRST)
+    return of_folder, -releases.KNOWN.index(release) if release else 0
 
 
 def _chosen(matrices: dict[Path, set[str]]) -> dict[Path, set[str]]:
@@ -150,7 +202,8 @@ def _chosen(matrices: dict[Path, set[str]]) -> dict[Path, set[str]]:
                 one for other in matrices if other.parent == path.parent for one in matrices[other]
             }
             patches = sets.declared(path.parent.name).patches
-            chosen[path] = newest_of(matrix) | (set(shows(patches, of_set)) & matrix)
+            further = {*shows(patches, of_set), *of_touched(path.parent.name, of_set)}
+            chosen[path] = newest_of(matrix) | (further & matrix)
     return chosen
 
 
@@ -166,3 +219,11 @@ def _matrices(items: Iterable[pytest.Item]) -> dict[Path, set[str]]:
 def _names_a_release(config: pytest.Config) -> bool:
     words = [config.getoption("keyword") or "", *(arg.partition("::")[2] for arg in config.args)]
     return any(release in word for word in words for release in releases.KNOWN)
+
+
+def _git(*words: str) -> str:
+    """What git prints of this checkout; nothing if it is none."""
+    done = subprocess.run(
+        ["git", *words], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()

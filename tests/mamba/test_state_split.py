@@ -146,9 +146,7 @@ def test_the_answer_is_what_the_release_makes_of_the_memory(release: str) -> Non
             for number, line in enumerate(lines):
                 jobs.append(_job(model, ranks, line, is_default=not number))
                 told.append((f"{model}, {ranks}: {line.give}", cells, line))
-    tracked, *answers = released.answers(
-        released.tree(release), _WORKER, json.dumps(jobs), limit_s=None
-    )
+    tracked, *answers = released.answers(released.tree(release), _WORKER, json.dumps(jobs))
     assert tracked == defaults
     assert len(answers) == len(told)
     for (name, cells, line), answer in zip(told, answers, strict=True):

@@ -99,7 +99,7 @@ def test_a_queue_that_does_not_fit_is_not_used(tmp_path: Path) -> None:
         pytest.skip("this machine allows no mount; the check with a stand-in does not need one")
     jobs = Path(__file__).with_name("jobs.py")
     played = replace(place, python=python)
-    released.value(played, jobs, "large_requests_in_a_small_memory", limit_s=300)
+    released.value(played, jobs, "large_requests_in_a_small_memory")
 
 
 def _arguments(features: set[str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 import released
 import tiers
 from linux_mlx.environments import install_checkout, sglang_environment, variables
+from linux_mlx.patience import limit_s
 from matrix import applying
 from sglang_perf_patches import sets
 from tests.proof import needs_no_scheduler
@@ -172,7 +173,7 @@ def verify(source: Path, *patches: str) -> tuple[int, dict[str, Any]]:
         env=variables(PYTHONPATH=f"{source}:{place.search[1]}", **dict(place.settings)),
         capture_output=True,
         text=True,
-        timeout=1800,
+        timeout=limit_s(),
     )
     assert done.stdout, done.stderr[-3000:]
     by_patch = {outcome["patch"]: outcome for outcome in json.loads(done.stdout)["outcomes"]}

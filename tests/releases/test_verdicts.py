@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import tiers
+from linux_mlx.patience import limit_s
 from sglang_perf_patches import downloads, sets
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.compat.verdict import Verdict, as_in, judge, judge_each
@@ -130,7 +131,7 @@ print(json.dumps(found))
 """
     paths = {str(downloads.tree(release)): release for release in releases.KNOWN}
     done = subprocess.run(
-        [sys.executable, "-c", script, *paths], capture_output=True, text=True, timeout=1200
+        [sys.executable, "-c", script, *paths], capture_output=True, text=True, timeout=limit_s()
     )
     assert done.returncode == 0, done.stderr
     table = expected()

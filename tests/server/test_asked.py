@@ -13,6 +13,7 @@ import pytest
 from linux_mlx.completions import post
 from linux_mlx.environments import Environment, variables
 from linux_mlx.patches import live_and_run, processes
+from linux_mlx.patience import limit_s
 from linux_mlx.processes import Failure
 from linux_mlx.server import running_server, server_command, server_variables
 from tests.server.test_mlx_hybrid import QUANTISED, Asked, body, prepared
@@ -118,7 +119,7 @@ def asked(
         env=variables(),
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=limit_s(),
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

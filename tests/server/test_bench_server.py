@@ -24,6 +24,7 @@ from linux_mlx.environments import (
     install_checkout,
     sglang_environment,
 )
+from linux_mlx.patience import limit_s
 from linux_mlx.server import server_command, server_variables, write_model
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
@@ -81,7 +82,7 @@ def test_three_turns_say_what_the_patches_bring(
     environment: Environment, model: Path, tmp_path: Path
 ) -> None:
     with start(environment, model, tmp_path, "--json") as process:
-        out, err = process.communicate(timeout=1800)
+        out, err = process.communicate(timeout=limit_s())
     assert process.returncode == 0, err[-3000:]
     data: Any = json.loads(out)
     assert data["turns"] == len(data["boots"]) == 3
@@ -104,7 +105,7 @@ def test_two_settings_of_a_server_flag_are_told_apart(
     """Half of the KV cache: the server's own figure, which no machine's load changes."""
     words = ("--turns", "2", "--json", "--b", "--max-total-tokens 8192")
     with start(environment, model, tmp_path, *words) as process:
-        out, err = process.communicate(timeout=1800)
+        out, err = process.communicate(timeout=limit_s())
     data: Any = json.loads(out)
     assert [side["adds"] for side in data["sides"]] == ["", "--max-total-tokens 8192"], err[-3000:]
     capacity = data["changes"]["KV capacity"]
@@ -143,7 +144,7 @@ def test_ctrl_c_leaves_nothing(
         time.sleep(0.5 if "ending" in phase else 8 if "starting" in phase else 2)
         assert using(tmp_path) != []
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=600)
+        _, err = process.communicate(timeout=limit_s())
     assert process.returncode == 130
     assert err.splitlines()[-1] == "sglang-perf-patches: interrupted; nothing is left running"
     assert "Traceback" not in err

@@ -24,6 +24,7 @@ from linux_mlx.environments import (
     sglang_environment,
     variables,
 )
+from linux_mlx.patience import limit_s
 from linux_mlx.server import free_port
 from sglang_perf_patches import sets
 from sglang_perf_patches.model import selection as selections
@@ -34,9 +35,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SHIMS = Path(__file__).parents[1] / "harness" / "linux_mlx" / "shims"
 
 
-def example(
-    release: str, *command: str | Path, limit_s: float = 300, **more: str
-) -> subprocess.CompletedProcess[str]:
+def example(release: str, *command: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
     environment = sglang_environment(release)
     install_checkout(environment)
     path = f"{environment.python.parent}{os.pathsep}{os.environ['PATH']}"
@@ -45,7 +44,7 @@ def example(
         env=variables(PATH=path, PYTHONPATH=SHIMS, **more),
         capture_output=True,
         text=True,
-        timeout=limit_s,
+        timeout=limit_s(),
     )
 
 
@@ -84,7 +83,6 @@ def test_what_a_mac_gives_is_in_one_file(tmp_path: Path) -> None:
     done = example(
         "0.5.23",
         EXAMPLES / "mlx_on_a_mac.sh",
-        limit_s=1800,  # it boots two servers, beside the other tests
         FILE=str(file),
         VERIFY="mlx.last-row",
         SHAPE="tiny",
@@ -212,7 +210,7 @@ def test_the_init_step_brings_the_plugin_and_shadows_no_library(tmp_path: Path) 
     script = pod["initContainers"][0]["args"][0]
     wheels, plugin = tmp_path / "wheel", tmp_path / "plugin"
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels)]
-    subprocess.run([*build, str(EXAMPLES.parent)], check=True, timeout=1200)
+    subprocess.run([*build, str(EXAMPLES.parent)], check=True, timeout=limit_s())
     script = script.replace("/wheel/", f"{wheels}/").replace("/plugin", str(plugin))
     image = tmp_path / "image"
     venv.create(image, with_pip=True, symlinks=True)
@@ -225,7 +223,11 @@ def test_the_init_step_brings_the_plugin_and_shadows_no_library(tmp_path: Path) 
     named = {item["name"]: item["value"] for item in pod["initContainers"][0]["env"]}
     named |= {"PATH": path, "PYTHONPATH": str(plugin)}
     done = subprocess.run(
-        ["sh", "-c", script], env=variables(**named), capture_output=True, text=True, timeout=1200
+        ["sh", "-c", script],
+        env=variables(**named),
+        capture_output=True,
+        text=True,
+        timeout=limit_s(),
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "mamba.gdn-prefill-graph" in done.stdout
@@ -235,7 +237,11 @@ def test_the_init_step_brings_the_plugin_and_shadows_no_library(tmp_path: Path) 
     assert list(plugin.glob("*.dist-info/entry_points.txt"))
     named["SGLANG_PERF_PATCHES"] = "mamba.gdn-prefill-grpah"  # no such patch
     done = subprocess.run(
-        ["sh", "-c", script], env=variables(**named), capture_output=True, text=True, timeout=1200
+        ["sh", "-c", script],
+        env=variables(**named),
+        capture_output=True,
+        text=True,
+        timeout=limit_s(),
     )
     assert done.returncode == 2
 

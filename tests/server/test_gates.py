@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from linux_mlx.environments import variables
 from linux_mlx.patches import processes
+from linux_mlx.patience import limit_s, wait_for
 from linux_mlx.processes import members
 from linux_mlx.server import (
     Server,
@@ -110,11 +110,8 @@ def test_strict_ends_the_server_with_one_line(release: str, tmp_path: Path) -> N
             start_new_session=True,
         )
         try:
-            assert process.wait(600) == 1
-            deadline = time.monotonic() + 60
-            while members(process.pid) and time.monotonic() < deadline:
-                time.sleep(0.5)
-            assert members(process.pid) == []
+            assert process.wait(limit_s()) == 1
+            assert wait_for(lambda: not members(process.pid))
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -128,11 +125,8 @@ def test_strict_ends_the_server_with_one_line(release: str, tmp_path: Path) -> N
 
 def logged(server: Server, text: str, times: int) -> list[str]:
     """The lines of the log, once it has the text so many times."""
-    deadline = time.monotonic() + 120
-    while (log := server.log.read_text(errors="replace")).count(text) < times:
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-    return log.splitlines()
+    assert wait_for(lambda: server.log.read_text(errors="replace").count(text) >= times)
+    return server.log.read_text(errors="replace").splitlines()
 
 
 def command(server: Server, *words: str) -> tuple[int, str]:

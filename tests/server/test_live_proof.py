@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ import pytest
 from linux_mlx.completions import complete, workload
 from linux_mlx.environments import Environment
 from linux_mlx.patches import processes, report
+from linux_mlx.patience import limit_s, wait_for
 from linux_mlx.processes import members
 from linux_mlx.server import Server, arguments_of, running_server
 from tests.server.test_mlx_hybrid import prepared
@@ -32,7 +32,6 @@ pytestmark = [
 ]
 
 _REQUESTS = workload(4)
-_PATIENCE_S = 300
 _MANY = ("--dp-size", "2", "--tokenizer-worker-num", "2")
 
 Process = dict[str, Any]
@@ -268,7 +267,7 @@ def _seen(
         named = all(title.startswith("sglang::") for title in titles)
         return len(shown) == expected and ran == schedulers and named
 
-    _wait_for(is_settled)
+    wait_for(is_settled, every_s=1)
     shown = processes(running)
     titles = _titles(running, without=[process["pid"] for process in shown])
     return {process["role"]: process for process in shown}, titles, report(running, "status")
@@ -290,7 +289,7 @@ def _metrics(running: Server) -> list[str]:
     lines: list[str] = []
 
     def have_what_ran() -> bool:
-        with urllib.request.urlopen(f"{running.url}/metrics", timeout=600) as response:
+        with urllib.request.urlopen(f"{running.url}/metrics", timeout=limit_s()) as response:
             lines[:] = response.read().decode().splitlines()
         ran = [
             f'ran{{patch="{patch["id"]}",pid="{process["pid"]}"}} 1.0'
@@ -300,7 +299,7 @@ def _metrics(running: Server) -> list[str]:
         ]
         return all(f"sglang_perf_patches_{series}" in lines for series in ran)
 
-    _wait_for(have_what_ran)
+    wait_for(have_what_ran, every_s=1)
     return [line for line in lines if line.startswith("sglang_perf_patches")]
 
 
@@ -320,9 +319,3 @@ def _titles(running: Server, without: Sequence[int]) -> list[str]:
             if "multiprocessing.resource_tracker" not in " ".join(command):  # Python's own
                 titles.append(command[0])
     return titles
-
-
-def _wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(1)

@@ -35,6 +35,7 @@ class Board:
 
     def __init__(self, name: str, rank: int, ranks: int) -> None:
         self._memory = shared_memory.SharedMemory(name=name)
+        assert self._memory.buf is not None
         self._view = self._memory.buf.cast("q")
         self._rank, self._ranks, self._step = rank, ranks, 0
 

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from linux_mlx.patience import limit_s
 from linux_mlx.tiny_model import WORDS
 
 _SHARED_PREFIX = 48
-_TIMEOUT_S = 600
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def post(url: str, path: str, content: Any) -> Any:
     )
     # A proxy from the user's environment would not reach this machine's loopback.
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with direct.open(request, timeout=_TIMEOUT_S) as response:
+    with direct.open(request, timeout=limit_s()) as response:
         text = response.read().decode()
     return json.loads(text) if text.startswith("{") else text
 

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from linux_mlx.environments import variables
+from linux_mlx.patience import limit_s
 from linux_mlx.processes import Failure
 from linux_mlx.server import Server
 
@@ -36,10 +37,10 @@ def processes(server: Server) -> list[dict[str, Any]]:
 def live_and_run(server: Server, *, patience_s: float = 0) -> list[str]:
     """The patches that are live in the server's scheduler and have run there.
 
-    A process records once a second what has run, so this polls for up to `patience_s` seconds:
-    until there is something, and no more in the next look.
+    A process records once a second what has run, so this polls for up to `patience_s` seconds (more
+    on a busy machine): until there is something, and no more in the next look.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + limit_s(patience_s)
     ids: list[str] = []
     while True:
         before = ids

@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +16,10 @@ from pathlib import Path
 
 from linux_mlx import tiny_model
 from linux_mlx.environments import Environment, variables
+from linux_mlx.patience import limit_s, wait_for
 from linux_mlx.processes import Failure, last_lines, started
 
 _SHIMS = Path(__file__).parent / "shims"
-_READY_S = 600  # a server of six processes, beside other work on two cores, took over 240
 
 
 def arguments_of(release: str) -> tuple[str, ...]:
@@ -161,13 +160,11 @@ _PORTS = _ports_of_this_worker()
 
 
 def _wait_until_ready(server: Server, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _READY_S
-    while not _answers(f"{server.url}/health"):
-        if process.poll() is not None:
-            raise Failure(f"the server ended while starting:\n{last_lines(server.log)}")
-        if time.monotonic() > deadline:
-            raise Failure(f"no answer for {_READY_S} s:\n{last_lines(server.log)}")
-        time.sleep(0.25)
+    health = f"{server.url}/health"
+    if not wait_for(lambda: process.poll() is not None or _answers(health)):
+        raise Failure(f"no answer for {limit_s():.0f} s:\n{last_lines(server.log)}")
+    if process.poll() is not None:
+        raise Failure(f"the server ended while starting:\n{last_lines(server.log)}")
 
 
 def _answers(url: str) -> bool:

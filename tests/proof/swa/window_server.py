@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from linux_mlx.patience import limit_s
 from sglang_perf_patches.verify import stock
 from sglang_perf_patches.verify.comparing import require
 from tests.proof.swa import window_models
@@ -241,12 +242,12 @@ class WindowServer:
 
 
 def limit() -> None:
-    """End this rank with a traceback if 30 s pass before the next call: it may wait for ever.
+    """End this rank with a traceback if the next call does not come: it may wait for ever.
 
     Python's own timer is a thread, for which a fork would wait for ever.
     """
     faulthandler.register(signal.SIGALRM, chain=True)
-    signal.alarm(30)
+    signal.alarm(int(limit_s(30)))
 
 
 def _shuffle(allocator: Any) -> None:

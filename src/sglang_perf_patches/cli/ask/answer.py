@@ -84,7 +84,8 @@ def ask(asked: ParsedCommand, gpu: Gpu | None, place: Place, selection: str) -> 
         search = [str(place.tree.root.parent), *filter(None, [*own, *sys.path])]
         environment["PYTHONPATH"] = os.pathsep.join(search)
     task = {"gpu": gpu and asdict(gpu), "selection": selection, "lenient": asked.by_dynamo}
-    end = time.monotonic() + _LIMIT_S
+    limit_s = worker.as_busy(_LIMIT_S)
+    end = time.monotonic() + limit_s
     line: Mapping[str, Any] = {}
     for minimal_imports in (True, False):
         with worker.Child(
@@ -98,7 +99,7 @@ def ask(asked: ParsedCommand, gpu: Gpu | None, place: Place, selection: str) -> 
             ended = child.why_it_ended()
         if child.was_late and not line:
             raise OperatorError(
-                f"sglang {place.tree.version} gave no answer in {_LIMIT_S:g} s. The first answer "
+                f"sglang {place.tree.version} gave no answer in {limit_s:.0f} s. The first answer "
                 "takes longest, because Python compiles torch and sglang: try again"
             )
         if "on" in line:

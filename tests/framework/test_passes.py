@@ -1,0 +1,176 @@
+"""What is remembered of passes holds as long as nothing has changed that the tests reach."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import reads
+import released
+from passes import Memory, imported_by, surroundings
+
+PATCHES = "src/sglang_perf_patches/sets/mla"
+BODY, OTHER = f"{PATCHES}/one/body.py", f"{PATCHES}/other/body.py"
+CORE, DECLARED = "src/sglang_perf_patches/live/engine.py", f"{PATCHES}/other/__init__.py"
+KNOWN, HARNESS, PINS = f"{PATCHES}/known.json", "tests/harness/a.py", "tests/harness/cpu.txt"
+TEST, CHECK = "tests/mla/test_one.py", "src/sglang_perf_patches/verify/mla/one.py"
+FILES = (BODY, OTHER, CORE, DECLARED, KNOWN, HARNESS, PINS, TEST, CHECK, "tests/mla/test_two.py")
+REACHED = {BODY, TEST, CHECK}
+
+
+class Place:
+    """A checkout, a release and a folder for passes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root, self.tree = folder, folder / "root", folder / "0.5.23"
+        for name in FILES:
+            self.write(name, name)
+        self.tree.mkdir()
+        (self.tree / "a.py").write_text("stock")
+        subprocess.run(["git", "init", "--quiet", self.root], check=True)
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file of the checkout."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def memory(self, asked: str = "") -> Memory:
+        """As a run begins."""
+        return Memory(self.folder / "passes", self.root, surroundings([self.tree]) + asked)
+
+    def has(self, asked: str = "") -> bool:
+        """Whether a run that begins now would leave the test out."""
+        return self.memory(asked).has("group", "test")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """One whose test has passed."""
+    made = Place(tmp_path)
+    assert not made.has()
+    made.memory().keep("group", ["test"], REACHED)
+    assert made.has()
+    return made
+
+
+def another_cpu(_: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "another")
+
+
+def another_python(_: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version", "another")
+
+
+def another_dependency(_: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "distributions", lambda: [SimpleNamespace(name="a", version="1")])
+
+
+def another_release(place: Place, _: pytest.MonkeyPatch) -> None:
+    """Of the same size and with the same time."""
+    file = place.tree / "a.py"
+    was = file.stat()
+    file.write_text("Stock")
+    os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns))
+
+
+def a_file_beside(place: Place, _: pytest.MonkeyPatch) -> None:
+    place.write(f"{PATCHES}/one/torch.py", "")
+
+
+def no_body(place: Place, _: pytest.MonkeyPatch) -> None:
+    (place.root / BODY).unlink()
+
+
+CHANGES = (another_cpu, another_python, another_dependency, another_release, a_file_beside, no_body)
+
+
+@pytest.mark.parametrize("name", [BODY, CORE, DECLARED, KNOWN, HARNESS, PINS, TEST, CHECK])
+def test_another_file_that_it_reaches_is_another_test(place: Place, name: str) -> None:
+    place.write(name, "changed")
+    assert not place.has()
+    place.write(name, name)
+    assert place.has()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_so_are_other_surroundings(
+    place: Place, monkeypatch: pytest.MonkeyPatch, change: Callable[..., None]
+) -> None:
+    change(place, monkeypatch)
+    assert not place.has()
+
+
+def test_so_are_other_options_and_another_test_is_not_known(place: Place) -> None:
+    assert not place.has("--all")
+    assert not place.memory().has("group", "another test")
+    assert not place.memory().has("another group", "test")
+
+
+@pytest.mark.parametrize("name", [OTHER, "tests/mla/test_two.py"])
+def test_what_it_does_not_read_may_change(place: Place, name: str) -> None:
+    place.write(name, "changed")
+    assert place.has()
+
+
+def test_a_test_that_starts_a_process_may_read_anything(place: Place) -> None:
+    place.memory().keep("group", ["test"], {reads.ANY})
+    place.write(OTHER, "changed")
+    assert not place.has()
+
+
+def test_nothing_is_kept_of_a_run_in_which_a_file_changes(place: Place) -> None:
+    memory = place.memory()
+    place.write(BODY, "changed")
+    memory.keep("group", ["test"], REACHED)
+    assert not place.has()
+
+
+def test_a_damaged_memory_knows_nothing(place: Place) -> None:
+    (file,) = (place.folder / "passes").iterdir()
+    file.write_text('{"tests": ["test"]')
+    assert not place.has()
+
+
+def test_what_a_module_and_its_helpers_import_is_reached() -> None:
+    found = imported_by(Path(__file__))
+    assert {
+        "tests/framework/test_passes.py",
+        "tests/harness/tiers.py",
+        "tests/conftest.py",
+    } <= found
+    assert "src/sglang_perf_patches/model/releases.py" in found, "by way of the harness"
+    assert not [path for path in found if path.endswith("/body.py")]
+
+
+def test_a_process_of_ours_may_read_anything_and_a_tool_nothing() -> None:
+    reads.noted.discard(reads.ANY)
+    subprocess.run(["true"], check=True)
+    assert reads.ANY not in reads.noted
+    subprocess.run([sys.executable, "-c", ""], check=True)
+    assert reads.ANY in reads.noted
+
+
+def test_a_fork_tells_what_it_and_its_own_forks_read(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\n"
+        "import sglang_perf_patches.sets.mla.page_table_bound.body\n"
+        "if (pid := os.fork()) == 0:\n"
+        "    import sglang_perf_patches.sets.mla.draft_metadata.body\n"
+        "    os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+    )
+    reads.noted.clear()
+    released.run(released.tree("0.5.23", imported=False), script)
+    read = {path.split("/")[-2] for path in reads.noted if path.endswith("/body.py")}
+    assert read == {"page_table_bound", "draft_metadata"}
+    assert reads.ANY not in reads.noted

@@ -152,8 +152,8 @@ FAULTS = (
     # -- speculation and MLA
     Fault(
         name="page-table-bound",
-        symptom="a server with EAGLE, MTP or STANDALONE on FA3 crashes with an illegal memory "
-        "access when a request comes near the context limit",
+        symptom="a server with EAGLE, MTP or STANDALONE on FA3 reads past its page table when a "
+        "request comes near the context limit, which can crash it with an illegal memory access",
         releases="0.5.9 … 0.5.23",
         threads=(34239, 35985),
         on="eagle|standalone -draft-trees fa3",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from throwaway import Throwaway
 
@@ -80,6 +82,8 @@ def theirs(wrapped, instance, args, kwargs):
 def test_whoever_calls_stock_is_a_wrapper(throwaway: Throwaway, kind: str, where: str) -> None:
     definition, state = OBJECTS[kind]
     whose = "__main__.Theirs" if "class Theirs" in definition else "__main__.theirs"
+    if "def outer" in definition and sys.version_info < (3, 11):
+        whose = "__main__.outer"
     is_function = where == "function"
     throwaway.play(
         SCRIPT.format(definition=definition, state=state, whose=whose, on_function=is_function)

@@ -121,8 +121,9 @@ def describe(held: Any) -> str:
         module = link.__globals__.get("__name__")
     module = module or getattr(source, "__module__", None) or type(link).__module__
     # functools.wraps gives a function the wrapped one's name; its code keeps its own name.
-    name = getattr(code, "co_qualname", None) or getattr(source, "__qualname__", None)
-    name = name or type(link).__qualname__
+    name = getattr(source, "__qualname__", None) or type(link).__qualname__
+    plain = getattr(code, "co_name", name)  # Python 3.10 knows no other one
+    name = getattr(code, "co_qualname", name if name.endswith(plain) else plain)
     return f"{module}.{name} of {plugin_with(module.partition('.')[0]) or file or module}"
 
 

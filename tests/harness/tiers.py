@@ -49,10 +49,7 @@ def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest
         return []
     matrices = _matrices(items)
     chosen = _chosen(matrices)
-    variants = {
-        path: newest_of(matrix) | set(of_touched(path.parent.name, matrix))
-        for path, matrix in matrices.items()
-    }
+    deep = {path: in_depth(path.parent.name, matrix) for path, matrix in matrices.items()}
 
     def of(item: pytest.Item, release: str) -> set[str]:
         if item.get_closest_marker("sampled"):
@@ -65,7 +62,7 @@ def left_out(config: pytest.Config, items: Sequence[pytest.Item]) -> list[pytest
         for item in items
         if item.get_closest_marker("whole_matrix")
         or ((release := release_of(item)) and release not in of(item, release))
-        or (release and item.get_closest_marker("newest") and release not in variants[item.path])
+        or (release and item.get_closest_marker("newest") and release not in deep[item.path])
     ]
 
 
@@ -115,6 +112,11 @@ def shows(patches: Iterable[Patch], matrix: Iterable[str]) -> dict[str, set[str]
             reversed(by_age), key=lambda name: sum(name in where[each] for each in missing)
         )
     return shown
+
+
+def in_depth(name: str, matrix: Collection[str]) -> set[str]:
+    """The releases of a matrix on which the default tier plays tests that are marked ``newest``."""
+    return newest_of(matrix) | {*of_touched(name, matrix)}
 
 
 def of_touched(name: str, matrix: Collection[str]) -> dict[str, set[str]]:

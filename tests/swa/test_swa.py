@@ -191,7 +191,7 @@ def answers(request: pytest.FixtureRequest, run_jobs: Jobs, shown: Shown) -> dic
     """Everything one release answers; a failed job is its traceback, as text."""
     whole = tiers.is_whole(request.config)
     episodes = request.config.getoption("--swa-episodes") or (30 if whole else 8)
-    in_depth = whole or request.param in tiers.newest_of(GROUPS)
+    in_depth = whole or request.param in tiers.in_depth("swa", GROUPS)
     jobs = plan_in_depth(request.param, episodes, whole) if in_depth else []
     jobs += plan_of_proof(request.param, _proved(shown, request.param), whole)
     given = run_jobs(request.param, [(job, arguments) for _, job, arguments in jobs])

@@ -161,6 +161,7 @@ sys.meta_path.insert(0, Finder())
 
 def test_a_fork_waits_for_the_first_import_of_the_engine(slow_engine: Throwaway) -> None:
     slow_engine.run(f"""{FIRST}
+executor._FORK_S = 100
 threading.Timer(0.3, meeting.go_on.set).start()
 began = time.monotonic()
 child = os.fork()

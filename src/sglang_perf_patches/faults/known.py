@@ -153,7 +153,7 @@ FAULTS = (
     Fault(
         name="page-table-bound",
         symptom="a server with EAGLE, MTP or STANDALONE on FA3 reads past its page table when a "
-        "request comes near the context limit, which can crash it with an illegal memory access",
+        "request comes near the context limit: an illegal memory access can crash it",
         releases="0.5.9 … 0.5.23",
         threads=(34239, 35985),
         on="eagle|standalone -draft-trees fa3",

@@ -69,18 +69,23 @@ _NAMES = ", ".join([*KINDS, NONE])
 
 
 def named(name: str) -> Gpu | None:
-    """The GPUs for a name; None for `NONE`, a server without a GPU.
+    """The GPUs for a name, which may be nvidia-smi's; None for `NONE`, a server without a GPU.
 
     Raises:
         OperatorError: there is none of that name.
     """
     if name.lower() == NONE:
         return None
-    kind = name.upper().replace(" ", "")
-    kind = _ALIASES.get(kind, kind)
+    full = {_short(gpu.name): kind for kind, gpu in KINDS.items()}
+    kind = _short(name)
+    kind = full.get(kind, _ALIASES.get(kind, kind))
     if kind not in KINDS:
         raise OperatorError(f"--gpu {name} is unknown: give one of {_NAMES}")
     return KINDS[kind]
+
+
+def _short(name: str) -> str:
+    return name.upper().removeprefix("NVIDIA ").replace(" ", "")
 
 
 def assumed() -> Gpu:

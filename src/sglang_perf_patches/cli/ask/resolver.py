@@ -274,9 +274,13 @@ def pretend(gpu: dict[str, Any], folder: Path) -> None:
 
 def pretend_mac() -> None:
     """Skip the release's check for a Mac, which is there from 0.5.20 on."""
-    with contextlib.suppress(ImportError):
+    try:
         runtime: Any = importlib.import_module("sglang.srt.hardware_backend.mlx.runtime")
         runtime._validate_runtime = _answering(None)
+    except ImportError as error:
+        if not str(error.name).startswith("sglang"):  # else it is older, and has no such check
+            for name in [each for each in sys.modules if each.partition(".")[0] == "sglang"]:
+                del sys.modules[name]  # halves hide why the next import fails
 
 
 def _answering(answer: Any) -> Any:

@@ -155,7 +155,7 @@ def gates() -> dict[str, list[str]]:
         )
         held = context.create_context(answer, role="scheduler")
         on = FEATURES.of(Published(answer, held)).keys()
-        reasons[name] = sorted(on - PATCH.proven_with.keys())
+        reasons[name] = sorted(on - PATCH.rest["proven_with"].keys())
     return reasons
 
 

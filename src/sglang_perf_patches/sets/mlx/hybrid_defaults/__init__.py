@@ -19,7 +19,7 @@ PATCH = Declaration(
     requires=("mlx.hybrid-cache",),
     anchors=STATES_SINCE,
     absent_because="before 0.5.17 hybrids on MLX have other faults",
-    depends=(f"{_OVERRIDES}:_mamba_radix_cache_resolution",),
+    depends=(f"{_OVERRIDES}:_mamba_radix_cache_resolution", f"{ENVIRONMENT}:Envs.SGLANG_USE_MLX"),
     awaits=(ENVIRONMENT,),
     anytime="arguments are resolved once, before the server starts its processes",
 )

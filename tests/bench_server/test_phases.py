@@ -209,7 +209,7 @@ def test_a_command_is_needed_and_must_be_there(bench: Bench) -> None:
     command = bench.command()
     without = bench.run(command[: command.index("--")])
     assert without.returncode == 2
-    assert "after --" in without.stderr
+    assert "put `--` before the server's command" in without.stderr
     unknown = bench.run([*command[: command.index("--") + 1], "no-such-program", "--port", "1"])
     assert unknown.returncode == 2
     assert "no-such-program: no such command" in unknown.stderr

@@ -36,7 +36,9 @@ def test_the_examples_in_the_docstrings() -> None:
         assert not tested.failed
 
 
-@pytest.mark.parametrize("text", ["", "0.5.8", "0.5.10 … 0.5.9", "0.5.9 … git-5b9f", "0.5.9,"])
+@pytest.mark.parametrize(
+    "text", ["", "0.5.8", "0.5.9 …", "0.5.10 … 0.5.9", "0.5.9 … git-5b9f", "0.5.9…0.5.10", "0.5.9,"]
+)
 def test_what_is_no_span_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         releases.from_spans(text)

@@ -163,14 +163,14 @@ def test_a_fork_tells_what_it_and_its_own_forks_read(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import os\n"
-        "import sglang_perf_patches.sets.mla.page_table_bound.body\n"
+        "import sglang_perf_patches.sets.mlx.pool_write.body\n"
         "if (pid := os.fork()) == 0:\n"
-        "    import sglang_perf_patches.sets.mla.draft_metadata.body\n"
+        "    import sglang_perf_patches.sets.mlx.next_turn.body\n"
         "    os._exit(0)\n"
         "os.waitpid(pid, 0)\n"
     )
     reads.noted.clear()
     released.run(released.tree("0.5.23", imported=False), script)
     read = {path.split("/")[-2] for path in reads.noted if path.endswith("/body.py")}
-    assert read == {"page_table_bound", "draft_metadata"}
+    assert read == {"pool_write", "next_turn"}
     assert reads.ANY not in reads.noted

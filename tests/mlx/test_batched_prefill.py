@@ -88,7 +88,7 @@ def test_a_chance_prefix_keeps_no_prompt_out_of_its_group() -> None:
     runner: Any = SimpleNamespace(
         _cache_layout=layout, _new_cache_skeleton=lambda: [None], disable_radix_cache=True
     )
-    batches = object.__new__(body._Batches)
+    batches = object.__new__(body.Batches)
     batches._plans = False
     prompts = []
     for number, (prefix, tokens) in enumerate([(0, 192), (1, 191), (0, 192), (96, 96), (97, 95)]):

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from .patch import Patch, Variant, Worth
 from .patching import Patching
-from .releases import from_spans
+from .releases import TO, from_spans
 
 Target = str | Mapping[str, str]
 """A definition of stock's, or spans of releases → what it is called there."""
@@ -178,8 +178,15 @@ class Declaration:
         ends = filter(None, map(str.strip, spans.replace("…", ",").split(",")))
         if wrong := [end for end in ends if end not in self.releases]:
             raise ValueError(f"{self.id} is not for {wrong[0]}, which it names in {spans!r}")
-        named = from_spans(spans) if spans else self.releases
+        named = (
+            from_spans(", ".join(map(self._closed, spans.split(", ")))) if spans else self.releases
+        )
         return tuple(release for release in self.releases if release in named)
+
+    def _closed(self, span: str) -> str:
+        """A span with both ends: without one it reaches as far as the patch's releases."""
+        first, to, last = (each.strip() for each in span.partition("…"))
+        return f"{first or self.releases[0]}{TO}{last or self.releases[-1]}" if to else first
 
 
 def _install(parts: Iterable[_Part], patching: Patching) -> None:

@@ -76,11 +76,6 @@ def from_spans(text: str) -> tuple[str, ...]:
     >>> from_spans("git-5b9fbc51dcff, 0.5.9 … 0.5.10.post1, 0.5.13")
     ('git-5b9fbc51dcff', '0.5.9', '0.5.10', '0.5.10.post1', '0.5.13')
 
-    A span without its first release begins with the oldest one, and without its last goes on.
-
-    >>> from_spans("… 0.5.10")
-    ('0.5.9', '0.5.10')
-
     Raises:
         ValueError: the text names an unknown release, or a span that ends before it starts.
     """
@@ -89,8 +84,8 @@ def from_spans(text: str) -> tuple[str, ...]:
         if part.startswith(SOURCE_BUILD):
             names.append(part)
             continue
-        first, to, last = (each.strip() for each in part.partition(TO.strip()))
-        within = between(first or KNOWN[0], (last or KNOWN[-1]) if to else first)
+        first, to, last = part.partition(TO)
+        within = between(first, last if to else first)
         if not within:
             raise ValueError(f"{part!r} ends before it starts")
         names += within

@@ -22,7 +22,7 @@ PATCH = Declaration(
     upstream_note="sgl-project/sglang#39281 reports this crash",
     anchors=(_RESOLVES,),
     absent_because="these releases pass tokens between steps in another way",
-    depends=(_RESOLVES,),
+    depends=(_RESOLVES, f"{ENVIRONMENT}:Envs.SGLANG_USE_MLX"),
     awaits=(ENVIRONMENT,),
     anytime="a scheduler makes its relay once",
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterable
-from http import HTTPStatus
 from typing import Any
 
 from .. import tail_allocation
@@ -108,6 +107,10 @@ def make_init(patch, stock):
     return init
 
 
+def _refuse(decode: Any, req: Any, message: str) -> None:
+    decode.prepare_abort(req, message, status_code=decode.HTTPStatus.BAD_REQUEST)
+
+
 @PATCH.replaces(f"{QUEUE}._check_if_req_exceed_kv_capacity", releases=BEFORE)
 def _check_if_req_exceed_kv_capacity(self, req, *, patch, stock):
     if stock(self, req):
@@ -116,7 +119,7 @@ def _check_if_req_exceed_kv_capacity(self, req, *, patch, stock):
     if message is None:
         return False
     logger.error(message)
-    patch.state.decode.prepare_abort(req, message, status_code=HTTPStatus.BAD_REQUEST)
+    _refuse(patch.state.decode, req, message)
     self.scheduler.stream_output([req], req.return_logprob)
     return True
 
@@ -313,7 +316,7 @@ def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> s
                 f"need sliding-window KV for {needed} tokens, and that pool holds {swa_left}"
             )
             logger.error(message)
-            decode.prepare_abort(entry.req, message, status_code=HTTPStatus.BAD_REQUEST)
+            _refuse(decode, entry.req, message)
             admitted.add(entry.req.rid)
             continue
         alone = False  # from here on the server has work, so the next one may wait

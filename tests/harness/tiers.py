@@ -5,7 +5,8 @@ which releases it is for by a parameter; what the default tier leaves out of tha
 
 - in the folder of a set, it tests the newest release of each file, and so many more that each patch
   is tested on a release that it is declared for;
-- and, for each patch that a change touches (`touched`), the newest release of each variant;
+- and, for each patch that a change touches, if it touches few (`touched`), the newest release of
+  each variant;
 - on further releases it proves only the patches that it shows there (`shown_there`), and leaves out
   a test marked ``newest`` unless the release is one of a touched patch's;
 - a case draws fewer inputs beside its edges (`DEPTH`), and swa has fewer episodes;
@@ -38,6 +39,10 @@ Its name begins otherwise than sglang's and ours, which no test hands on.
 _OF_PATCH = re.compile(
     r"(?:src/sglang_perf_patches/(?:sets|verify)|tests/proof)/(\w+)/(?!__init__|known)(\w+)[/.]"
 )
+
+MOST_TOUCHED = 6
+"""If a change touches more patches, their variants are for ``--all``: the default tier takes
+minutes."""
 
 FIRST = ("server", "releases", "proof", "swa", "mamba", "mla", "mlx")
 """Folders in the order of their longest tests, so that no long one is left for the end."""
@@ -156,7 +161,7 @@ def touched_by(changed: Iterable[str], patches: Collection[str]) -> frozenset[st
         rooms = {patch: room_of(patch).partition(".")[2] for patch in of_set}
         own = [each for each in of_set if f"{match[2]}_".startswith(f"{rooms[each]}_")]
         found.update(own or of_set)
-    return frozenset(found)
+    return frozenset(found if len(found) <= MOST_TOUCHED else ())
 
 
 def newest_of(matrix: Collection[str]) -> set[str]:

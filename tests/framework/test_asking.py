@@ -63,7 +63,7 @@ LAUNCH = (sys.executable, "-m", "sglang.launch_server")
         ("bash -c 'exec sglang serve M --tp 4'", {}, False),
         (
             "sh -lc 'export A=1 B=$HOME/x; sglang serve M --tp 4 # the server'",
-            {"A": "1", "B": "/root/x"},
+            {"A": "1", "B": "/home/a/x"},
             False,
         ),
         (
@@ -82,7 +82,7 @@ LAUNCH = (sys.executable, "-m", "sglang.launch_server")
 def test_a_command_is_understood_as_a_shell_would(
     line: str, changes: dict[str, str | None], under_run: bool
 ) -> None:
-    before = {"HOME": "/root", "PATH": "/bin", "SGLANG_A": "1"}
+    before = {"HOME": "/home/a", "PATH": "/bin", "SGLANG_A": "1"}
     asked = command.parse(shlex.split(line), before)
     assert asked.arguments == ("--model-path", "M", "--tp", "4")
     after = {**before, **{name: value for name, value in changes.items() if value is not None}}
@@ -152,7 +152,7 @@ def test_uv_and_a_sourced_script_choose_the_environment(
 
 
 def test_an_empty_environment_is_empty() -> None:
-    asked = command.parse(["env", "-i", "A=1", *LAUNCH], {"HOME": "/root"})
+    asked = command.parse(["env", "-i", "A=1", *LAUNCH], {"HOME": "/home/a"})
     assert asked.environment == {"A": "1"}
 
 

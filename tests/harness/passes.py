@@ -241,7 +241,7 @@ class Remembered:
 
 
 def _played_as(item: pytest.Item) -> str:
-    """The group of a test, and the patches of its set of which each variant is played in it."""
+    """The group of a test, and the patches of its set of which it tests each variant."""
     of_set = [each for each in tiers.touched() if each.startswith(f"{item.path.parent.name}.")]
     return f"{tiers.group_of(item)} {sorted(of_set)}"
 

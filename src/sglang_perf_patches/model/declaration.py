@@ -1,4 +1,4 @@
-"""How a patch is written: one declaration, and beside it the functions that replace stock's.
+"""How a patch is written: one declaration, and next to it the functions that replace stock's.
 
 The docstring of its module begins with the summary that ``list`` prints. Each function names what
 it replaces once, in its decorator:

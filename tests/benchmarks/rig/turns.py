@@ -99,6 +99,11 @@ class Sides:
                     taken[name].append(replies)
         return taken
 
+    def prefill(self, cell: str, times: int) -> None:
+        """New prompts of a cell, so many times."""
+        for _ in range(times):
+            self.server.generate(self.server.prompts(*map(int, cell.split("x"))), 1)
+
     def fresh(self, count: int, length: int) -> dict[str, Prompts]:
         """New prompts for each side: what one side's cache keeps is of no use to the other."""
         return {name: self.server.prompts(count, length) for name in self.off}
@@ -304,16 +309,10 @@ def prefills(sides: Sides) -> dict[str, Any]:
     """Calls of a prefill of each side, for the first two cells, from a profile of four."""
     results: dict[str, Any] = {}
     for cell in CELLS[:2]:
-        count, length = map(int, cell.split("x"))
-
-        def some(times: int, count: int = count, length: int = length) -> None:
-            for _ in range(times):
-                sides.server.generate(sides.server.prompts(count, length), 1)
-
         for name in sides.off:
             sides.show(name)
-            some(1)
-            events = traces.events(sides.server, partial(some, 4))
+            sides.prefill(cell, 1)
+            events = traces.events(sides.server, partial(sides.prefill, cell, 4))
             results.setdefault(cell, {})[name] = traces.calls(events, 4)
             print("PREFILLS", cell, name, json.dumps(results[cell][name])[:300], flush=True)
     return results
@@ -322,17 +321,11 @@ def prefills(sides: Sides) -> dict[str, Any]:
 def host(sides: Sides) -> dict[str, Any]:
     """Where the host's time of a prefill goes, for the first cell, from a profile of four."""
     results: dict[str, Any] = {}
-    count, length = map(int, CELLS[0].split("x"))
-
-    def some(times: int) -> None:
-        for _ in range(times):
-            sides.server.generate(sides.server.prompts(count, length), 1)
-
     for name in sides.off:
         sides.show(name)
         for _ in range(2):  # the first prefills of such a profile may not use their graph
             options = {"with_stack": True, "activities": ["CPU", "GPU"]}
-            events = traces.events(sides.server, partial(some, 4), **options)
+            events = traces.events(sides.server, partial(sides.prefill, CELLS[0], 4), **options)
         results[name] = traces.host_functions(events, 4)
     return results
 

@@ -26,6 +26,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import wrapt
+
 from ... import faults, stubs, worker
 from ...live import engine, published
 from ...live.executor import executor
@@ -273,14 +275,12 @@ def pretend(gpu: dict[str, Any], folder: Path) -> None:
 
 
 def pretend_mac() -> None:
-    """Skip the release's check for a Mac, which is there from 0.5.20 on."""
-    try:
-        runtime: Any = importlib.import_module("sglang.srt.hardware_backend.mlx.runtime")
+    """Skip the release's check for a Mac, which is there from 0.5.20 on, once it is imported."""
+
+    def skip(runtime: Any) -> None:
         runtime._validate_runtime = _answering(None)
-    except ImportError as error:
-        if not str(error.name).startswith("sglang"):  # else it is older, and has no such check
-            for name in [each for each in sys.modules if each.partition(".")[0] == "sglang"]:
-                del sys.modules[name]  # halves hide why the next import fails
+
+    wrapt.register_post_import_hook(skip, "sglang.srt.hardware_backend.mlx.runtime")
 
 
 def _answering(answer: Any) -> Any:

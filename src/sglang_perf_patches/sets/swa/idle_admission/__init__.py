@@ -62,7 +62,7 @@ def peak_tokens(patch, stock):
 
 
 # From 0.5.12 on there is stock's own rule. It reserves no more than `growth.bound` for the first
-# request of an idle server. The first alone: once it has its slots, the pools are no longer whole
+# request of an idle server. Only the first: once it has its slots, the pools are no longer whole
 # and the server not idle. Stock asks ``_prealloc_kv_lens`` in two places what a request holds when
 # it is admitted. The rule compares the larger of two needs with the pool:
 #

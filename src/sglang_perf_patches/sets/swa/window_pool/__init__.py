@@ -1,7 +1,7 @@
 """Gives Gemma 2 and 3, EXAONE 4 and Olmo 3 a sliding-window pool, for text only.
 
 Stock turns it off by architecture (``arg_groups/model_overrides``), because of a test that failed
-when there was one way to hold windows and Llama 4 alone had it (sgl-project/sglang#7367, and
+when there was one way to hold windows and only Llama 4 had it (sgl-project/sglang#7367, and
 #8895, #9123 for Gemma 3). What holds windows has been written anew since.
 """
 

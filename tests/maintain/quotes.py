@@ -24,6 +24,7 @@ _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]*)#([\w.-]+)\)")
 _OTHER_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _CODE = re.compile(r"`[^`]*`")
 _VERSION = re.compile(r"\d+\.\d+\.\d+(?:\.post\d+)?")
+_GPUS = re.compile(r"\d+ \u00d7 (?=[A-Z])")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?")
 _FIGURE = re.compile(
@@ -127,9 +128,10 @@ def _missing(quoted: str, texts: Sequence[str], where: str) -> list[str]:
 
 
 def numbers(text: str) -> list[str]:
-    """The numbers of a text, without releases, dates and what is in code font."""
+    """The numbers of a text, without releases, dates, counts of GPUs and what is in code font."""
     text = _CODE.sub("", pages.ROW_ID.sub("", _LINK.sub(r"\1", text)))
-    return _NUMBER.findall(_DATE.sub("", _VERSION.sub("", text)).replace("-", " "))
+    text = _GPUS.sub("", _DATE.sub("", _VERSION.sub("", text)))
+    return _NUMBER.findall(text.replace("-", " "))
 
 
 def _quoted(line: str, file: str) -> Iterator[tuple[str, tuple[str, str]]]:

@@ -73,7 +73,7 @@ def stocks_once_it_is_off() -> list[bool]:
     return found
 
 
-def left_to_stock() -> dict[str, str | None]:
+def keeps_stocks_graphs() -> dict[str, str | None]:
     """Why each of these servers keeps stock's graphs."""
     publish()
     reasons: dict[str, str | None] = {}

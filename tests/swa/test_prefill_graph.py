@@ -43,7 +43,7 @@ def answers(request: pytest.FixtureRequest, run_jobs: Jobs) -> dict[str, Any]:
     jobs: dict[str, tuple[str, dict[str, Any]]] = {
         "waits": ("waits_for_each_layer", {}),
         "off": ("stocks_once_it_is_off", {}),
-        "left": ("left_to_stock", {}),
+        "left": ("keeps_stocks_graphs", {}),
         "choices": ("choices_of_lengths", {}),
         **{how: ("broken_graphs", {"how": how}) for how in BROKEN},
     }

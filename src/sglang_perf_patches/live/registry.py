@@ -74,13 +74,7 @@ class Registry:
             `report` still shows the fault.
     """
 
-    def __init__(
-        self,
-        patches: Iterable[Patch],
-        selection: Selection,
-        *,
-        strict: bool,
-    ) -> None:
+    def __init__(self, patches: Iterable[Patch], selection: Selection, *, strict: bool) -> None:
         self.selection = selection
         self.is_over = self.is_stopping = self.is_ended = False
         self.observer: Observer | None = None

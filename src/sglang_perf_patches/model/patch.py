@@ -109,8 +109,9 @@ class Patch:
         only_with: uses (see `model.uses`). On a server that is known to lack one of them the patch
             is not needed, or gated (see `model.ruling`).
         gain_with: features and uses of the server on which the page's gain was measured, separated
-            by spaces, as far as the gain depends on them; ``-word`` was off. On another server
-            ``doctor -- COMMAND`` says that no gain was measured.
+            by spaces, as far as the gain depends on them; ``-word`` was off. If the page has rows
+            for several set-ups, `` | `` separates theirs. On another server ``doctor -- COMMAND``
+            says that no gain was measured.
     """
 
     id: str

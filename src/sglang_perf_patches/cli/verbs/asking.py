@@ -211,8 +211,12 @@ def _headlines(
     for one in found:
         headline = None
         if LIVE in (one.state, one.would):
-            headline = patch_page.read(one.patch).headline(release)
-            if headline is not None and not setup.meets(by_id[one.patch].gain_with):
+            page, words = patch_page.read(one.patch), by_id[one.patch].gain_with.split(" | ")
+            wanted = words if len(words) > 1 else words * len(page.headlines)
+            rows = zip(page.headlines, wanted, strict=True)
+            measured = tuple(row for row, words in rows if setup.meets(words))
+            headline = page._replace(headlines=measured or page.headlines).headline(release)
+            if headline is not None and not measured:
                 headline = headline._replace(gain=_NO_GAIN)
         headlines[one.patch] = headline
     return headlines

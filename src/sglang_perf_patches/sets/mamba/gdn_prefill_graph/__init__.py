@@ -28,7 +28,7 @@ _LOADS = "sglang.srt.managers.cache_controller:LayerDoneCounter"
 
 PATCH = Declaration(
     *(__name__, "0.5.22 … 0.5.23"),
-    gain_with="-tensor-parallel",
+    gain_with="-tensor-parallel | tensor-parallel",
     only_with=(
         *("delta-nets", "prefills", "torch"),
         *("breakable-prefills", "captured-extends", "known-gdn-kernel"),

@@ -242,15 +242,15 @@ def test_amounts_are_for_people() -> None:
     assert amount(99.0, 103.0, 101.0) == "1 % more"
     assert amount(240.0, 250.0, 260.0) == "2.5 times"
     assert amount(100.2, 99.4, 100.1) == "the same"
-    assert text.spread([12.34, 1234.5, 0.5]) == "12.3 (0.500-1234)"
-    assert [text.number(value) for value in (1234.5, 0.01234, 12.345, 0.0, 7)] == [
-        *("1234", "0.0123", "12.3", "0", "7.00")
+    assert text.spread([12.34, 1234.5, 0.5]) == "12.3 (0.5-1234)"
+    assert [text.spread([value]) for value in (99.96, 999.7, 0.01234, 7.0)] == [
+        *("100", "1000", "0.0123", "7")
     ]
 
 
 def test_the_text_has_figures_tokens_and_patches() -> None:
     shown = text.of(made())
-    assert re.search(r"TPOT +ms +10\.1 \(10\.0-10\.2\) +7\.05 .* 30 % less +better", shown)
+    assert re.search(r"TPOT +ms +10\.1 \(10-10\.2\) +7\.05 .* 30 % less +better", shown)
     assert re.search(r"TTFT +ms .* noise$", shown, re.MULTILINE)
     assert "greedy tokens: equal for 1 prompt in 6 boots" in shown
     assert "mlx.kv-arena: live in 3 scheduler processes, run in 3" in shown

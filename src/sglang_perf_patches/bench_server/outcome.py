@@ -61,11 +61,6 @@ class Outcome:
         """Whether the operator described the sides; else they are stock and patched."""
         return self.sides[0].name != "stock"
 
-    @property
-    def is_conclusive(self) -> bool:
-        """Whether there are enough turns for a conclusion, which is two."""
-        return self.turns >= 2
-
 
 def compared(
     taken: Sequence[tuple[Boot, Boot]],
@@ -100,10 +95,10 @@ def compared(
 
 
 def exit_code(outcome: Outcome) -> int:
-    """0 if it is conclusive, tokens are equal and no patch chosen by name is missing; else 1."""
+    """0 if there are two turns, tokens are equal and no patch chosen by name is missing; else 1."""
     is_equal = outcome.tokens.word != "different"
     is_whole = not outcome.stopped and not outcome.lost
-    return 0 if outcome.is_conclusive and is_equal and is_whole else 1
+    return 0 if outcome.turns >= 2 and is_equal and is_whole else 1
 
 
 def judgement(figure: str, change: Change) -> str:
@@ -116,7 +111,7 @@ def judgement(figure: str, change: Change) -> str:
 def conclusion(outcome: Outcome) -> str:
     """The answer, in one or two sentences."""
     early = f" It stopped early: {outcome.stopped}." if outcome.stopped else ""
-    if not outcome.is_conclusive:
+    if outcome.turns < 2:
         return (
             f"No conclusion: one turn does not show how much boots differ. Take --turns 3.{early}"
         )

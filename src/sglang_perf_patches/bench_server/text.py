@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -54,14 +53,7 @@ def _facts(outcome: Outcome) -> Iterator[str]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """The median, with the lowest and the highest if there are several."""
-    middle, low, high = map(number, (median(values), min(values), max(values)))
+    """The median, with the lowest and the highest if there are several; three digits each."""
+    numbers = [median(values), min(values), max(values)]
+    middle, low, high = (f"{one:.0f}" if one >= 100 else f"{one:.3g}" for one in numbers)
     return middle if low == high else f"{middle} ({low}-{high})"
-
-
-def number(value: float) -> str:
-    """A number with three significant digits, and never fewer than all before the point."""
-    if value == 0 or abs(value) >= 1000:
-        return f"{value:.0f}"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:.{min(digits, 6)}f}"

@@ -32,7 +32,8 @@ Every other option before -- goes to sglang's own bench_serving: --num-prompts, 
 --dataset-name, --dataset-path ... The default load is 128 prompts of random token ids.
 
 One side has the patches of SGLANG_PERF_PATCHES, or all exact patches if it is not set. The other
-side has none. Both run the same command on the same port, one boot at a time.
+side has none. Both run the same command on the same port (without --port: 30000), one boot at a
+time.
 
 With --b it compares any settings: side a is the command as it is, or with what --a adds, and side b
 the command with what --b adds. Write variables first, then flags of the server, in quotes. Flags
@@ -157,7 +158,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--a", metavar="TEXT", help=adds)
     parser.add_argument("--b", metavar="TEXT", help="the same for side b")
     parser.add_argument(
-        "--url", metavar="URL", help="where the server listens, if COMMAND has no --port"
+        "--url",
+        metavar="URL",
+        help="where the server listens, if COMMAND is a script without --port",
     )
     parser.add_argument(
         "--timeout",

@@ -41,6 +41,7 @@ from linux_mlx.patches import live_and_run, report
 from linux_mlx.processes import Failure
 from linux_mlx.server import (
     arguments_of,
+    free_port,
     running_server,
     server_command,
     server_variables,
@@ -130,7 +131,8 @@ def bench(
     install_bench_client(environment)
     words = [
         *(environment.script("sglang-perf-patches"), "bench", "server", *options, *_LOAD, "--"),
-        *(*server_command(environment, model), "--host", "127.0.0.1", *arguments),
+        *(*server_command(environment, model), "--host", "127.0.0.1"),
+        *("--port", free_port(), *arguments),
     ]
     process = subprocess.Popen(
         [str(word) for word in words], env=server_variables(selection, folder)

@@ -8,27 +8,26 @@ from pathlib import Path
 import pytest
 
 from sglang_perf_patches import downloads
-from sglang_perf_patches.bench_server import boot, load
+from sglang_perf_patches.bench_server import load
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.model import releases
 
-_KEYS = ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "median_itl_ms", "p99_itl_ms")
 _OPTIONS = ("--base-url", "--output-file", "--output-details", "--tokenizer")
 
 
 @pytest.mark.parametrize("release", releases.KNOWN)
 def test_bench_serving_of_a_release(release: str) -> None:
     tree = source.Tree(source.find(downloads.tree(release)))
-    path = tree.path(load.module(tree))
+    sent = load.of(tree, ["--seed", "2"])
+    assert sent.options.count("--seed") == 1
+    path = tree.path(sent.module)
     assert path is not None
     text = Path(path).read_text(encoding="utf-8")
-    named = {word for word in load.completed(()) if word.startswith("--")}
+    named = {word for word in sent.options if word.startswith("--")}
     for option in {*named, *_OPTIONS}:
         assert f'"{option}"' in text, option
-    for key in (*_KEYS, "output_throughput", "completed", "errors"):
+    for key in (*load.FIGURES.values(), "completed", "errors"):
         assert f'"{key}"' in text, key
-    figures = boot._figures(dict.fromkeys((*_KEYS, "output_throughput"), 1.0))
-    assert len(figures) == len(_KEYS) + 1
 
 
 @pytest.mark.parametrize("release", releases.KNOWN)

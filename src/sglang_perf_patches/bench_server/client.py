@@ -12,8 +12,7 @@ from typing import Any
 from . import BenchError, redact
 from .command import ServerCommand
 
-_HEALTH_S = 30
-_REPLY_S = 300
+_LIMIT_S = 300
 # A proxy from the environment would not reach this machine's loopback.
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -21,42 +20,43 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 def is_ready(served: ServerCommand) -> bool:
     """Whether the server reports that it is ready."""
     try:
-        with _direct.open(_request(served, "/health"), timeout=_HEALTH_S) as reply:
-            return bool(reply.status == 200)
-    except (OSError, http.client.HTTPException):
+        request(served, "/health")
+    except BenchError:
         return False
+    return True
 
 
 def info(served: ServerCommand, path: str) -> dict[str, Any]:
     """The server's information about itself; empty if it does not know the path."""
     try:
-        reply = request(served, path)
+        return request(served, path)
     except BenchError:
         return {}
-    return reply if isinstance(reply, dict) else {}
 
 
-def request(served: ServerCommand, path: str, body: Mapping[str, Any] | None = None) -> Any:
-    """The reply to a request; to a POST if it has a body.
+def request(
+    served: ServerCommand, path: str, body: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The reply to a request, to a POST if it has a body; empty if the reply is no JSON object.
 
     Raises:
         BenchError: the server did not reply, or with an error.
     """
-    try:
-        with _direct.open(_request(served, path, body), timeout=_REPLY_S) as reply:
-            return json.load(reply)
-    except urllib.error.HTTPError as error:
-        text = redact.names(error.read(400).decode(errors="replace"))
-        raise BenchError(f"{path} answered {error.code}: {text}") from error
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise BenchError(f"{path} did not answer: {redact.names(str(error))}") from error
-
-
-def _request(
-    served: ServerCommand, path: str, body: Mapping[str, Any] | None = None
-) -> urllib.request.Request:
     headers = {"Content-Type": "application/json"}
     if served.api_key is not None:
         headers["Authorization"] = f"Bearer {served.api_key}"
     data = None if body is None else json.dumps(body).encode()
-    return urllib.request.Request(served.url + path, data, headers)  # noqa: S310 - http only
+    asked = urllib.request.Request(served.url + path, data, headers)  # noqa: S310 - http only
+    try:
+        with _direct.open(asked, timeout=_LIMIT_S) as reply:
+            text = reply.read()
+    except urllib.error.HTTPError as error:
+        why = redact.names(error.read(400).decode(errors="replace"))
+        raise BenchError(f"{path} answered {error.code}: {why}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise BenchError(f"{path} did not answer: {redact.names(str(error))}") from error
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

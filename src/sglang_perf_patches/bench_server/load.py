@@ -9,14 +9,25 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..compat.source import Tree as Source
+from ..compat.source import Tree
+from ..model.errors import OperatorError
 from ..supervised import Supervised
-from . import BenchError, UsageError, processes, redact
+from . import BenchError, processes, redact
 from .command import ServerCommand
 
+FIGURES = {
+    "TTFT": "median_ttft_ms",
+    "TTFT p99": "p99_ttft_ms",
+    "TPOT": "median_tpot_ms",
+    "ITL": "median_itl_ms",
+    "ITL p99": "p99_itl_ms",
+    "throughput": "output_throughput",
+}
+"""Figure → its key in ``bench_serving``'s result."""
 _MODULES = ("sglang.benchmark.serving", "sglang.bench_serving")
 _DEFAULTS = {
     "--backend": "sglang",
@@ -30,80 +41,66 @@ _DEFAULTS = {
     "--seed": "1",
 }
 _OURS = ("--base-url", "--host", "--port", "--output-file", "--output-details", "--help", "-h")
-_HELP_S = 300
 
 
-def module(source: Source) -> str:
-    """The name of the ``bench_serving`` module in this sglang.
+@dataclass(frozen=True)
+class Load:
+    """The module ``bench_serving`` of this sglang, and all of its options that make the load."""
+
+    module: str
+    options: Sequence[str]
+
+    def check(self) -> None:
+        """Check, before a server is started, that the module runs here and has these options.
+
+        Raises:
+            OperatorError: it does not run, lacks an option, or this tool sets the option itself.
+        """
+        command = [*self._python, "--help"]
+        done = subprocess.run(command, capture_output=True, text=True, env=_environment())
+        if done.returncode:
+            raise OperatorError(f"{self.module} does not run here: {redact.names(done.stderr)}")
+        known = re.findall(r"(?<![\w-])--[a-z0-9][\w-]*", done.stdout)
+        for name in _names(self.options):
+            if name in _OURS:
+                raise OperatorError(f"{name}: bench server sets this option of bench_serving")
+            if name.startswith("--") and not any(each.startswith(name) for each in known):
+                raise OperatorError(f"{name}: neither bench server nor {self.module} has this")
+
+    def started(
+        self, served: ServerCommand, tokenizer: str | None, result: Path
+    ) -> AbstractContextManager[Supervised]:
+        """Send the requests while the block runs; `read` then reads the file `result`."""
+        where = ["--base-url", served.url, "--output-file", os.fspath(result), "--output-details"]
+        if tokenizer and "--tokenizer" not in _names(self.options):
+            where += ["--tokenizer", tokenizer]
+        environment = _environment()
+        if served.api_key is not None:
+            environment["OPENAI_API_KEY"] = served.api_key
+        command = [*self._python, *self.options, *where]
+        return processes.started(command, environment=environment, log=result.with_suffix(".log"))
+
+    @property
+    def _python(self) -> list[str]:
+        return [sys.executable, "-W", "ignore", "-m", self.module]
+
+
+def of(tree: Tree, options: Sequence[str]) -> Load:
+    """The load with an operator's options, completed by a default load of random prompts.
 
     Raises:
-        UsageError: it has none.
+        OperatorError: this sglang has no ``bench_serving``.
     """
-    for name in _MODULES:
-        if source.path(name) is not None:
-            return name
-    raise UsageError(f"sglang {source.version} has no bench_serving")
+    for module in _MODULES:
+        if tree.path(module) is not None:
+            named = _names(options)
+            added = [word for pair in _DEFAULTS.items() if pair[0] not in named for word in pair]
+            return Load(module, [*added, *options])
+    raise OperatorError(f"sglang {tree.version} has no bench_serving")
 
 
-def completed(options: Sequence[str]) -> list[str]:
-    """The operator's options, completed by a default load of random prompts."""
-    named = _names(options)
-    added = [word for pair in _DEFAULTS.items() if pair[0] not in named for word in pair]
-    return [*added, *options]
-
-
-def check(name: str, options: Sequence[str]) -> None:
-    """Check, before a server is started, that ``bench_serving`` runs here and has these options.
-
-    Raises:
-        UsageError: it does not run, lacks an option, or this tool sets the option itself.
-    """
-    named = _names(options)
-    for option in named:
-        if option in _OURS:
-            raise UsageError(f"{option}: bench server sets this option of bench_serving itself")
-    try:
-        done = subprocess.run(
-            [*_python(name), "--help"],
-            capture_output=True,
-            text=True,
-            env=_environment(),
-            timeout=_HELP_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise UsageError(f"{name} --help did not end within {_HELP_S} s") from error
-    if done.returncode:
-        raise UsageError(f"{name} does not run here: {last_line(done.stderr)}")
-    known = set(re.findall(r"(?<![\w-])--[a-z0-9][\w-]*", done.stdout))
-    for option in named:
-        if re.match(r"--[a-z]", option) and not any(each.startswith(option) for each in known):
-            raise UsageError(f"{option}: neither bench server nor {name} has this option")
-
-
-def started(
-    name: str,
-    options: Sequence[str],
-    served: ServerCommand,
-    *,
-    tokenizer: str | None,
-    result: Path,
-    log: Path,
-) -> AbstractContextManager[Supervised]:
-    """Send the requests while the block runs; `read` then reads the file `result`."""
-    where = ["--base-url", served.url, "--output-file", os.fspath(result), "--output-details"]
-    if tokenizer and "--tokenizer" not in _names(options):
-        where += ["--tokenizer", tokenizer]
-    environment = _environment()
-    if served.api_key is not None:
-        environment["OPENAI_API_KEY"] = served.api_key
-    result.unlink(missing_ok=True)
-    command = [*_python(name), *options, *where]
-    return processes.started(command, environment=environment, log=log)
-
-
-def read(result: Path, log: Path) -> dict[str, Any]:
-    """The result of ``bench_serving``.
+def read(result: Path) -> dict[str, float]:
+    """The figures of ``bench_serving``'s result; 0 for a missing one.
 
     Raises:
         BenchError: it wrote nothing, or not every request was answered.
@@ -111,38 +108,19 @@ def read(result: Path, log: Path) -> dict[str, Any]:
     try:
         measured: dict[str, Any] = json.loads(result.read_text(encoding="utf-8").splitlines()[-1])
     except (OSError, ValueError, IndexError) as error:
-        raise BenchError(f"bench_serving wrote no result: {last_line_of(log)}") from error
+        raise BenchError("bench_serving wrote no result") from error
     asked = measured.get("errors", [])
-    errors = [error for error in asked if error]
-    if errors or not measured.get("completed"):
-        why = last_line(errors[0]) if errors else "none was answered"
-        failed = len(errors) or len(asked)
-        raise BenchError(f"{failed} of {len(asked)} requests failed: {why} (log: {result})")
-    return measured
+    if errors := [error for error in asked if error]:
+        why = redact.names(errors[0])
+        raise BenchError(f"{len(errors)} of {len(asked)} requests failed: {why}")
+    if not measured.get("completed"):
+        raise BenchError("no request was answered")
+    return {name: float(measured.get(key) or 0) for name, key in FIGURES.items()}
 
 
-def last_line(text: str) -> str:
-    """The public names (see `redact.names`) in the last line that is not empty or a warning."""
-    lines = [
-        line.strip()
-        for line in text.splitlines()
-        if re.search(r"\w", line) and "warnings.warn(" not in line and "Warning: " not in line
-    ]
-    return redact.names(lines[-1][:200]) if lines else "no output"
-
-
-def last_line_of(log: Path) -> str:
-    """The same of a log."""
-    return last_line(log.read_bytes()[-8000:].decode(errors="replace"))
-
-
-def _names(options: Sequence[str]) -> dict[str, None]:
-    """The options in the words, in order, without values."""
-    return {word.partition("=")[0]: None for word in options if word.startswith("-")}
-
-
-def _python(module: str) -> list[str]:
-    return [sys.executable, "-W", "ignore", "-m", module]
+def _names(options: Sequence[str]) -> list[str]:
+    """The options in the words, without values."""
+    return [word.partition("=")[0] for word in options if word.startswith("-")]
 
 
 def _environment() -> dict[str, str]:

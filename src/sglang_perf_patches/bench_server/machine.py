@@ -1,4 +1,4 @@
-"""The facts about this machine that a reader of figures needs."""
+"""This machine: the facts that a reader of figures needs, and the memory of its GPUs."""
 
 from __future__ import annotations
 
@@ -14,49 +14,27 @@ _LIMIT_S = 30.0
 
 def facts() -> dict[str, str]:
     """Name → hardware or version; imports none of sglang's libraries."""
-    found = {
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
-        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ""),
+    return {
+        "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "gpu": ", ".join(_smi("name")),
         "python": platform.python_version(),
         "sglang-perf-patches": __version__,
         "measured": datetime.now(timezone.utc).isoformat(" ", "minutes"),
-        "gpu": ", ".join(smi("name")),
     }
-    return {key: value for key, value in found.items() if value}
 
 
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.split(":")[1].strip() for line in lines if "model name" in line)
-    except (OSError, StopIteration):
-        return platform.processor()
+def gpu_bytes() -> int:
+    """Bytes in use on all NVIDIA GPUs of this machine; 0 if that is unknown."""
+    return sum(int(word) << 20 for word in _smi("memory.used") if word.isdecimal())
 
 
-def smi(field: str) -> list[str]:
+def _smi(field: str) -> list[str]:
     """A field of each NVIDIA GPU; empty without one, or if ``nvidia-smi`` fails or hangs."""
     asked = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
     try:
-        # If the driver hangs, the tool can't even be killed, so nothing waits for it.
-        process = subprocess.Popen(
-            asked,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
+        done = subprocess.run(
+            asked, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=True
         )
-    except OSError:
+    except (OSError, subprocess.SubprocessError):
         return []
-    try:
-        output, _ = process.communicate(timeout=_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        _abandoned.append(process)
-        return []
-    lines = map(str.strip, output.splitlines())
-    return [*filter(None, lines)] if process.returncode == 0 else []
-
-
-_abandoned: list[subprocess.Popen[str]] = []
+    return [line.strip() for line in done.stdout.splitlines()]

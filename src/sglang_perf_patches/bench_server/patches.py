@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +42,15 @@ def require_side(server: Supervised, side: Side) -> None:
             f"{', '.join(sorted(live))} was live although SGLANG_PERF_PATCHES was none: does "
             "the command set it?"
         )
+    if side.needs_live and not records:
+        raise BenchError(
+            "no process of the server has a record of patches: is sglang-perf-patches installed "
+            "next to the sglang that the command starts, and does the command leave "
+            "SGLANG_PERF_PATCHES unchanged?"
+        )
     if side.needs_live and not live:
-        raise BenchError(_why_none(records))
+        why = "; ".join(f"{id} is {why}" for id, why in failed(records).items())
+        raise BenchError(f"no patch was live in it: {why or 'there is nothing to compare'}")
 
 
 def of_server(server: Supervised, *, is_patched: bool) -> list[dict[str, Any]]:
@@ -71,7 +78,7 @@ def summary(records: Iterable[dict[str, Any]]) -> list[LiveIn]:
         role = role if role in _ROLES else "other"
         for state in record["patches"]:
             if state["state"] == "live":
-                ran.setdefault((state["id"], role), []).append(bool(state["ran"]))
+                ran.setdefault((state["id"], role), []).append(state["ran"])
     rows = [LiveIn(*key, live=len(each), ran=sum(each)) for key, each in ran.items()]
     return sorted(rows, key=lambda one: (one.patch, -one.ran, one.role))
 
@@ -95,14 +102,3 @@ def lost(records: Iterable[dict[str, Any]], selection: Selection) -> list[str]:
 def _of(server: Supervised) -> list[dict[str, Any]]:
     members = {process.pid for process in server.processes()}
     return [data for data in records.read_all() if data["pid"] in members]
-
-
-def _why_none(records: Sequence[dict[str, Any]]) -> str:
-    if not records:
-        return (
-            "no process of the server has a record of patches: is sglang-perf-patches installed "
-            "next to the sglang that the command starts, and does the command leave "
-            "SGLANG_PERF_PATCHES unchanged?"
-        )
-    text = "; ".join(f"{id} is {why}" for id, why in failed(records).items())
-    return "no patch was live in it" + (f": {text}" if text else ", so there is nothing to compare")

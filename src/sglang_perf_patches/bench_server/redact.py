@@ -6,45 +6,47 @@ Private words can't be recognized, because a host or a token may look like anyth
 from __future__ import annotations
 
 import builtins
-import contextlib
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 from .. import sets
 from ..model import releases, setups
-from ..model.feature import flag
+from ..model.feature import flag as flag_of
 from ..model.patch import by_id
 
 HIDDEN = "..."
-OF_SHELLS = frozenset({"-c", "-lc", "-ic", "-ec"})  # the options of a shell that take a script
-VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)  # an assignment in front of a command
 
-_MODELS = "--model --model-path --tokenizer-path --speculative-draft-model-path"
-_NUMBERS = """
-    --tp --tp-size --dp --dp-size --ep --ep-size --pp --pp-size --port --turns --num-prompts
-    --request-rate --random-input-len --random-output-len --random-range-ratio --max-concurrency
+_OF_MODELS = "--model --model-path --tokenizer-path --speculative-draft-model-path"
+_OF_NUMBERS = """
+    --tp --tp-size --dp --dp-size --ep --ep-size --pp --pp-size --port --num-prompts --request-rate
+    --random-input-len --random-output-len --random-range-ratio --max-concurrency
     --mem-fraction-static --max-running-requests --max-total-tokens --chunked-prefill-size
     --page-size --context-length --cuda-graph-bs --cuda-graph-max-bs --random-seed --seed
     --hicache-ratio --max-mamba-cache-size --speculative-num-steps --speculative-eagle-topk"""
-_CHOICES = """
-    --backend --dataset-name --device --dtype --kv-cache-dtype --load-format --schedule-policy
-    --quantization --attention-backend --prefill-attention-backend --decode-attention-backend
-    --speculative-algorithm --disaggregation-mode --mamba-radix-cache-strategy"""
-_CHOSEN = """
+_OTHERS = """
+    -m -c --json --backend --dataset-name --dtype --load-format --schedule-policy
+    --attention-backend --prefill-attention-backend --decode-attention-backend"""
+_VALUES = """
     auto half bfloat16 float16 fp8 fp8_e4m3 fp8_e5m2 cuda cpu mps dummy sglang random random-ids
     sharegpt fcfs lpm triton fa3 fa4 flashinfer trtllm_mha trtllm_mla eagle eagle3 nextn ngram
     prefill decode null extra_buffer no_buffer"""
 _PROGRAM = re.compile(
-    r"python(3(\.\d{1,2})?)?|sglang(-perf-patches|\.launch_server)?|serve|env|sh|bash|exec|bench"
-    r"|server|run|nohup|numactl|launch_server\.py|[|;&]{1,2}"
+    r"python(3(\.\d{1,2})?)?|sglang(\.launch_server)?|serve|env|sh|bash|exec|nohup|numactl"
+    r"|launch_server\.py|[|;&]{1,2}"
 )
-_SETTING = re.compile(r"(SGLANG|CUDA|NCCL|TORCH|TRITON|MLX|OMP|HF|LD)_[A-Z0-9_]{1,60}|PYTHON[A-Z]+")
-_OF_A_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|PWD|AUTH|PIN|CRED|COOKIE")
-_NUMBER = re.compile(r"-?[0-9]{1,9}(\.[0-9]{1,6})?|[0-9]{1,6}(,[0-9]{1,6}){1,15}|inf")
-_MODEL = re.compile(r"[A-Za-z][A-Za-z0-9]{0,19}([-_.][A-Za-z0-9]{1,20}){0,12}")
-_ADDRESS = re.compile(r"://|[@?\s]|(^|/)(hf_|sk-|gh[pos]_|github_pat_|glpat-|xox|A[KS]IA|eyJ)")
+_VARIABLE = re.compile(
+    r"((?:SGLANG|CUDA|NCCL|TORCH|TRITON|MLX|OMP|HF|LD)_[A-Z0-9_]{1,60}|PYTHON[A-Z]+)=(.*)",
+    re.DOTALL,
+)
+_NUMBER = re.compile(r"-?[0-9]{1,9}(\.[0-9]{1,6})?|inf")
+_SHORT = re.compile(r"[0-9]{1,2}(,[0-9]{1,2}){0,15}")  # a switch or devices, and no PIN
+_MODEL = re.compile(
+    r"(?!hf_|sk-|gh[pos]_|github_pat_|glpat-|xox|A[KS]IA|eyJ)"  # how tokens begin
+    r"[A-Za-z][A-Za-z0-9]{0,19}([-_.][A-Za-z0-9]{1,20}){0,12}"
+)
 
 
 def shown(words: Sequence[str]) -> str:
@@ -54,16 +56,23 @@ def shown(words: Sequence[str]) -> str:
     'env HF_TOKEN=... serve --port 1 ...'
     """
     kept: list[str] = []
-    for word in _each(words):
-        if word != HIDDEN or kept[-1:] != [HIDDEN]:
-            kept.append(word)
+    flag = ""  # the known one before the word
+    for word in words:
+        name, is_set, value = word.partition("=")
+        if not word.startswith("-") or _NUMBER.fullmatch(word):
+            text = _value(flag, word)
+        else:
+            flag = name if name in _public() else ""
+            text = f"{flag}={_value(flag, value)}" if flag and is_set else flag or HIDDEN
+        if text != HIDDEN or kept[-1:] != [HIDDEN]:
+            kept.append(text)
     return shlex.join(kept)
 
 
 def model_name(path: str) -> str:
     """The last name of a model's path or id; ``...`` for an address or a token."""
     name = path.rstrip("/").rpartition("/")[2]
-    is_name = _MODEL.fullmatch(name) and not _ADDRESS.search(path)
+    is_name = _MODEL.fullmatch(name) and "://" not in path
     return name if is_name or not path else HIDDEN
 
 
@@ -73,47 +82,33 @@ def names(text: str) -> str:
     return ", ".join(filter(_public().__contains__, words)) or HIDDEN
 
 
+def names_in(log: Path) -> str:
+    """The public names at the end of a log."""
+    return names(log.read_bytes()[-2000:].decode(errors="replace"))
+
+
 @cache
 def _public() -> frozenset[str]:
     """Known flags, and the names of patches, sets, releases and errors."""
-    flags = {flag(name) for each in setups.FEATURES.all for name in each.arguments()}
+    flags = {flag_of(name) for each in setups.FEATURES.all for name in each.arguments()}
     errors = {name for name in dir(builtins) if name.endswith(("Error", "Exception"))}
     errors |= {"torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "torch.AcceleratorError"}
-    ours = {*OF_SHELLS, *by_id(sets.load()), *sets.NAMES, *releases.KNOWN}
-    more = f"-m -- --json --keep --url --a --b {_NUMBERS} {_CHOICES} {_MODELS}"
-    return frozenset({*flags, *more.split(), *errors, *ours})
+    ours = {*by_id(sets.load()), *sets.NAMES, *releases.KNOWN}
+    return frozenset({*flags, *f"{_OF_MODELS} {_OF_NUMBERS} {_OTHERS}".split(), *errors, *ours})
 
 
-def _each(words: Sequence[str]) -> Iterator[str]:
-    """Each word, or ``...`` in its place."""
-    option = ""
-    for word in words:
-        name, is_set, value = word.partition("=")
-        if not re.match(r"-(?!\d)\S*$", word):
-            yield _value(option, word)
-        elif name in _public():
-            option = name
-            yield f"{name}={_value(name, value)}" if is_set else name
-        else:
-            option = ""
-            yield HIDDEN
-
-
-def _value(option: str, word: str) -> str:
-    """A word that is no option; `option` is the one before it, or ""."""
-    if option in _MODELS.split():
+def _value(flag: str, word: str) -> str:
+    """A word that is no flag; `flag` is the known one before it, or ""."""
+    if flag in _OF_MODELS.split():
         return model_name(word)
-    if option in OF_SHELLS | {"--a", "--b"}:
-        with contextlib.suppress(ValueError):  # no closing quotation
-            return shown(shlex.split(word))
-    is_number = option in _NUMBERS.split() and _NUMBER.fullmatch(word)
-    if is_number or (option in _CHOICES.split() and word.lower() in _CHOSEN.split()):
+    if flag in _OF_NUMBERS.split() and _NUMBER.fullmatch(word):
         return word
-    found = VARIABLE.fullmatch(word)
-    if found and _SETTING.fullmatch(found[1]):
-        is_open = _NUMBER.fullmatch(found[2]) and not _OF_A_SECRET.search(found[1])
-        names = (item.strip().removeprefix("-") for item in found[2].split(","))
-        is_ours = found[1] == "SGLANG_PERF_PATCHES" and {*names} <= _public() | {"all", "none"}
-        return word if is_open or is_ours else f"{found[1]}={HIDDEN}"
-    name = word.rpartition("/")[2]
-    return name if _PROGRAM.fullmatch(name) else HIDDEN
+    if flag and word.lower() in _VALUES.split():
+        return word
+    if found := _VARIABLE.fullmatch(word):
+        name, value = found.groups()
+        items = {item.strip().removeprefix("-") for item in value.split(",")}
+        is_ours = name == "SGLANG_PERF_PATCHES" and items <= _public() | {"all", "none"}
+        return word if is_ours or _SHORT.fullmatch(value) else f"{name}={HIDDEN}"
+    program = word.rpartition("/")[2]
+    return program if _PROGRAM.fullmatch(program) else HIDDEN

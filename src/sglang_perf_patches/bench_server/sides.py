@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ..model.errors import OperatorError
 from ..model.switch import VARIABLE, is_off
-from . import UsageError, redact
+from . import redact
 
 _OF_BOTH = ("--port", "--host", "--api-key", "--ssl-certfile", "--ssl-keyfile")
 
@@ -28,7 +30,7 @@ class Side:
     selection: str = "none"
     needs_live: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
-    flags: tuple[str, ...] = ()
+    flags: Sequence[str] = ()
 
     @property
     def is_patched(self) -> bool:
@@ -57,27 +59,25 @@ def stock_and_patched(selection: str) -> tuple[Side, Side]:
 def described(
     a: str | None, b: str | None, selection: str, command: Sequence[str]
 ) -> tuple[Side, Side]:
-    """The sides that an operator describes.
+    """The sides that an operator describes: variables ``NAME=VALUE``, then flags of the server.
 
-    Args:
-        a: variables ``NAME=VALUE`` followed by flags of the server; None for the command as it is.
-        b: the same of the second side.
-        selection: ``SGLANG_PERF_PATCHES`` of sides that do not set it.
-        command: the operator's command.
+    None for `a` is the command as it is. `selection` is ``SGLANG_PERF_PATCHES`` of sides that do
+    not set it.
 
     Raises:
-        UsageError: a text is malformed, sets something that both sides must share, or both sides
-            are the same.
+        OperatorError: a text is malformed, sets something that both sides must share, or both
+            sides are the same.
     """
     if b is None:
-        raise UsageError("--a needs a side to compare with: give --b as well")
+        raise OperatorError("--a needs a side to compare with: give --b as well")
     first, second = _side("a", a or "", selection), _side("b", b, selection)
-    if (first.flags or second.flags) and redact.OF_SHELLS & set(command):
-        raise UsageError(
+    is_script = any(re.fullmatch("-[a-z]*c", word) for word in command)
+    if (first.flags or second.flags) and is_script:
+        raise OperatorError(
             "flags can't be put at the end of a shell's script: name the server itself after --"
         )
     if replace(second, name=first.name, needs_live=first.needs_live) == first:
-        raise UsageError("--a and --b are the same server")
+        raise OperatorError("--a and --b are the same server")
     return first, second
 
 
@@ -85,18 +85,18 @@ def _side(name: str, text: str, selection: str) -> Side:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"--{name}: {error}") from error
+        raise OperatorError(f"--{name}: {error}") from error
     variables: dict[str, str] = {}
-    while words and (match := redact.VARIABLE.fullmatch(words[0])):
+    while words and (match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", words[0], re.DOTALL)):
         variables[match[1]] = match[2]
         del words[0]
     if words and not words[0].startswith("-"):
-        raise UsageError(
+        raise OperatorError(
             f"--{name}: word {len(variables) + 1} is neither NAME=VALUE nor a flag of the server"
         )
     for flag in (word.partition("=")[0] for word in words):
         if flag in _OF_BOTH:
-            raise UsageError(f"--{name}: {flag} belongs to the command, after --")
+            raise OperatorError(f"--{name}: {flag} belongs to the command, after --")
     own = variables.pop(VARIABLE, None)
     effective = selection if own is None else own
-    return Side(name, effective, own is not None and not is_off(own), variables, tuple(words))
+    return Side(name, effective, own is not None and not is_off(own), variables, words)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
 from . import BenchError, client
 from .command import ServerCommand
@@ -23,20 +24,14 @@ Tokens = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Comparison:
-    """The tokens of all boots compared.
+    """The tokens of all boots compared, in a sentence and a word.
 
-    Attributes:
-        word: ``equal``; ``different``: stock's boots agree on a prompt, but a patched boot gives
-            other tokens; ``unsteady``: stock's own boots agree on no prompt.
-        unsteady: the number of prompts on which stock's own boots differ.
-        different: the prompts, by number, on which the sides differ.
+    ``different``: stock's boots agree on a prompt, but a patched boot gives other tokens.
+    ``unsteady``: stock's own boots agree on no prompt. Else ``equal``.
     """
 
-    word: str
+    word: Literal["equal", "different", "unsteady"]
     sentence: str
-    prompts: int
-    unsteady: int
-    different: tuple[int, ...]
 
 
 def prompts() -> list[list[int]]:
@@ -55,11 +50,20 @@ def greedy(served: ServerCommand) -> Tokens:
     Raises:
         BenchError: it did not answer a prompt.
     """
+
+    def reply(prompt: Sequence[int]) -> tuple[int, ...]:
+        sampling = {"temperature": 0, "max_new_tokens": _NEW_TOKENS, "ignore_eos": True}
+        body = {"input_ids": prompt, "sampling_params": sampling}
+        ids = client.request(served, "/generate", body).get("output_ids")
+        if not ids:
+            raise BenchError("/generate gave no tokens")
+        return tuple(ids)
+
     asked = prompts()
-    replies = [_reply(served, prompt) for prompt in asked[:_ALONE]]
+    replies = [reply(prompt) for prompt in asked[:_ALONE]]
     threads = ThreadPoolExecutor(max_workers=_TOGETHER)
     try:
-        replies += threads.map(lambda prompt: _reply(served, prompt), asked[_ALONE:])
+        replies += threads.map(reply, asked[_ALONE:])
     finally:
         # An interrupt does not wait for replies: it ends the server, and so the threads.
         threads.shutdown(wait=False, cancel_futures=True)
@@ -69,33 +73,14 @@ def greedy(served: ServerCommand) -> Tokens:
 def compare(stock: Sequence[Tokens], patched: Sequence[Tokens], base: str = "stock") -> Comparison:
     """Compare the boots of two sides, at least one each; `base` is the first side's name."""
     count = len(stock[0])
-    unsteady = {at for at in range(count) if len({boot[at] for boot in stock}) > 1}
-    different = tuple(
-        at
-        for at in range(count)
-        if at not in unsteady and any(boot[at] != stock[0][at] for boot in patched)
-    )
-    asked = _prompts(count - len(unsteady))
+    steady = [at for at in range(count) if len({boot[at] for boot in stock}) == 1]
+    different = sum(any(boot[at] != stock[0][at] for boot in patched) for at in steady)
+    if not steady:
+        sentence = f"{base}'s own boots gave different tokens for each of {count} prompts"
+        return Comparison("unsteady", sentence)
+    of = f"{len(steady)} prompt{'s' if len(steady) > 1 else ''}"
+    more = count - len(steady)
+    rest = f"; of {more} more, {base}'s own boots gave different tokens" if more else ""
     if different:
-        word, sentence = "different", f"different for {len(different)} of {asked}"
-    elif len(unsteady) == count:
-        each = f"each of {_prompts(count)}"
-        word, sentence = "unsteady", f"{base}'s own boots gave different tokens for {each}"
-    else:
-        word, sentence = "equal", f"equal for {asked} in {len(stock) + len(patched)} boots"
-    if 0 < len(unsteady) < count:
-        sentence += f"; of {len(unsteady)} more, {base}'s own boots gave different tokens"
-    return Comparison(word, sentence, count, len(unsteady), different)
-
-
-def _prompts(count: int) -> str:
-    return f"{count} prompt{'' if count == 1 else 's'}"
-
-
-def _reply(served: ServerCommand, prompt: Sequence[int]) -> tuple[int, ...]:
-    greedy = {"temperature": 0, "max_new_tokens": _NEW_TOKENS, "ignore_eos": True}
-    reply = client.request(served, "/generate", {"input_ids": prompt, "sampling_params": greedy})
-    ids = reply.get("output_ids") if isinstance(reply, dict) else None
-    if not isinstance(ids, list) or not ids:
-        raise BenchError("/generate gave no tokens")
-    return tuple(int(id) for id in ids)
+        return Comparison("different", f"different for {different} of {of}{rest}")
+    return Comparison("equal", f"equal for {of} in {len(stock) + len(patched)} boots{rest}")

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...bench_server import (
-    BenchError,
-    UsageError,
-    command,
-    load,
-    machine,
-    processes,
-    redact,
-    sides,
-    turns,
-)
+from ...bench_server import BenchError, command, load, machine, processes, redact, sides, turns
 from ...bench_server import outcome as outcomes
+from ...bench_server import text as texts
 from ...bench_server.boot import Plan
-from ...bench_server.outcome import Outcome
-from ...bench_server.shown import WIDTH, to_text
 from ...bench_server.sides import Side
+from ...model.errors import OperatorError
 from .. import entry_point, interpreter, render
 from . import add_json, selected, tree_at
 
@@ -45,7 +32,8 @@ Every other option before -- goes to sglang's own bench_serving: --num-prompts, 
 --dataset-name, --dataset-path ... The default load is 128 prompts of random token ids.
 
 One side has the patches of SGLANG_PERF_PATCHES, or all exact patches if it is not set. The other
-side has none. Both run the same command on the same port, one boot at a time.
+side has none. Both run the same command on the same port (without --port: 30000), one boot at a
+time.
 
 With --b it compares any settings: side a is the command as it is, or with what --a adds, and side b
 the command with what --b adds. Write variables first, then flags of the server, in quotes. Flags
@@ -79,11 +67,10 @@ def main(words: Sequence[str]) -> int:
     """Run ``bench server`` with the words after it, and return the exit code.
 
     Raises:
-        SelectionError: the selection of the environment or of a side is malformed.
-        TreeError: there is no sglang.
+        OperatorError: it can't start with these words, this selection or this sglang.
     """
-    parser = _parser()
     at = words.index("--") if "--" in words else len(words)
+    parser = _parser()
     args, options = parser.parse_known_args([*_with_equals(words[:at])])
     if args.turns < 1:
         parser.error("--turns must be 1 or more")
@@ -91,77 +78,59 @@ def main(words: Sequence[str]) -> int:
         parser.error("put `--` before the server's command, at the end")
     if options and not options[0].startswith("-"):
         parser.error(f"{options[0]}: choose patches with SGLANG_PERF_PATCHES")
+    processes.exit_on_signals()
     try:
-        with processes.interruptible():
-            return _compare(args, options, words[at + 1 :], words)
+        return _compare(args, options, words[at + 1 :])
     except BenchError as error:
         render.warn(error)
-        return 2 if isinstance(error, UsageError) else 1
+        return 1
     except SystemExit:  # after a signal
         print("\nsglang-perf-patches: interrupted; nothing is left running", file=sys.stderr)
         raise
 
 
-def _compare(
-    args: argparse.Namespace,
-    options: Sequence[str],
-    words: Sequence[str],
-    all_words: Sequence[str],
-) -> int:
+def _compare(args: argparse.Namespace, options: Sequence[str], words: Sequence[str]) -> int:
     default = selected()
     if args.a is not None or args.b is not None:
         compared = sides.described(args.a, args.b, default.text, words)
     elif not default.ids:
-        raise UsageError("SGLANG_PERF_PATCHES chooses no patch: there is nothing to compare")
+        raise OperatorError("SGLANG_PERF_PATCHES chooses no patch: there is nothing to compare")
     else:
         compared = sides.stock_and_patched(default.text)
     _, chosen = (selected(each.selection) for each in compared)
     tree = tree_at()
     served = command.parse(words, args.url)
-    run = (sys.executable, "-m", "sglang_perf_patches", "run")
-    prefix = () if entry_point.is_loaded_by(tree) else run
-    _require_patches(compared, [*prefix, *served.command])
+    if not entry_point.is_loaded_by(tree):
+        run = (sys.executable, "-m", "sglang_perf_patches", "run")
+        served = replace(served, command=(*run, *words))
+    _require_patches(compared, served.command)
     command.require_free(served)
-    module = load.module(tree)
-    say = partial(_say, time.monotonic())
-    say(f"checking that {module} runs here and knows these options")
-    load.check(module, options)
-    if args.keep is not None:
-        args.keep.mkdir(parents=True, exist_ok=True)
-    folder = args.keep or Path(tempfile.mkdtemp(prefix="bench-server-"))
-    plan = Plan(
-        served=served,
-        prefix=prefix,
-        sides=compared,
-        module=module,
-        options=tuple(load.completed(options)),
-        folder=folder,
-        boot_limit_s=args.boot_timeout,
-        load_limit_s=args.load_timeout,
-    )
+    sent = load.of(tree, options)
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - began), 60)
+        print(f"[{minutes:3}:{seconds:02}] {line}", file=sys.stderr, flush=True)
+
+    say(f"checking that {sent.module} runs here and knows these options")
+    sent.check()
+    folder = Path(tempfile.mkdtemp(prefix="bench-server-"))
+    plan = Plan(served, sent, folder, args.timeout)
     short = "; the short form is --turns 1" if args.turns > 1 else ""
     say(f"{2 * args.turns} boots of this server{short}; logs are in {folder}")
-    taken, stopped = turns.take(plan, args.turns, say)
-    if stopped is not None:
-        if not taken:
-            raise BenchError(str(stopped))
+    taken, stopped = turns.take(plan, compared, args.turns, say)
+    if stopped and not taken:
+        raise BenchError(stopped)
+    if stopped:
         render.warn(stopped)
-        stopped = replace(stopped, reason=stopped.reason.partition(" (log: ")[0])
-    elif args.keep is None:
-        shutil.rmtree(folder, ignore_errors=True)
-    facts = machine.facts()
-    typed = redact.shown(["sglang-perf-patches", "bench", "server", *all_words])
-    result = Outcome(
-        sglang=tree.version,
-        machine=facts,
-        command=redact.shown(words),
-        repeat=f"SGLANG_PERF_PATCHES={shlex.quote(default.text)} {typed}",
-        load=redact.shown(plan.options),
-        turns=args.turns,
-        **outcomes.compared(taken, chosen, stopped, compared),
-    )
-    text = outcomes.to_json(result) if args.json else to_text(result, render.width() or WIDTH)
-    print(text, flush=True)
+    about = {
+        "sglang": tree.version,
+        "machine": machine.facts(),
+        "command": redact.shown(words),
+        "load": redact.shown(sent.options),
+    }
+    result = outcomes.compared(taken, compared, chosen, about=about, stopped=stopped)
+    print(outcomes.to_json(result) if args.json else texts.of(result), flush=True)
     return outcomes.exit_code(result)
 
 
@@ -189,18 +158,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--a", metavar="TEXT", help=adds)
     parser.add_argument("--b", metavar="TEXT", help="the same for side b")
     parser.add_argument(
-        "--url", metavar="URL", help="where the server listens, if COMMAND has no --port"
+        "--url",
+        metavar="URL",
+        help="where the server listens, if COMMAND is a script without --port",
     )
-    for what, seconds in (("boot", 1800.0), ("load", 3600.0)):
-        parser.add_argument(
-            f"--{what}-timeout",
-            type=float,
-            default=seconds,
-            metavar="S",
-            help=f"seconds that a {what} may take (default: {seconds:.0f})",
-        )
     parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="keep the logs and bench_serving's results here"
+        "--timeout",
+        type=float,
+        default=1800.0,
+        metavar="S",
+        help="seconds that a boot or a load may take (default: 1800)",
     )
     add_json(parser)
     return parser
@@ -213,12 +180,6 @@ def _require_patches(compared: Sequence[Side], words: Sequence[str]) -> None:
     for side in compared:
         why = interpreter.obstacle(words, side.environment) if side.is_patched else ""
         if why and side.needs_live:
-            raise UsageError(f"{side.name}: {why}")
+            raise OperatorError(f"{side.name}: {why}")
         if why:
             render.warn(f"{side.name}: {why}")
-
-
-def _say(began: float, line: str) -> None:
-    """Print a line about the progress, with the time since the start."""
-    minutes, seconds = divmod(int(time.monotonic() - began), 60)
-    print(f"[{minutes:3}:{seconds:02}] {line}", file=sys.stderr, flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from ..model import releases
@@ -14,15 +14,15 @@ from ..model.setups import FEATURES
 _SINCE = re.compile(r" from (\d[\w.]*) on\b")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Fault:
     """A fault of some releases.
 
     Attributes:
         name: one word for it.
-        symptom: what an operator sees, as a sentence without its full stop.
         releases: a span, as `model.releases.from_spans` reads it. The release after its last one is
             without the fault.
+        symptom: what an operator sees, as a sentence without its full stop.
         threads: numbers of upstream's issues and pull requests.
         on: what a server must have: features and uses of `model.setups`, separated by spaces.
             ``-word`` must be off; of ``one|other`` either is enough.
@@ -34,8 +34,9 @@ class Fault:
     """
 
     name: str
-    symptom: str
     releases: str
+    _: KW_ONLY
+    symptom: str
     threads: tuple[int, ...] = ()
     on: str = ""
     reads: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

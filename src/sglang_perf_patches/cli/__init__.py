@@ -30,10 +30,7 @@ _VERBS = {
         "what the patches do in a server, before it boots; whether all is well here; what an "
         "upgrade would change",
     ),
-    "verify": (
-        "verifying",
-        "compare with stock, bit by bit, on this machine's device",
-    ),
+    "verify": ("verifying", "compare with stock, bit by bit, on this machine's device"),
     "bench": (
         "benching_server",
         "bench server: A/B of your own server, with and without patches, or any settings",
@@ -45,7 +42,6 @@ _VERBS = {
     ),
 }
 """Verb → its module and its help text. Only the module of the verb in use is imported."""
-
 
 _ASK = "sglang-perf-patches doctor -- COMMAND"
 
@@ -105,12 +101,10 @@ def _run(words: list[str]) -> int:
             "doctor": "" if command else f": put `--` before the command, as in {_ASK}",
             "list": f"; for a server's command: {_ASK}",
         }
-        hint = hints.get(words[0], "")
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hints.get(words[0], '')}")
     if words[0] == "doctor":
         args.command = command
-    code: int = args.function(args)
-    return code
+    return int(args.function(args))
 
 
 def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:

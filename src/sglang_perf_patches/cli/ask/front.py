@@ -33,34 +33,24 @@ _RUN_BY = "PYTHONPATH"  # by which our ``run`` reaches a server
 
 @dataclass
 class Front:
-    """The words in front of a command, and what they set.
+    """The words in front of a command, and what they set."""
 
-    Attributes:
-        variables: the environment of the server.
-        under_run: whether our ``run`` is there, and reaches the server.
-        elsewhere: where the server's Python is, if it is not on this machine: ``the image X``.
-        image: the image of a container; "" without one.
-    """
-
-    variables: MutableMapping[str, str]
-    under_run: bool = False
-    elsewhere: str = ""
-    image: str = ""
+    variables: MutableMapping[str, str]  # the environment of the server
+    under_run: bool = False  # our ``run`` is there, and reaches the server
+    elsewhere: str = ""  # where the server's Python is, if not on this machine: ``the image X``
+    image: str = ""  # of a container
 
     def take(self, words: list[str]) -> None:
-        """Remove the words before the program, and apply them.
-
-        Args:
-            words: of a command, changed in place; the program is the first one left.
+        """Remove the words before the program, and apply them; the program is the first one left.
 
         Raises:
             OperatorError: what a word does is unknown.
         """
         while words:
-            name = os.path.basename(words[0])
-            module, rest = (name, words[1:])
+            name = module = os.path.basename(words[0])
+            rest = words[1:]
             if is_python(name):
-                _, module, rest = of_python(words[1:])
+                _, module, rest = of_python(rest)
             if ASSIGNMENT.match(words[0]):
                 variable, _, value = words.pop(0).partition("=")
                 self.variables[variable] = value
@@ -80,18 +70,19 @@ class Front:
 
     def _env(self, words: list[str]) -> None:
         while words and words[0].startswith("-"):
-            option = words.pop(0)
+            word = words.pop(0)
+            option, _, variable = word.partition("=")
             if option in {"-i", "-", "--ignore-environment"}:
                 self.variables.clear()
                 self._replaced(_RUN_BY)
-            elif (option == "-u" and words) or option.startswith("--unset="):
-                variable = words.pop(0) if option == "-u" else option.partition("=")[2]
+            elif option in {"-u", "--unset"} and (variable or words):
+                variable = variable or words.pop(0)
                 self.variables.pop(variable, None)
                 self._replaced(variable)
             elif option == "--":
                 return
             else:
-                raise OperatorError(f"`env {option}` is not supported here: leave it out")
+                raise OperatorError(f"`env {word}` is not supported here: leave it out")
 
     def _starter(self, name: str, words: list[str]) -> None:
         """Remove a program and its own words; whatever else follows is what it starts."""
@@ -179,35 +170,26 @@ def is_python(word: str) -> bool:
     return _PYTHON.fullmatch(os.path.basename(word)) is not None
 
 
-_WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
-_FLAGS = re.compile(r"-[bBdEhiIOPqRsSuvVx?]+|-[WX].+")
-_MODULE = re.compile(r"-(?P<flags>[bBdEhiIOPqRsSuvVx?]*)m(?P<module>.*)")
+_OPTION = re.compile(
+    r"-(?=.)(?P<flags>[bBdEhiIOPqRsSuvVx?]*)(?:m(?P<module>.*)|[WX](?P<value>.*))?"
+)
 
 
 def of_python(words: list[str]) -> tuple[list[str], str, list[str]]:
-    """The options of a Python, the module or script that it runs, and that one's arguments.
-
-    Args:
-        words: what follows the Python.
-    """
+    """The words after a Python: its options, the module or script that it runs, and the rest."""
     options: list[str] = []
-    at = 0
-    while at < len(words) and words[at].startswith("-"):
-        word = words[at]
-        if found := _MODULE.fullmatch(word):
+    rest = list(words)
+    while rest and (found := _OPTION.fullmatch(rest[0])):
+        word = rest.pop(0)
+        if found["module"] is not None:
             options += [f"-{found['flags']}"] if found["flags"] else []
-            if found["module"]:
-                return options, found["module"], words[at + 1 :]
-            return options, "".join(words[at + 1 : at + 2]), words[at + 2 :]
-        if word in _WITH_VALUE:
-            options += words[at : at + 2]
-            at += 1
-        elif _FLAGS.fullmatch(word):
-            options.append(word)
-        else:
+            rest[:0] = [found["module"]] if found["module"] else []
             break
-        at += 1
-    return options, "".join(words[at : at + 1]), words[at + 1 :]
+        options.append(word)
+        if found["value"] == "":  # it is the next word
+            options += rest[:1]
+            del rest[:1]
+    return options, "".join(rest[:1]), rest[1:]
 
 
 def _is_head(words: list[str]) -> bool:

@@ -14,20 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...bench_server import (
-    BenchError,
-    UsageError,
-    command,
-    load,
-    machine,
-    processes,
-    redact,
-    sides,
-    turns,
-)
+from ... import bench_server as bench
+from ...bench_server import command, load, machine, processes, redact, sides, turns
 from ...bench_server import outcome as outcomes
 from ...bench_server.boot import Plan
-from ...bench_server.outcome import Outcome
 from ...bench_server.shown import WIDTH, to_text
 from ...bench_server.sides import Side
 from .. import entry_point, interpreter, render
@@ -76,12 +66,7 @@ def run(_args: argparse.Namespace) -> int:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run ``bench server`` with the words after it, and return the exit code.
-
-    Raises:
-        SelectionError: the selection of the environment or of a side is malformed.
-        TreeError: there is no sglang.
-    """
+    """Run ``bench server`` with the words after it, and return the exit code."""
     parser = _parser()
     at = words.index("--") if "--" in words else len(words)
     args, options = parser.parse_known_args([*_with_equals(words[:at])])
@@ -94,9 +79,9 @@ def main(words: Sequence[str]) -> int:
     try:
         with processes.interruptible():
             return _compare(args, options, words[at + 1 :], words)
-    except BenchError as error:
+    except bench.BenchError as error:
         render.warn(error)
-        return 2 if isinstance(error, UsageError) else 1
+        return 2 if isinstance(error, bench.UsageError) else 1
     except SystemExit:  # after a signal
         print("\nsglang-perf-patches: interrupted; nothing is left running", file=sys.stderr)
         raise
@@ -112,7 +97,7 @@ def _compare(
     if args.a is not None or args.b is not None:
         compared = sides.described(args.a, args.b, default.text, words)
     elif not default.ids:
-        raise UsageError("SGLANG_PERF_PATCHES chooses no patch: there is nothing to compare")
+        raise bench.UsageError("SGLANG_PERF_PATCHES chooses no patch: there is nothing to compare")
     else:
         compared = sides.stock_and_patched(default.text)
     _, chosen = (selected(each.selection) for each in compared)
@@ -144,16 +129,15 @@ def _compare(
     taken, stopped = turns.take(plan, args.turns, say)
     if stopped is not None:
         if not taken:
-            raise BenchError(str(stopped))
+            raise bench.BenchError(str(stopped))
         render.warn(stopped)
         stopped = replace(stopped, reason=stopped.reason.partition(" (log: ")[0])
     elif args.keep is None:
         shutil.rmtree(folder, ignore_errors=True)
-    facts = machine.facts()
     typed = redact.shown(["sglang-perf-patches", "bench", "server", *all_words])
-    result = Outcome(
+    result = outcomes.Outcome(
         sglang=tree.version,
-        machine=facts,
+        machine=machine.facts(),
         command=redact.shown(words),
         repeat=f"SGLANG_PERF_PATCHES={shlex.quote(default.text)} {typed}",
         load=redact.shown(plan.options),
@@ -182,26 +166,17 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--turns", type=int, default=3, metavar="N", help="boots of each side (default: 3)"
-    )
+    add = parser.add_argument
+    add("--turns", type=int, default=3, metavar="N", help="boots of each side (default: 3)")
     adds = "what side a adds to the command: variables, then flags, in quotes"
-    parser.add_argument("--a", metavar="TEXT", help=adds)
-    parser.add_argument("--b", metavar="TEXT", help="the same for side b")
-    parser.add_argument(
-        "--url", metavar="URL", help="where the server listens, if COMMAND has no --port"
-    )
+    add("--a", metavar="TEXT", help=adds)
+    add("--b", metavar="TEXT", help="the same for side b")
+    add("--url", metavar="URL", help="where the server listens, if COMMAND has no --port")
     for what, seconds in (("boot", 1800.0), ("load", 3600.0)):
-        parser.add_argument(
-            f"--{what}-timeout",
-            type=float,
-            default=seconds,
-            metavar="S",
-            help=f"seconds that a {what} may take (default: {seconds:.0f})",
-        )
-    parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="keep the logs and bench_serving's results here"
-    )
+        limit = f"seconds that a {what} may take (default: {seconds:.0f})"
+        add(f"--{what}-timeout", type=float, default=seconds, metavar="S", help=limit)
+    keep = "keep the logs and bench_serving's results here"
+    add("--keep", type=Path, metavar="DIR", help=keep)
     add_json(parser)
     return parser
 
@@ -213,7 +188,7 @@ def _require_patches(compared: Sequence[Side], words: Sequence[str]) -> None:
     for side in compared:
         why = interpreter.obstacle(words, side.environment) if side.is_patched else ""
         if why and side.needs_live:
-            raise UsageError(f"{side.name}: {why}")
+            raise bench.UsageError(f"{side.name}: {why}")
         if why:
             render.warn(f"{side.name}: {why}")
 

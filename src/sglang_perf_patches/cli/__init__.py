@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         code = _run(words)
-        sys.stdout.flush()
+        print(end="", flush=True)
     except OperatorError as error:
         render.warn(error)
         return 2
@@ -131,12 +131,9 @@ def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
 def _with_verb(words: list[str]) -> list[str]:
     """Insert the default verb: ``--list`` is an alias, and without a verb it is ``list``."""
     if "--list" in words and not (set(_VERBS) - {"list"}) & set(words):
-        words = [word for word in words if word not in {"--list", "list"}]
-        return ["list", *words]
-    asks_for_help = words[:1] in (["-h"], ["--help"], ["--version"])
-    if not words or (words[0].startswith("-") and not asks_for_help):
-        return ["list", *words]
-    return words
+        return ["list", *(word for word in words if word not in {"--list", "list"})]
+    is_verb = words and (words[0] in {"-h", "--help", "--version"} or words[0][:1] != "-")
+    return words if is_verb else ["list", *words]
 
 
 def _leave_stdout() -> None:

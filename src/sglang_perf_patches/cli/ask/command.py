@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ...model.errors import OperatorError
 from ...model.uses import NO_MLX
@@ -18,8 +18,7 @@ _SCRIPT = "launch_server.py"
 _FORMS = "`python -m sglang.launch_server --model-path MODEL ...` or `sglang serve ...`"
 
 
-@dataclass(frozen=True)
-class ParsedCommand:
+class ParsedCommand(NamedTuple):
     """A command that was understood."""
 
     arguments: tuple[str, ...]  # the server's own
@@ -44,7 +43,9 @@ def parse(command: Sequence[str], environment: Mapping[str, str]) -> ParsedComma
         OperatorError: it starts no sglang server, or hides it behind something unknown.
     """
     words, cut = shell.command_of(command)
-    return _parsed(words, Front(dict(environment)), [cut] if cut else [])
+    ignored = [cut] if cut else []
+    found = _parsed(words, Front(dict(environment)), ignored)
+    return found._replace(ignored=tuple(ignored))
 
 
 def _parsed(words: list[str], front: Front, ignored: list[str]) -> ParsedCommand:
@@ -72,8 +73,7 @@ def _parsed(words: list[str], front: Front, ignored: list[str]) -> ParsedCommand
         (words[0], *options),
         front.elsewhere,
         front.image,
-        by_dynamo=module == _DYNAMO,
-        ignored=tuple(ignored),
+        module == _DYNAMO,
     )
 
 
@@ -89,8 +89,8 @@ def _of_script(words: list[str], front: Front, ignored: list[str]) -> ParsedComm
         if found is not None:
             ignored.append(text)
         elif all(map(shell.ASSIGNMENT.match, each[each[0] == "export" :])):
-            pairs = (word.partition("=") for word in each[each[0] == "export" :])
-            front.variables.update({name: value for name, _, value in pairs})
+            for word in each[each[0] == "export" :]:
+                front.assign(word)
         elif each[0] in {"source", "."} and each[1:] and each[1].endswith("/bin/activate"):
             front.activate(Path(each[1]).parent.parent)
         else:
@@ -101,7 +101,7 @@ def _of_script(words: list[str], front: Front, ignored: list[str]) -> ParsedComm
                 ignored.append(text)
     if found is None:
         raise why
-    return ParsedCommand(**{**vars(found), "ignored": tuple(ignored)})
+    return found
 
 
 def _of_serve(words: Sequence[str]) -> list[str]:

@@ -52,9 +52,7 @@ class Front:
             if is_python(name):
                 _, module, rest = of_python(rest)
             if ASSIGNMENT.match(words[0]):
-                variable, _, value = words.pop(0).partition("=")
-                self.variables[variable] = value
-                self._replaced(variable)
+                self.assign(words.pop(0))
             elif name == "env":
                 del words[0]
                 self._env(words)
@@ -67,6 +65,12 @@ class Front:
                 self._starter(name, words)
             else:
                 break
+
+    def assign(self, word: str) -> None:
+        """Set the variable of a word ``NAME=VALUE``."""
+        variable, _, value = word.partition("=")
+        self.variables[variable] = value
+        self._replaced(variable)
 
     def _env(self, words: list[str]) -> None:
         while words and words[0].startswith("-"):
@@ -109,11 +113,11 @@ class Front:
         """``uv run``: the environment of the project, else the active one."""
         if any("sglang" in one for one in options):
             self.elsewhere = "an environment that uv makes"
-        here = Path.cwd()
-        venv = next((up / ".venv" for up in (here, *here.parents) if (up / ".venv").is_dir()), None)
+        above = (folder / ".venv" for folder in (Path.cwd(), *Path.cwd().parents))
+        venv = next(filter(Path.is_dir, above), None)
         active = self.variables.get("VIRTUAL_ENV")
-        if venv is None or "--active" in options:
-            venv = Path(active) if active else venv
+        if active and (venv is None or "--active" in options):
+            venv = Path(active)
         if venv is not None:
             self.activate(venv)
 
@@ -126,7 +130,7 @@ class Front:
         program = words.pop(0)
         while words and words[0] not in {"run", "exec"}:
             del words[0]
-        does = "".join(words[:1])
+        is_run = words[:1] == ["run"]
         del words[:1]
         self._forget()
         entry: list[str] = []
@@ -138,13 +142,12 @@ class Front:
             if not has_value and not _OF_CONTAINERS.fullmatch(option) and words:
                 value = words.pop(0)
             if option in {"-e", "--env"} and "=" in value:
-                variable, _, value = value.partition("=")
-                self.variables[variable] = value
+                self.assign(value)
             elif option == "--entrypoint":
                 entry = [value]
-        if not words or not does:
+        if not words:
             raise OperatorError(f"can't see which command `{program}` starts in its container")
-        if does == "run":
+        if is_run:
             self._be_in(words[0])
         else:
             self.elsewhere = f"the container {words[0]}"
@@ -194,10 +197,6 @@ def of_python(words: list[str]) -> tuple[list[str], str, list[str]]:
 
 def _is_head(words: list[str]) -> bool:
     name = os.path.basename(words[0])
-    known = {"env", *_OURS, *_STARTERS, *SHELLS, *_CONTAINERS}
-    return (
-        name in known
-        or is_python(name)
-        or (name == "sglang" and words[1:2] == ["serve"])
-        or ASSIGNMENT.match(words[0]) is not None
-    )
+    is_known = name in {"env", *_OURS, *_STARTERS, *SHELLS, *_CONTAINERS} or is_python(name)
+    is_sglang = name == "sglang" and words[1:2] == ["serve"]
+    return is_known or is_sglang or ASSIGNMENT.match(words[0]) is not None

@@ -132,7 +132,8 @@ def _with_verb(words: list[str]) -> list[str]:
     """Insert the default verb: ``--list`` is an alias, and without a verb it is ``list``."""
     if "--list" in words and not (set(_VERBS) - {"list"}) & set(words):
         return ["list", *(word for word in words if word not in {"--list", "list"})]
-    is_verb = words and (words[0] in {"-h", "--help", "--version"} or words[0][:1] != "-")
+    asks_for_help = words[:1] in (["-h"], ["--help"], ["--version"])
+    is_verb = asks_for_help or (words and not words[0].startswith("-"))
     return words if is_verb else ["list", *words]
 
 

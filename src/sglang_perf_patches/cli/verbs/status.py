@@ -19,7 +19,6 @@ PARSER: dict[str, Any] = {
     "in conflict or failed in a process. `not needed` is fine."
 }
 _HIDDEN = ("selection", "prefix")
-_BAD_SHOWN = 10
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,16 +36,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the states; exit code 1 if a chosen patch is in trouble in any process."""
-    bad: list[str] = []
     processes = [
         data
-        for data in records.read_all(bad.append)
+        for data in records.read_all(render.warn)
         if not args.pids or data["server"] in args.pids
     ]
-    if len(bad) > _BAD_SHOWN:
-        bad[_BAD_SHOWN:] = [f"and {len(bad) - _BAD_SHOWN} more"]
-    for line in bad:
-        render.warn(line)
     running = servers.from_records(processes)
     if args.json:
         shown = [{k: v for k, v in data.items() if k not in _HIDDEN} for data in processes]

@@ -26,10 +26,7 @@ _ORDER = ("lost", "gained", "built-in", "absent", "same")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options: the tree to upgrade to, or a server's GPU."""
-    add_tree(parser)
-    parser.add_argument(
-        "--all", action="store_true", help="also show what is well, off, not needed or unchanged"
-    )
+    add_tree(parser, "also show what is well, off, not needed or unchanged")
     asking.add_options(parser)
     add_json(parser)
 

@@ -29,12 +29,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options: what to explain, on which tree, and in which form."""
     name: Any = parser.add_argument("patch", metavar="PATCH", help="a patch's name, or a set's")
     name.completer = names_of_patches
-    add_tree(parser)
-    parser.add_argument(
-        "--all",
-        action="store_true",
-        help="also the features that a patch was tested with, and what it changes; of a set: costs",
-    )
+    tested = "also the features that a patch was tested with, and what it changes; of a set: costs"
+    add_tree(parser, tested)
     add_json(parser)
 
 

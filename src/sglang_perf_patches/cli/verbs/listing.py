@@ -49,10 +49,7 @@ _GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri/renderD*", "/dev/davinci*", "/d
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options: which tree, how much detail, and in which form."""
-    add_tree(parser)
-    parser.add_argument(
-        "--all", action="store_true", help="every patch, with its reason and upstream links"
-    )
+    add_tree(parser, "every patch, with its reason and upstream links")
     add_json(parser)
 
 

@@ -23,13 +23,8 @@ _HIDDEN = ("selection", "prefix")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options: which servers, and how much detail."""
-    parser.add_argument(
-        "pids",
-        nargs="*",
-        type=int,
-        metavar="PID",
-        help="show only these servers: the PID of the process that started the others",
-    )
+    pids = "show only these servers: the PID of the process that started the others"
+    parser.add_argument("pids", nargs="*", type=int, metavar="PID", help=pids)
     parser.add_argument("--all", action="store_true", help="every patch of every process")
     add_json(parser)
 

@@ -31,17 +31,11 @@ _WORST_FIRST = ("failed", "different", "equal", "proven", _NOT_HERE, "refused", 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options: what to compare, and for how long."""
-    names: Any = parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="sets or patches (default: all)"
-    )
+    add: Any = parser.add_argument
+    names = add("names", nargs="*", metavar="NAME", help="sets or patches (default: all)")
     names.completer = names_of_patches
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=900.0,
-        metavar="S",
-        help="seconds that each process may take (default: %(default)g)",
-    )
+    limit = "seconds that each process may take (default: %(default)g)"
+    add("--timeout", type=float, default=900.0, metavar="S", help=limit)
     add_json(parser)
 
 

@@ -39,72 +39,56 @@ def answered(throwaway: Throwaway, *words: str) -> str:
     return " ".join(done.stdout.split())
 
 
-@pytest.mark.parametrize(
-    ("line", "changes", "under_run"),
-    [
-        ("python -m sglang.launch_server --model-path M --tp 4", {}, False),
-        ("/opt/venv/bin/python3.12 -u -m sglang.launch_server --model-path M --tp 4", {}, False),
-        ("python3 /src/python/sglang/launch_server.py --model-path M --tp 4", {}, False),
-        ("sglang serve --model-path M --tp 4", {}, False),
-        ("/opt/venv/bin/sglang serve M --tp 4", {}, False),
-        ("sglang serve M --model-type llm --tp 4", {}, False),
-        (
-            "A=1 B=x=y python -m sglang.launch_server --model-path M --tp 4",
-            {"A": "1", "B": "x=y"},
-            False,
-        ),
-        ("env -u HOME A=1 sglang serve M --tp 4", {"A": "1", "HOME": None}, False),
-        ("sglang-perf-patches run sglang serve M --tp 4", {}, True),
-        (
-            "A=1 sglang-perf-patches run -- env B=2 sglang serve M --tp 4",
-            {"A": "1", "B": "2"},
-            True,
-        ),
-        ("python -m sglang_perf_patches run sglang serve M --tp 4", {}, True),
-        (
-            "sglang-perf-patches run PYTHONPATH=/x sglang serve M --tp 4",
-            {"PYTHONPATH": "/x"},
-            False,
-        ),
-        ("sglang-perf-patches run env -u PYTHONPATH sglang serve M --tp 4", {}, False),
-        ("sglang-perf-patches run sudo sglang serve M --tp 4", {"SGLANG_A": None}, False),
-        ("numactl --cpunodebind=0 --membind 0 nohup sglang serve M --tp 4", {}, False),
-        ("python3 -msglang.launch_server --model-path M --tp 4", {}, False),
-        ("python3 -um sglang.launch_server --model-path M --tp 4", {}, False),
-        ("timeout -k 5 60 python3 -m sglang.launch_server --model-path M --tp 4", {}, False),
-        ("taskset -c 0-3 sglang serve M --tp 4", {}, False),
-        ("sudo -E -u sglang A=1 sglang serve M --tp 4", {"A": "1"}, False),
-        ("sudo sglang-perf-patches run sglang serve M --tp 4", {"SGLANG_A": None}, True),
-        ("srun -N 1 --pty -n 1 sglang serve M --tp 4", {}, False),
-        ("bash -c 'exec sglang serve M --tp 4'", {}, False),
-        (
-            "sh -lc 'export A=1 B=$HOME/x; sglang serve M --tp 4 # the server'",
-            {"A": "1", "B": "/home/a/x"},
-            False,
-        ),
-        (
-            "docker run --gpus all --name sglang --rm -it -p 30000:30000 -e A=1 -v /a:/b "
-            "lmsysorg/sglang:latest sglang serve M --tp 4",
-            {"A": "1", "SGLANG_A": None},
-            False,
-        ),
-        (
-            "podman run -eA=1 --entrypoint sglang image serve M --tp 4",
-            {"A": "1", "SGLANG_A": None},
-            False,
-        ),
-    ],
-)
-def test_a_command_is_understood_as_a_shell_would(
-    line: str, changes: dict[str, str | None], under_run: bool
-) -> None:
+PLAIN = """
+python -m sglang.launch_server --model-path M --tp 4
+/opt/venv/bin/python3.12 -u -m sglang.launch_server --model-path M --tp 4
+python3 /src/python/sglang/launch_server.py --model-path M --tp 4
+python3 -msglang.launch_server --model-path M --tp 4
+python3 -um sglang.launch_server --model-path M --tp 4
+python3 -X dev -Wignore -m sglang.launch_server --model-path M --tp 4
+sglang serve --model-path M --tp 4
+/opt/venv/bin/sglang serve M --tp 4
+sglang serve M --model-type llm --tp 4
+numactl --cpunodebind=0 --membind 0 nohup sglang serve M --tp 4
+timeout -k 5 60 python3 -m sglang.launch_server --model-path M --tp 4
+taskset -c 0-3 sglang serve M --tp 4
+srun -N 1 --pty -n 1 sglang serve M --tp 4
+bash -c 'exec sglang serve M --tp 4'
+"""
+RUN = "sglang-perf-patches run"
+UNDER_RUN: dict[str, dict[str, str | None]] = {
+    f"{RUN} sglang serve M --tp 4": {},
+    f"A=1 {RUN} -- env B=2 sglang serve M --tp 4": {"A": "1", "B": "2"},
+    "python -m sglang_perf_patches run sglang serve M --tp 4": {},
+    f"sudo {RUN} sglang serve M --tp 4": {"SGLANG_A": None},
+}
+CHANGING: dict[str, dict[str, str | None]] = {
+    "A=1 B=x=y python -m sglang.launch_server --model-path M --tp 4": {"A": "1", "B": "x=y"},
+    "env -u HOME A=1 sglang serve M --tp 4": {"A": "1", "HOME": None},
+    "env --unset=HOME -- sglang serve M --tp 4": {"HOME": None},
+    # What replaces PYTHONPATH keeps our `run` out.
+    f"{RUN} PYTHONPATH=/x sglang serve M --tp 4": {"PYTHONPATH": "/x"},
+    f"{RUN} bash -c 'PYTHONPATH=/x; sglang serve M --tp 4'": {"PYTHONPATH": "/x"},
+    f"{RUN} env -u PYTHONPATH sglang serve M --tp 4": {},
+    f"{RUN} sudo sglang serve M --tp 4": {"SGLANG_A": None},
+    "sudo -E -u sglang A=1 sglang serve M --tp 4": {"A": "1"},
+    "sh -lc 'export A=1 B=$HOME/x; sglang serve M --tp 4 # x'": {"A": "1", "B": "/home/a/x"},
+    "docker run --gpus all --name sglang --rm -it -p 30000:30000 -e A=1 -v /a:/b "
+    "lmsysorg/sglang:latest sglang serve M --tp 4": {"A": "1", "SGLANG_A": None},
+    "podman run -eA=1 --entrypoint sglang image serve M --tp 4": {"A": "1", "SGLANG_A": None},
+    **UNDER_RUN,
+}
+"""Command → the variables that it changes."""
+
+
+@pytest.mark.parametrize("line", [*PLAIN.strip().splitlines(), *CHANGING])
+def test_a_command_is_understood_as_a_shell_would(line: str) -> None:
     before = {"HOME": "/home/a", "PATH": "/bin", "SGLANG_A": "1"}
     asked = command.parse(shlex.split(line), before)
     assert asked.arguments == ("--model-path", "M", "--tp", "4")
-    after = {**before, **{name: value for name, value in changes.items() if value is not None}}
-    after = {name: value for name, value in after.items() if changes.get(name, "") is not None}
-    assert asked.environment == after
-    assert asked.under_run == under_run
+    after = {**before, **CHANGING.get(line, {})}
+    assert asked.environment == {name: value for name, value in after.items() if value is not None}
+    assert asked.under_run == (line in UNDER_RUN)
 
 
 @pytest.mark.parametrize(

@@ -39,16 +39,11 @@ _SIDES = re.compile(rf"({_NUMBER}(?:, {_NUMBER})*)[^\d→]*→ ({_NUMBER}(?:, {_
 
 
 class Headline(NamedTuple):
-    """A patch in three phrases: a row of the table below `USE_IT_IF`.
+    """A patch in three phrases: a row of the table below `USE_IT_IF`."""
 
-    Attributes:
-        uses: what a server must use for the patch to do anything.
-        gain: what was measured, as ``STOCK → PATCHED`` or ``RATIO of …``, with ``(RELEASE,
-            MACHINE)`` at the end; or words. Several figures for a side are one per boot.
-        cost: what the patch costs.
-    """
-
-    uses: str
+    uses: str  # what a server must use for the patch to do anything
+    # ``STOCK → PATCHED`` or ``RATIO of …``, with ``(RELEASE, MACHINE)`` at the end; or words.
+    # Several figures for a side are one per boot.
     gain: str
     cost: str
 
@@ -69,21 +64,15 @@ class Headline(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The handwritten part of a page: its sections, as Markdown without links and emphasis.
+    """The handwritten part of a page: its sections, as Markdown without links and emphasis."""
 
-    Attributes:
-        condition: who gains, and who does not.
-        headlines: who gains in a few words, for ``list``; a row for each release with a figure, the
-            newest first.
-    """
-
-    condition: str = ""
+    condition: str = ""  # who gains, and who does not
     gain: str = ""
     cost: str = ""
     why: str = ""
     how: str = ""
     goes_when: str = ""
-    headlines: tuple[Headline, ...] = ()
+    headlines: tuple[Headline, ...] = ()  # one for each release with a figure, the newest first
 
     def headline(self, release: str) -> Headline | None:
         """The row that was measured nearest to a release; the first for an unknown release."""

@@ -339,16 +339,6 @@ def test_a_server_of_another_environment_is_named_apart(throwaway: Throwaway) ->
         assert f"live: {where} run doctor there" in said
 
 
-def test_without_sglang_it_is_exit_2(throwaway: Throwaway) -> None:
-    (throwaway.site / "sglang").rename(throwaway.site / "not_sglang")
-    done = throwaway.command("doctor")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert (
-        done.stderr
-        == "sglang-perf-patches: sglang is not installed for this Python; use one that has it\n"
-    )
-
-
 ARGUMENTS = f"""
 _published = None
 

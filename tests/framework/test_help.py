@@ -27,13 +27,9 @@ PAGE = """# A title
 - another
 
     as  it is
+        more
 
-```python
-if x:
-    pass
-
-y = x
-```
+    y = x
 """
 SHOWN = """A TITLE
 
@@ -52,9 +48,7 @@ One paragraph with
   - another
 
     as  it is
-
-    if x:
-        pass
+        more
 
     y = x"""
 

@@ -11,7 +11,7 @@ import pytest
 
 import sglang_perf_patches
 from sglang_perf_patches import faults, sets
-from sglang_perf_patches.cli.ask import answer
+from sglang_perf_patches.cli.ask import answer, resolver
 from sglang_perf_patches.cli.verbs import known_faults
 from sglang_perf_patches.faults import known
 from sglang_perf_patches.faults.fault import Fault
@@ -125,10 +125,10 @@ def test_a_message_that_a_symptom_quotes_finds_its_fault(monkeypatch: pytest.Mon
     one = fault(symptom="it dies with `a rather long message` at boot, on `short`")
     monkeypatch.setattr(known, "FAULTS", (one,))
     message = "ValueError: a rather long message!"
-    assert answer.fault_of("0.5.9", message, {one.name}) is one
-    assert answer.fault_of("0.5.9", message, {"another"}) is None
-    assert answer.fault_of("0.5.9", "ValueError: short", {one.name}) is None
-    assert answer.fault_of("0.5.12", message, {one.name}) is None
+    assert resolver.fault_of("0.5.9", message, {one.name}) is one
+    assert resolver.fault_of("0.5.9", message, {"another"}) is None
+    assert resolver.fault_of("0.5.9", "ValueError: short", {one.name}) is None
+    assert resolver.fault_of("0.5.12", message, {one.name}) is None
 
 
 @pytest.mark.parametrize(

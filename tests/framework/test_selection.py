@@ -28,9 +28,7 @@ def chosen(text: str) -> tuple[str, ...]:
     ("text", "expected"),
     [
         ("all", ("mlx.mask", "swa.tail", "swa.page")),
-        ("none", ()),
-        ("", ()),
-        ("  ", ()),
+        *((word, ()) for word in ("none", " None ", "", "  ", "off", "0", "NONE", "no", "false")),
         ("mlx", ("mlx.mask",)),
         ("swa", ("swa.tail", "swa.page")),
         (" mlx , swa.tail ", ("mlx.mask", "swa.tail")),

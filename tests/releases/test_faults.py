@@ -13,7 +13,7 @@ import pytest
 
 import released
 from configurations import MODELS, write
-from sglang_perf_patches.cli.ask import answer, gpus
+from sglang_perf_patches.cli.ask import gpus, resolver
 from sglang_perf_patches.faults.known import FAULTS
 from sglang_perf_patches.model import releases
 from tests.releases.recipes.commands import GIVEN
@@ -226,7 +226,7 @@ def test_a_server_with_a_fault_is_warned_and_one_without_is_not(
         bad, good = answers[2 * at : 2 * at + 2]
         if each.refused:
             told = bad.get("failed") or bad["refused"]
-            known = answer.fault_of(release, told, bad["faults"])
+            known = resolver.fault_of(release, told, bad["faults"])
             assert known is not None, bad
             assert known.name == name
         else:

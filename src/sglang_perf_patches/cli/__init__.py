@@ -30,10 +30,7 @@ _VERBS = {
         "what the patches do in a server, before it boots; whether all is well here; what an "
         "upgrade would change",
     ),
-    "verify": (
-        "verifying",
-        "compare with stock, bit by bit, on this machine's device",
-    ),
+    "verify": ("verifying", "compare with stock, bit by bit, on this machine's device"),
     "bench": (
         "benching_server",
         "bench server: A/B of your own server, with and without patches, or any settings",
@@ -45,7 +42,6 @@ _VERBS = {
     ),
 }
 """Verb → its module and its help text. Only the module of the verb in use is imported."""
-
 
 _ASK = "sglang-perf-patches doctor -- COMMAND"
 
@@ -59,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         code = _run(words)
-        sys.stdout.flush()
+        print(end="", flush=True)
     except OperatorError as error:
         render.warn(error)
         return 2
@@ -105,12 +101,10 @@ def _run(words: list[str]) -> int:
             "doctor": "" if command else f": put `--` before the command, as in {_ASK}",
             "list": f"; for a server's command: {_ASK}",
         }
-        hint = hints.get(words[0], "")
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hints.get(words[0], '')}")
     if words[0] == "doctor":
         args.command = command
-    code: int = args.function(args)
-    return code
+    return int(args.function(args))
 
 
 def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
@@ -137,12 +131,10 @@ def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
 def _with_verb(words: list[str]) -> list[str]:
     """Insert the default verb: ``--list`` is an alias, and without a verb it is ``list``."""
     if "--list" in words and not (set(_VERBS) - {"list"}) & set(words):
-        words = [word for word in words if word not in {"--list", "list"}]
-        return ["list", *words]
+        return ["list", *(word for word in words if word not in {"--list", "list"})]
     asks_for_help = words[:1] in (["-h"], ["--help"], ["--version"])
-    if not words or (words[0].startswith("-") and not asks_for_help):
-        return ["list", *words]
-    return words
+    is_verb = asks_for_help or (words and not words[0].startswith("-"))
+    return words if is_verb else ["list", *words]
 
 
 def _leave_stdout() -> None:

@@ -9,8 +9,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..compat import source
 from ..compat.source import Tree, TreeError
@@ -43,7 +43,6 @@ _SHEBANG = re.compile(r"#!\s*(\S*python[\d.]*)\s*$")
 _EXECUTED = re.compile(r"""'''exec' "?([^"]*?python[\d.]*)"? """)
 """How a script for ``sh`` starts its Python, whose path is too long for a shebang."""
 _TAG = re.compile(r"[:-]v?(\d+\.\d+\.\d+(?:\.post\d+)?)(?![\d.])")
-_NAME_IT = "name another one with --sglang-version or --sglang-path"
 
 
 def isolating_flag(command: Sequence[str]) -> str:
@@ -60,11 +59,8 @@ def isolating_flag(command: Sequence[str]) -> str:
 def obstacle(words: Sequence[str], environment: Mapping[str, str]) -> str:
     """Why a server of this command would run without patches; "" if nothing speaks against it.
 
-    Also "" if its Python or that one's sglang is not known here.
-
-    Args:
-        words: the operator's command, with our ``run`` before it if that starts it.
-        environment: the server's environment.
+    Also "" if its Python or that one's sglang is not known here. `words` has our ``run`` in front
+    if that starts the command.
     """
     try:
         there = place(command.parse(words, environment))
@@ -73,21 +69,13 @@ def obstacle(words: Sequence[str], environment: Mapping[str, str]) -> str:
     return there.obstacle if there.python else ""
 
 
-@dataclass(frozen=True)
-class Place:
-    """The sglang to ask about a command, and the Python that asks it.
-
-    Attributes:
-        tree: that sglang.
-        python: the words that start the command's Python; empty if this Python asks.
-        obstacle: why that Python would load no patch; "" if nothing speaks against it.
-        note: a sentence, if it is not the command's own sglang; "" if it is.
-    """
+class Place(NamedTuple):
+    """The sglang to ask about a command, and the Python that asks it."""
 
     tree: Tree
-    python: tuple[str, ...] = ()
-    obstacle: str = ""
-    note: str = ""
+    python: tuple[str, ...] = ()  # what starts the command's Python; empty if this Python asks
+    obstacle: str = ""  # why that Python would load no patch
+    note: str = ""  # a sentence, if it is not the command's own sglang
 
 
 def place(asked: ParsedCommand) -> Place:
@@ -122,14 +110,17 @@ def place(asked: ParsedCommand) -> Place:
             f"{asked.elsewhere} has sglang {tag[1]}, and this Python has {tree.version}: add "
             f"--sglang-version {tag[1]}"
         )
-    note = f"{why}: this is the answer of the sglang of {sys.executable}; {_NAME_IT}."
+    note = (
+        f"{why}: this is the answer of the sglang of {sys.executable}; name another one with "
+        "--sglang-version or --sglang-path."
+    )
     return of_tree(tree, asked, note[0].upper() + note[1:])
 
 
 def of_tree(tree: Tree, asked: ParsedCommand, note: str = "") -> Place:
     """A sglang that this Python asks about a command."""
-    loads = asked.under_run or not (why := entry_point.why_not_loaded(tree, asked.environment))
-    return Place(tree, obstacle="" if loads else why, note=note)
+    why = "" if asked.under_run else entry_point.why_not_loaded(tree, asked.environment)
+    return Place(tree, obstacle=why, note=note)
 
 
 def _started(words: Sequence[str], path: str) -> list[str]:

@@ -9,26 +9,18 @@ from ..patch_page import plain, rows, words
 from .render import filled, item
 
 _COMMENT = re.compile(r"^<!-- .*? -->\n?", re.MULTILINE)
-_CODE = re.compile(r"(?ms)^(```.*?^```)$")
 _BULLET = re.compile(r"(?m)^(?=- )")
 
 
 def shown(text: str) -> str:
     """A page wrapped as `render.filled` does: each row of a table is an item, code stays as is."""
-    parts = _CODE.split(_COMMENT.sub("", text).strip("\n"))
-    blocks = (
-        block
-        for part in parts
-        for block in ([part] if part.startswith("```") else re.split(r"\n\s*\n", part))
-    )
+    blocks = re.split(r"\n\s*\n", _COMMENT.sub("", text).strip("\n"))
     return "\n\n".join("\n".join(_lines(block)) for block in blocks if block.strip())
 
 
 def _lines(block: str) -> Iterator[str]:
     if block.startswith("    "):
         yield block
-    elif block.startswith("```"):
-        yield from (f"    {line}".rstrip() for line in block.splitlines()[1:-1])
     elif block.startswith("#"):
         heading, _, rest = block.partition("\n")
         yield plain(heading.lstrip("# ")).upper()

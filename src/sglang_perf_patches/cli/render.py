@@ -27,25 +27,16 @@ def warn(line: object) -> None:
 
 def width() -> int | None:
     """Columns of the terminal; None if stdout is not a terminal, so lines are not wrapped."""
-    return shutil.get_terminal_size().columns if _is_terminal() else None
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def filled(text: str, start: str = "", then: str | None = None) -> str:
-    """A text wrapped to the terminal, to at most `PAGE` columns.
+    """A text wrapped to the terminal, to at most `PAGE` columns; its line breaks are ignored.
 
-    Args:
-        text: its own line breaks are ignored; longer words are not broken.
-        start: prefix of the first line.
-        then: prefix of the other lines; None means `start`.
+    `start` is the prefix of the first line, and `then` (None: `start`) of the others.
     """
-    return textwrap.fill(
-        " ".join(text.split()),
-        min(PAGE, width() or PAGE),
-        initial_indent=start,
-        subsequent_indent=start if then is None else then,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    then = start if then is None else then
+    return _wrapped(" ".join(text.split()), min(PAGE, width() or PAGE), start, then)
 
 
 def item(text: str) -> str:
@@ -59,25 +50,22 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     The first row is the heading.
     """
     widths = [max(map(len, cells)) for cells in zip(*(row[:-1] for row in rows), strict=True)]
-    indent = sum(widths) + 2 * len(widths)
-    columns = width()
+    indent = " " * (sum(widths) + 2 * len(widths))
+    columns = max(width() or sys.maxsize, len(indent) + _LEAST)
     lines = []
     for *row, last in rows:
-        cells = [cell.ljust(size) for cell, size in zip(row, widths, strict=True)]
-        first, *others = [last] if columns is None else _wrapped(last, columns - indent)
-        lines.append("  ".join([*cells, first]).rstrip())
-        lines += [" " * indent + text for text in others]
+        start = "".join(f"{cell:<{size}}  " for cell, size in zip(row, widths, strict=True))
+        lines.append(_wrapped(last, columns, start, indent) or start.rstrip())
     return "\n".join(lines)
 
 
-def _wrapped(text: str, columns: int) -> list[str]:
-    """A text wrapped without breaking words; at least one line."""
-    columns = max(columns, _LEAST)
-    return textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False) or [""]
-
-
-def _is_terminal() -> bool:
-    try:
-        return sys.stdout.isatty()
-    except ValueError:  # closed
-        return False
+def _wrapped(text: str, columns: int, start: str, then: str) -> str:
+    """A text wrapped without breaking words."""
+    return textwrap.fill(
+        text,
+        columns,
+        initial_indent=start,
+        subsequent_indent=then,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -42,15 +42,10 @@ def of_patches(
     with_costs: bool = True,
     with_all: bool = False,
 ) -> str:
-    """The patches of `shown` below a heading for each set.
+    """The patches of `shown` below a heading for each set; a gain of another release says so.
 
-    Args:
-        shown: the patches.
-        judged: the verdict on every patch.
-        states: patch → its state, and what it does or why it is off.
-        release: a gain that was not measured on it says so.
-        with_costs: adds what each patch costs.
-        with_all: adds also features and links, and the second part of `states`.
+    `judged` has the verdict on every patch; `states` has the state of each that is shown, and what
+    it does or why it is off. That, features and links are shown only `with_all`.
     """
     by_id = {one.patch.id: one.patch.proven_in(one.variant) for one in judged}
     parts = []

@@ -30,12 +30,8 @@ def found(
 ) -> list[tuple[Fault, bool]]:
     """The faults that a server has or may have, and whether surely.
 
-    Without those that a live patch prevents.
-
-    Args:
-        release: the version of sglang.
-        held: what `conditions` returns for the server.
-        live: the ids of the patches that are live in it.
+    `held` is what `conditions` returns for it. Without the faults that one of its `live` patches
+    prevents.
     """
     there = [one for one in of_release(release) if one.name in held and one.patch not in live]
     return [(one, held[one.name]) for one in there]

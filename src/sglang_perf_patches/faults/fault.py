@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from ..model import releases
@@ -14,35 +14,23 @@ from ..model.setups import FEATURES
 _SINCE = re.compile(r" from (\d[\w.]*) on\b")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Fault:
-    """A fault of some releases.
+    """A fault of some releases: what a server must have, and what helps besides an upgrade."""
 
-    Attributes:
-        name: one word for it.
-        symptom: what an operator sees, as a sentence without its full stop.
-        releases: a span, as `model.releases.from_spans` reads it. The release after its last one is
-            without the fault.
-        threads: numbers of upstream's issues and pull requests.
-        on: what a server must have: features and uses of `model.setups`, separated by spaces.
-            ``-word`` must be off; of ``one|other`` either is enough.
-        reads: argument → the values that it must have, in lower case.
-        unlike: argument → the values that it must not have.
-        help: what helps besides an upgrade; "" if nothing does.
-        patch: the patch of ours that prevents it.
-        is_sure: False if it also depends on something that no argument tells.
-    """
-
-    name: str
-    symptom: str
-    releases: str
-    threads: tuple[int, ...] = ()
+    name: str  # one word for it
+    releases: str  # a span, as `model.releases.from_spans` reads it; the release after it has a fix
+    _: KW_ONLY
+    symptom: str  # what an operator sees, as a sentence without its full stop
+    threads: tuple[int, ...] = ()  # upstream's issues and pull requests
+    # Features and uses of `model.setups`, separated by spaces. ``-word`` must be off; of
+    # ``one|other`` either is enough.
     on: str = ""
-    reads: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    unlike: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    reads: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # values in lower case
+    unlike: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # which it must not have
     help: str = ""
-    patch: str = ""
-    is_sure: bool = True
+    patch: str = ""  # the patch of ours that prevents it
+    is_sure: bool = True  # False if it also depends on something that no argument tells
 
     @property
     def numbers(self) -> str:
@@ -57,11 +45,9 @@ class Fault:
         return later[0] if later else ""
 
     def remedy(self, release: str = "", ours: str | None = None) -> str:
-        """What to do, as half a sentence.
+        """What to do, as half a sentence, without what a release (if named) does not have.
 
-        Args:
-            release: leaves out what this release does not have; "" leaves nothing out.
-            ours: what to say of our patch, "" for nothing; None if its state is not known.
+        `ours`: what to say of our patch, "" for nothing; None if its state is not known.
         """
         upgrade = f"upgrade to {self.fixed_in}" if self.fixed_in else ""
         if ours is None:
@@ -90,8 +76,8 @@ class Fault:
     def is_on(self, server: Server) -> bool | None:
         """Whether a server has it; None if that can't be read."""
         said = [_any(word.split("|"), server) for word in self.on.split()]
-        uses = [Use(name="", lacking="", on={name: self.reads[name]}) for name in self.reads]
-        uses += [Use(name="", lacking="", off={name: self.unlike[name]}) for name in self.unlike]
+        uses = [Use(name="", lacking="", on={name: of}) for name, of in self.reads.items()]
+        uses += [Use(name="", lacking="", off={name: of}) for name, of in self.unlike.items()]
         said += [use.is_there(server) for use in uses]
         if False in said:
             return False

@@ -24,19 +24,17 @@ _MAMBA2 = (
 FAULTS = (
     # -- hybrid models
     Fault(
-        name="mixed-chunks-states",
+        *("mixed-chunks-states", "0.5.9 … 0.5.22"),
         symptom="a hybrid model's answers get worse under load: prefix-cache hits continue from "
         "states that were never written",
-        releases="0.5.9 … 0.5.22",
         threads=(39342, 39526),
         on="states prefix-cache mixed-chunks tracked-states|other-tracking",
         help="drop `--enable-mixed-chunk`",
     ),
     Fault(
-        name="mamba2-states",
+        *("mamba2-states", "0.5.13 … 0.5.19"),
         symptom="the answers of a Mamba2 model (Nemotron-H, Falcon-H1) get worse once several "
         "prompts share a prefill: the prefix cache keeps states of wrong positions",
-        releases="0.5.13 … 0.5.19",
         threads=(31833, 37836),
         on="states prefix-cache tracked-states|other-tracking",
         reads={_ARCHITECTURE: _MAMBA2},
@@ -44,147 +42,132 @@ FAULTS = (
         "no_buffer`)",
     ),
     Fault(
-        name="mamba2-cached-prefix",
+        *("mamba2-cached-prefix", "0.5.14"),
         symptom="a Mamba2 model's answers get worse after a hit of a long prefix: the short "
         "remainder of the prompt starts from an empty state",
-        releases="0.5.14",
         threads=(29330, 29368),
         on="states prefix-cache tracked-states|other-tracking",
         reads={_ARCHITECTURE: _MAMBA2},
         help="`--disable-radix-cache`",
     ),
     Fault(
-        name="lightning-states",
+        *("lightning-states", "0.5.13 … 0.5.16"),
         symptom="the answers of a model with lightning attention (Ling 2.5) get worse each "
         "time a cached prefix is used again: the prefix cache keeps states of the wrong position",
-        releases="0.5.13 … 0.5.16",
         threads=(29973,),
         on="states prefix-cache tracked-states|other-tracking",
         reads={_ARCHITECTURE: ("bailingmoev2_5forcausallm",)},
         help="`--disable-radix-cache`",
     ),
     Fault(
-        name="ngram-states",
+        *("ngram-states", "0.5.9 … 0.5.13.post1"),
         symptom="a hybrid model repeats itself or writes nonsense with NGRAM speculation: its "
         "states are never updated with the accepted tokens",
-        releases="0.5.9 … 0.5.13.post1",
         threads=(26351,),
         on="states ngram",
         help="another speculation, or none",
     ),
     Fault(
-        name="freed-row-death",
+        *("freed-row-death", "0.5.13 … 0.5.15.post1"),
         symptom="a hybrid model's scheduler crashes with `'NoneType' object cannot be interpreted "
         "as an integer` when a request with structured output or a tool call ends during "
         "speculation",
-        releases="0.5.13 … 0.5.15.post1",
         threads=(27325, 28312, 28407, 28484, 31249, 34786),
         on=_WAITS,
         help="`--disable-overlap-schedule`",
         patch="mamba.freed-rows",
     ),
     Fault(
-        name="freed-row-states",
+        *("freed-row-states", "0.5.16"),
         symptom="a hybrid model's answers get worse after requests with structured output or tool "
         "calls: during speculation they overwrite a state of the prefix cache when they end",
-        releases="0.5.16",
         threads=(29449,),
         on=_WAITS,
         help="`--disable-overlap-schedule`",
         patch="mamba.freed-rows",
     ),
     Fault(
-        name="freed-row-ngram",
+        *("freed-row-ngram", "0.5.17 … 0.5.21"),
         symptom="a hybrid model's answers get worse after requests with structured output or tool "
         "calls: with NGRAM they overwrite a state of the prefix cache when they end",
-        releases="0.5.17 … 0.5.21",
         threads=(29449,),
         on=f"{_WAITS} host-drafts",
         help="another speculation",
         patch="mamba.freed-rows",
     ),
     Fault(
-        name="state-slots",
+        *("state-slots", "0.5.9 … 0.5.23"),
         symptom="the scheduler crashes with `Can not alloc mamba cache` or `Not enough space for "
         "mamba …` when the slots for states run out",
-        releases="0.5.9 … 0.5.23",
         threads=(36770, 37619, 34676),
         on="states prefix-cache",
         help="more slots (`--max-mamba-cache-size`), or fewer `--max-running-requests`",
         patch="mamba.slot-exhaustion",
     ),
     Fault(
-        name="refused-speculation",
+        *("refused-speculation", "0.5.9 … 0.5.10.post1"),
         symptom="a disaggregated decode server of a hybrid model with speculation does not start: "
         "`is not compatible with radix cache when using --mamba-scheduler-strategy no_buffer`",
-        releases="0.5.9 … 0.5.10.post1",
         threads=(25079, 19746),
         on="states decode-server eagle prefix-cache",
         help="`--disable-radix-cache`",
     ),
     Fault(
-        name="retracted-states",
+        *("retracted-states", "0.5.9 … 0.5.10.post1"),
         symptom="a disaggregated decode server of a hybrid model crashes with "
         "`NotImplementedError` when its KV is full and it retracts a request",
-        releases="0.5.9 … 0.5.10.post1",
         threads=(22493,),
         on="states decode-server",
         help="fewer `--max-running-requests`",
     ),
     Fault(
-        name="pinned-load-back",
+        *("pinned-load-back", "0.5.18"),
         symptom="the scheduler crashes with `pinned by load-back` when two requests load the same "
         "prefix from the host",
-        releases="0.5.18",
         threads=(35931, 36317),
         on="host-cache states|windows",
         reads={"hicache_write_policy": ("write_back",)},
         help="`--hicache-write-policy write_through`",
     ),
     Fault(
-        name="refused-load-back",
+        *("refused-load-back", "0.5.17 … 0.5.23"),
         symptom="a hybrid model with the hierarchical cache gives worse answers: a request whose "
         "state can't be loaded from the host continues a cached prefix from an empty state",
-        releases="0.5.17 … 0.5.23",
         on="states prefix-cache host-cache",
         patch="mamba.slot-exhaustion",
     ),
     # -- speculation and MLA
     Fault(
-        name="page-table-bound",
+        *("page-table-bound", "0.5.9 … 0.5.23"),
         symptom="a server with EAGLE, MTP or STANDALONE on FA3 reads past its page table when a "
         "request comes near the context limit: an illegal memory access can crash it",
-        releases="0.5.9 … 0.5.23",
         threads=(34239, 35985),
         on="eagle|standalone -draft-trees fa3",
         help="`--context-length` above what your requests reach",
         patch="mla.page-table-bound",
     ),
     Fault(
-        name="trtllm-mla-chunks",
+        *("trtllm-mla-chunks", "0.5.9 … 0.5.10.post1"),
         symptom="an MLA model answers wrongly when prompts with unequal cached prefixes share a "
         "prefill",
-        releases="0.5.9 … 0.5.10.post1",
         threads=(22291, 22688),
         on="mla",
         reads={"attention_backend": ("trtllm_mla",), "disable_chunked_prefix_cache": (False,)},
         help="`--disable-chunked-prefix-cache`",
     ),
     Fault(
-        name="retracted-dsa",
+        *("retracted-dsa", "0.5.12 … 0.5.13.post1"),
         symptom="a disaggregated decode server of DeepSeek-V3.2 or GLM-5 crashes with `TypeError … "
         "mamba_indices` when its KV is full and it retracts a request",
-        releases="0.5.12 … 0.5.13.post1",
         threads=(27645,),
         on="decode-server",
         reads={_ARCHITECTURE: ("deepseekv32forcausallm", "glmmoedsaforcausallm")},
         help="fewer `--max-running-requests`",
     ),
     Fault(
-        name="glm-stale-seeds",
+        *("glm-stale-seeds", "0.5.15"),
         symptom="a disaggregated decode server of GLM-5.2 or later with MTP crashes with `The size "
         "of tensor a … must match` at `dsa_seed_topk` when the number of running requests changes",
-        releases="0.5.15",
         threads=(30854, 30839),
         on="decode-server eagle",
         reads=_GLM,
@@ -192,11 +175,10 @@ FAULTS = (
         is_sure=False,
     ),
     Fault(
-        name="glm-graph-votes",
+        *("glm-graph-votes", "0.5.15.post1 … 0.5.20"),
         symptom="a disaggregated decode server of GLM-5.2 or later with MTP and data-parallel "
         "attention hangs or crashes: a rank without draft indices leaves the CUDA graph, and the "
         "others do not",
-        releases="0.5.15.post1 … 0.5.20",
         threads=(32209, 39072, 32196),
         on="decode-server eagle dp-attention -no-cuda-graphs",
         reads=_GLM,
@@ -204,10 +186,9 @@ FAULTS = (
         is_sure=False,
     ),
     Fault(
-        name="glm-attention-ranks",
+        *("glm-attention-ranks", "0.5.14 … 0.5.23"),
         symptom="GLM-5.2 or later with MTP crashes if ranks of data-parallel attention share a "
         "request: drafts outside CUDA graphs have more rows than their attention was planned for",
-        releases="0.5.14 … 0.5.23",
         threads=(30296, 31384),
         on="eagle dp-attention",
         reads=_GLM,
@@ -217,51 +198,46 @@ FAULTS = (
     ),
     # -- windows and disaggregation
     Fault(
-        name="dflash-windows",
+        *("dflash-windows", "0.5.14 … 0.5.17"),
         symptom="long replies are retracted though the KV pool is nearly empty: the window pool "
         "is never evicted while DFLASH or DSPARK decodes",
-        releases="0.5.14 … 0.5.17",
         threads=(33805, 34924),
         on="dflash windows -no-window-pool",
         reads=_POOL,
         help="another speculation, or a larger `--swa-full-tokens-ratio`",
     ),
     Fault(
-        name="tree-windows",
+        *("tree-windows", "0.5.9 … 0.5.11"),
         symptom="a sliding-window model with EAGLE's draft trees crashes with an illegal memory "
         "access: the trees index the window pool with slots of the full pool",
-        releases="0.5.9 … 0.5.11",
         threads=(24402, 24617),
         on="eagle draft-trees windows -no-window-pool",
         reads={"attention_backend": ("fa3",), **_POOL},
         help="`--speculative-eagle-topk 1`, or `--disable-hybrid-swa-memory`",
     ),
     Fault(
-        name="flashinfer-eagle-windows",
+        *("flashinfer-eagle-windows", "0.5.9 … 0.5.13.post1"),
         symptom="a sliding-window model with speculation on FlashInfer crashes with `TypeError` in "
         "`update_sliding_window`",
-        releases="0.5.9 … 0.5.13.post1",
         threads=(22679,),
         on="eagle|standalone|ngram windows",
         reads={"attention_backend": ("flashinfer",)},
         help="`--attention-backend` triton or fa3",
     ),
     Fault(
-        name="flashinfer-verify-windows",
+        *("flashinfer-verify-windows", "0.5.14 … 0.5.23"),
         symptom="a sliding-window model with speculation on FlashInfer answers wrongly once a "
         "request is longer than the window: drafts are verified against the first tokens, not "
         "against those of the window",
-        releases="0.5.14 … 0.5.23",
         threads=(39160, 39287),
         on="eagle|standalone|ngram windows",
         reads={"attention_backend": ("flashinfer",)},
         help="`--attention-backend` triton or fa3",
     ),
     Fault(
-        name="window-tail-mapping",
+        *("window-tail-mapping", "0.5.12"),
         symptom="a disaggregated decode server crashes with `AssertionError: "
         "swa_attn_allocator.available_size()`, or two requests write to one window slot",
-        releases="0.5.12",
         threads=(25805, 26078),
         on="decode-server windows -no-window-pool pages",
         reads=_POOL,
@@ -269,20 +245,18 @@ FAULTS = (
         patch="swa.tail-prealloc",
     ),
     Fault(
-        name="prefill-window-cap",
+        *("prefill-window-cap", "0.5.9 … 0.5.12.post1"),
         symptom="a prefill server refuses a prompt that is longer than its window pool: `exceeds "
         "the maximum number of tokens`",
-        releases="0.5.9 … 0.5.12.post1",
         threads=(24523, 26607),
         on="prefill-server windows -no-window-pool",
         reads=_POOL,
         help="a larger `--swa-full-tokens-ratio`",
     ),
     Fault(
-        name="idle-admission",
+        *("idle-admission", "0.5.9 … 0.5.23"),
         symptom="a request waits forever on an idle decode server whose window pool is smaller "
         "than the window plus 4,096 tokens",
-        releases="0.5.9 … 0.5.23",
         on="decode-server windows -no-window-pool",
         reads=_POOL,
         help="a larger `--swa-full-tokens-ratio`",
@@ -291,10 +265,9 @@ FAULTS = (
     ),
     # -- MLX
     Fault(
-        name="mlx-quantised",
+        *("mlx-quantised", "0.5.11 … 0.5.23"),
         symptom="MLX refuses a model that `mlx_lm` quantised: `Unknown quantization method: .`. "
         "From 0.5.12 on a Mac accepts 4 and 8 bits",
-        releases="0.5.11 … 0.5.23",
         threads=(40385, 25191),
         on="mlx",
         reads={_ARCHITECTURE: ()},  # a model that is read was not refused
@@ -302,60 +275,53 @@ FAULTS = (
         is_sure=False,
     ),
     Fault(
-        name="mlx-sampling",
+        *("mlx-sampling", "0.5.10 … 0.5.23"),
         symptom="MLX ignores temperature, top-p and seed: every reply is greedy",
-        releases="0.5.10 … 0.5.23",
         threads=(39559,),
         on="mlx -mlx-sampling",
         help="`--mlx-enable-sampling` from 0.5.18 on",
     ),
     Fault(
-        name="mlx-penalties",
+        *("mlx-penalties", "0.5.18 … 0.5.23"),
         symptom="MLX ignores frequency, presence and repetition penalties",
-        releases="0.5.18 … 0.5.23",
         threads=(39559,),
         on="mlx mlx-sampling",
     ),
     Fault(
-        name="mlx-logprobs",
+        *("mlx-logprobs", "0.5.11 … 0.5.23"),
         symptom="a request with `return_logprob` crashes an MLX server: `'NoneType' object has no "
         "attribute 'tolist'`",
-        releases="0.5.11 … 0.5.23",
         on="mlx -mlx-sampling",
         help="`--mlx-enable-sampling` from 0.5.18 on",
     ),
     Fault(
-        name="mlx-retracted-logprobs",
+        *("mlx-retracted-logprobs", "0.5.18 … 0.5.23"),
         symptom="a request with `return_logprob` crashes an MLX server when it is retracted and "
         "computed again, as by `/pause_generation` with mode `retract` or when the KV is full: "
         "`assert output.input_token_logprobs is not None`",
-        releases="0.5.18 … 0.5.23",
         on="mlx mlx-sampling",
         help="pause with mode `in_place`, and fewer `--max-running-requests`",
     ),
     Fault(
-        name="mlx-pages",
+        *("mlx-pages", "0.5.10 … 0.5.23"),
         symptom="MLX crashes at boot with pages of several tokens: `alloc_extend is only for paged "
         "allocator`",
-        releases="0.5.10 … 0.5.23",
         on="mlx pages",
         help="remove `--page-size`",
     ),
     Fault(
-        name="mlx-max-running",
+        *("mlx-max-running", "0.5.16"),
         symptom="MLX crashes at boot: `'MlxModelRunnerStub' object has no attribute 'dp_size'`",
-        releases="0.5.16",
         threads=(32674, 32520),
         on="mlx",
         unlike={"max_running_requests": (None,)},
         help="remove `--max-running-requests`",
     ),
     Fault(
-        name="mlx-rows",
+        *("mlx-rows", "0.5.11 … 0.5.21"),
         symptom="MLX answers wrongly after a prefix-cache hit: the KV of an earlier reply was "
         "written over the prefix. Up to 0.5.17 it happens only after more requests in all than "
         "may run at once (`--max-running-requests`, else 4,096)",
-        releases="0.5.11 … 0.5.21",
         threads=(30093, 33547),
         on="mlx prefix-cache -states -windows",
         help="`--disable-radix-cache`",
@@ -363,18 +329,16 @@ FAULTS = (
         is_sure=False,
     ),
     Fault(
-        name="mlx-capacity",
+        *("mlx-capacity", "0.5.21"),
         symptom="MLX crashes at boot, with any model: `'MlxModelRunnerStub' object has no "
         "attribute 'kv_cache_configurator'`",
-        releases="0.5.21",
         on="mlx",
         help="another release",
     ),
     Fault(
-        name="mlx-buffer-end",
+        *("mlx-buffer-end", "0.5.11 … 0.5.14"),
         symptom="MLX crashes, or loses KV, when one of several running requests passes 4,096 "
         "tokens",
-        releases="0.5.11 … 0.5.14",
         threads=(29271,),
         on="mlx",
         unlike={"context_length": (4096,)},
@@ -382,49 +346,44 @@ FAULTS = (
         patch="mlx.kv-arena",
     ),
     Fault(
-        name="mlx-windows",
+        *("mlx-windows", "0.5.11 … 0.5.17"),
         symptom="MLX does not start with a sliding-window model, or attends to more than its "
         "window",
-        releases="0.5.11 … 0.5.17",
         threads=(30050,),
         on="mlx windows",
         help="another release",
     ),
     Fault(
-        name="mlx-hybrid-defaults",
+        *("mlx-hybrid-defaults", "0.5.17 … 0.5.23"),
         symptom="MLX refuses a hybrid model (Qwen3.5, Qwen3-Next) with default arguments: "
         "`extra_buffer needs CUDA/MUSA/NPU`, from 0.5.22 on `extra_buffer requires platform "
         "support`",
-        releases="0.5.17 … 0.5.23",
         threads=(32449,),
         on="mlx states prefix-cache tracked-states|other-tracking",
         help="`--disable-radix-cache` from 0.5.19 on",
         patch="mlx.hybrid-defaults",
     ),
     Fault(
-        name="mlx-hybrid-boot",
+        *("mlx-hybrid-boot", "0.5.14 … 0.5.18"),
         symptom="MLX crashes at boot with a hybrid model: `'NoneType' object has no attribute "
         "'conv'`, or on 0.5.18 `object has no attribute 'mamba_allocator'`",
-        releases="0.5.14 … 0.5.18",
         threads=(32802, 29490),
         on="mlx states",
         patch="mlx.hybrid-cache",
     ),
     Fault(
-        name="mlx-hybrids",
+        *("mlx-hybrids", "0.5.19 … 0.5.23"),
         symptom="MLX crashes at the first request to a hybrid model with the radix cache: "
         "`has no attribute 'mamba_checkpoint_grid'`",
-        releases="0.5.19 … 0.5.23",
         threads=(39238,),
         on="mlx states prefix-cache",
         help="`--disable-radix-cache`",
         patch="mlx.hybrid-cache",
     ),
     Fault(
-        name="mlx-relay-device",
+        *("mlx-relay-device", "0.5.13 … 0.5.23"),
         symptom="MLX crashes on a Mac when two requests run at once: `Expected all tensors to be "
         "on the same device`",
-        releases="0.5.13 … 0.5.23",
         threads=(39281, 39222, 36200, 35137, 32803),
         on="mlx no-overlap",
         reads={"device": ("mps",)},
@@ -432,9 +391,8 @@ FAULTS = (
         patch="mlx.relay-device",
     ),
     Fault(
-        name="mlx-pool-memory",
+        *("mlx-pool-memory", "0.5.11 … 0.5.23"),
         symptom="on MLX, memory grows with each request",
-        releases="0.5.11 … 0.5.23",
         threads=(39675, 39676),
         on="mlx prefix-cache",
         help="`--disable-radix-cache`",

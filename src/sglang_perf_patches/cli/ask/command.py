@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ...model.errors import OperatorError
 from ...model.uses import NO_MLX
@@ -18,29 +18,17 @@ _SCRIPT = "launch_server.py"
 _FORMS = "`python -m sglang.launch_server --model-path MODEL ...` or `sglang serve ...`"
 
 
-@dataclass(frozen=True)
-class ParsedCommand:
-    """A command that was understood.
+class ParsedCommand(NamedTuple):
+    """A command that was understood."""
 
-    Attributes:
-        arguments: the server's own arguments.
-        environment: the server's environment.
-        under_run: whether ``sglang-perf-patches run`` starts it.
-        python: the words that start its Python, as typed; the script ``sglang`` stands for its own.
-        elsewhere: where that Python is, if not on this machine; see `front.Front`.
-        image: the image of its container; "" without one.
-        by_dynamo: whether Dynamo starts it, which has arguments of its own.
-        ignored: parts of the command that do not belong to the server's.
-    """
-
-    arguments: tuple[str, ...]
-    environment: Mapping[str, str]
-    under_run: bool
-    python: tuple[str, ...] = ()
-    elsewhere: str = ""
-    image: str = ""
-    by_dynamo: bool = False
-    ignored: tuple[str, ...] = ()
+    arguments: tuple[str, ...]  # the server's own
+    environment: Mapping[str, str]  # the server's
+    under_run: bool  # ``sglang-perf-patches run`` starts it
+    python: tuple[str, ...] = ()  # what starts its Python; the script ``sglang`` stands for its own
+    elsewhere: str = ""  # where that Python is, if not on this machine; see `front.Front`
+    image: str = ""  # of its container
+    by_dynamo: bool = False  # Dynamo starts it, which has arguments of its own
+    ignored: tuple[str, ...] = ()  # parts of the command that do not belong to the server's
 
 
 def computes_by_mlx(environment: Mapping[str, str]) -> bool:
@@ -49,17 +37,15 @@ def computes_by_mlx(environment: Mapping[str, str]) -> bool:
 
 
 def parse(command: Sequence[str], environment: Mapping[str, str]) -> ParsedCommand:
-    """Parse a command.
-
-    Args:
-        command: its words; programs that start it may come first.
-        environment: the environment in which it would start.
+    """Parse the words of a command that would start in an environment.
 
     Raises:
         OperatorError: it starts no sglang server, or hides it behind something unknown.
     """
     words, cut = shell.command_of(command)
-    return _parsed(words, Front(dict(environment)), [cut] if cut else [])
+    ignored = [cut] if cut else []
+    found = _parsed(words, Front(dict(environment)), ignored)
+    return found._replace(ignored=tuple(ignored))
 
 
 def _parsed(words: list[str], front: Front, ignored: list[str]) -> ParsedCommand:
@@ -87,15 +73,14 @@ def _parsed(words: list[str], front: Front, ignored: list[str]) -> ParsedCommand
         (words[0], *options),
         front.elsewhere,
         front.image,
-        by_dynamo=module == _DYNAMO,
-        ignored=tuple(ignored),
+        module == _DYNAMO,
     )
 
 
 def _of_script(words: list[str], front: Front, ignored: list[str]) -> ParsedCommand:
     """The server that ``bash -c SCRIPT`` starts: the first one of its commands that is one."""
     at = next((at for at, word in enumerate(words) if word.strip("-").endswith("c")), 0)
-    if not at or not words[at].startswith("-") or len(words) < at + 2:
+    if not words[at].startswith("-") or len(words) < at + 2:
         raise OperatorError(f"can't see which command `{words[0]}` starts: give {_FORMS} after --")
     why = OperatorError(f"`{' '.join(words)}` starts no sglang server: give {_FORMS}")
     found: ParsedCommand | None = None
@@ -104,8 +89,8 @@ def _of_script(words: list[str], front: Front, ignored: list[str]) -> ParsedComm
         if found is not None:
             ignored.append(text)
         elif all(map(shell.ASSIGNMENT.match, each[each[0] == "export" :])):
-            pairs = (word.partition("=") for word in each[each[0] == "export" :])
-            front.variables.update({name: value for name, _, value in pairs})
+            for word in each[each[0] == "export" :]:
+                front.assign(word)
         elif each[0] in {"source", "."} and each[1:] and each[1].endswith("/bin/activate"):
             front.activate(Path(each[1]).parent.parent)
         else:
@@ -116,7 +101,7 @@ def _of_script(words: list[str], front: Front, ignored: list[str]) -> ParsedComm
                 ignored.append(text)
     if found is None:
         raise why
-    return ParsedCommand(**{**vars(found), "ignored": tuple(ignored)})
+    return found
 
 
 def _of_serve(words: Sequence[str]) -> list[str]:

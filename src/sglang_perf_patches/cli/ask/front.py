@@ -33,38 +33,26 @@ _RUN_BY = "PYTHONPATH"  # by which our ``run`` reaches a server
 
 @dataclass
 class Front:
-    """The words in front of a command, and what they set.
+    """The words in front of a command, and what they set."""
 
-    Attributes:
-        variables: the environment of the server.
-        under_run: whether our ``run`` is there, and reaches the server.
-        elsewhere: where the server's Python is, if it is not on this machine: ``the image X``.
-        image: the image of a container; "" without one.
-    """
-
-    variables: MutableMapping[str, str]
-    under_run: bool = False
-    elsewhere: str = ""
-    image: str = ""
+    variables: MutableMapping[str, str]  # the environment of the server
+    under_run: bool = False  # our ``run`` is there, and reaches the server
+    elsewhere: str = ""  # where the server's Python is, if not on this machine: ``the image X``
+    image: str = ""  # of a container
 
     def take(self, words: list[str]) -> None:
-        """Remove the words before the program, and apply them.
-
-        Args:
-            words: of a command, changed in place; the program is the first one left.
+        """Remove the words before the program, and apply them; the program is the first one left.
 
         Raises:
             OperatorError: what a word does is unknown.
         """
         while words:
-            name = os.path.basename(words[0])
-            module, rest = (name, words[1:])
+            name = module = os.path.basename(words[0])
+            rest = words[1:]
             if is_python(name):
-                _, module, rest = of_python(words[1:])
+                _, module, rest = of_python(rest)
             if ASSIGNMENT.match(words[0]):
-                variable, _, value = words.pop(0).partition("=")
-                self.variables[variable] = value
-                self._replaced(variable)
+                self.assign(words.pop(0))
             elif name == "env":
                 del words[0]
                 self._env(words)
@@ -78,20 +66,27 @@ class Front:
             else:
                 break
 
+    def assign(self, word: str) -> None:
+        """Set the variable of a word ``NAME=VALUE``."""
+        variable, _, value = word.partition("=")
+        self.variables[variable] = value
+        self._replaced(variable)
+
     def _env(self, words: list[str]) -> None:
         while words and words[0].startswith("-"):
-            option = words.pop(0)
+            word = words.pop(0)
+            option, _, variable = word.partition("=")
             if option in {"-i", "-", "--ignore-environment"}:
                 self.variables.clear()
                 self._replaced(_RUN_BY)
-            elif (option == "-u" and words) or option.startswith("--unset="):
-                variable = words.pop(0) if option == "-u" else option.partition("=")[2]
+            elif option in {"-u", "--unset"} and (variable or words):
+                variable = variable or words.pop(0)
                 self.variables.pop(variable, None)
                 self._replaced(variable)
             elif option == "--":
                 return
             else:
-                raise OperatorError(f"`env {option}` is not supported here: leave it out")
+                raise OperatorError(f"`env {word}` is not supported here: leave it out")
 
     def _starter(self, name: str, words: list[str]) -> None:
         """Remove a program and its own words; whatever else follows is what it starts."""
@@ -118,11 +113,11 @@ class Front:
         """``uv run``: the environment of the project, else the active one."""
         if any("sglang" in one for one in options):
             self.elsewhere = "an environment that uv makes"
-        here = Path.cwd()
-        venv = next((up / ".venv" for up in (here, *here.parents) if (up / ".venv").is_dir()), None)
+        above = (folder / ".venv" for folder in (Path.cwd(), *Path.cwd().parents))
+        venv = next(filter(Path.is_dir, above), None)
         active = self.variables.get("VIRTUAL_ENV")
-        if venv is None or "--active" in options:
-            venv = Path(active) if active else venv
+        if active and (venv is None or "--active" in options):
+            venv = Path(active)
         if venv is not None:
             self.activate(venv)
 
@@ -135,7 +130,7 @@ class Front:
         program = words.pop(0)
         while words and words[0] not in {"run", "exec"}:
             del words[0]
-        does = "".join(words[:1])
+        is_run = words[:1] == ["run"]
         del words[:1]
         self._forget()
         entry: list[str] = []
@@ -147,13 +142,12 @@ class Front:
             if not has_value and not _OF_CONTAINERS.fullmatch(option) and words:
                 value = words.pop(0)
             if option in {"-e", "--env"} and "=" in value:
-                variable, _, value = value.partition("=")
-                self.variables[variable] = value
+                self.assign(value)
             elif option == "--entrypoint":
                 entry = [value]
-        if not words or not does:
+        if not words:
             raise OperatorError(f"can't see which command `{program}` starts in its container")
-        if does == "run":
+        if is_run:
             self._be_in(words[0])
         else:
             self.elsewhere = f"the container {words[0]}"
@@ -179,43 +173,30 @@ def is_python(word: str) -> bool:
     return _PYTHON.fullmatch(os.path.basename(word)) is not None
 
 
-_WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
-_FLAGS = re.compile(r"-[bBdEhiIOPqRsSuvVx?]+|-[WX].+")
-_MODULE = re.compile(r"-(?P<flags>[bBdEhiIOPqRsSuvVx?]*)m(?P<module>.*)")
+_OPTION = re.compile(
+    r"-(?=.)(?P<flags>[bBdEhiIOPqRsSuvVx?]*)(?:m(?P<module>.*)|[WX](?P<value>.*))?"
+)
 
 
 def of_python(words: list[str]) -> tuple[list[str], str, list[str]]:
-    """The options of a Python, the module or script that it runs, and that one's arguments.
-
-    Args:
-        words: what follows the Python.
-    """
+    """The words after a Python: its options, the module or script that it runs, and the rest."""
     options: list[str] = []
-    at = 0
-    while at < len(words) and words[at].startswith("-"):
-        word = words[at]
-        if found := _MODULE.fullmatch(word):
+    rest = list(words)
+    while rest and (found := _OPTION.fullmatch(rest[0])):
+        word = rest.pop(0)
+        if found["module"] is not None:
             options += [f"-{found['flags']}"] if found["flags"] else []
-            if found["module"]:
-                return options, found["module"], words[at + 1 :]
-            return options, "".join(words[at + 1 : at + 2]), words[at + 2 :]
-        if word in _WITH_VALUE:
-            options += words[at : at + 2]
-            at += 1
-        elif _FLAGS.fullmatch(word):
-            options.append(word)
-        else:
+            rest[:0] = [found["module"]] if found["module"] else []
             break
-        at += 1
-    return options, "".join(words[at : at + 1]), words[at + 1 :]
+        options.append(word)
+        if found["value"] == "":  # it is the next word
+            options += rest[:1]
+            del rest[:1]
+    return options, "".join(rest[:1]), rest[1:]
 
 
 def _is_head(words: list[str]) -> bool:
     name = os.path.basename(words[0])
-    known = {"env", *_OURS, *_STARTERS, *SHELLS, *_CONTAINERS}
-    return (
-        name in known
-        or is_python(name)
-        or (name == "sglang" and words[1:2] == ["serve"])
-        or ASSIGNMENT.match(words[0]) is not None
-    )
+    is_known = name in {"env", *_OURS, *_STARTERS, *SHELLS, *_CONTAINERS} or is_python(name)
+    is_sglang = name == "sglang" and words[1:2] == ["serve"]
+    return is_known or is_sglang or ASSIGNMENT.match(words[0]) is not None

@@ -15,23 +15,14 @@ _QUERY = ["--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,no
 
 @dataclass(frozen=True)
 class Gpu:
-    """GPUs of one kind, with what a release reads of them to resolve a server's arguments.
+    """GPUs of one kind, with what a release reads of them to resolve a server's arguments."""
 
-    Attributes:
-        name: as the driver gives it.
-        memory: of one GPU, in MiB.
-        capability: compute capability.
-        count: how many there are.
-        is_assumed: whether none was found or named, so that this is a default.
-        rocm: the name that ROCm has for the architecture; "" for a GPU of NVIDIA.
-    """
-
-    name: str
-    memory: int
+    name: str  # as the driver gives it
+    memory: int  # of one GPU, in MiB
     capability: tuple[int, int]
     count: int = 8
-    is_assumed: bool = False
-    rocm: str = ""
+    is_assumed: bool = False  # none was found or named, so this is a default
+    rocm: str = ""  # ROCm's name of the architecture; "" for a GPU of NVIDIA
 
     @property
     def text(self) -> str:
@@ -64,7 +55,6 @@ KINDS = {
 """The kinds of GPU that can be named, next to `NONE`. The memory is what ``nvidia-smi`` or
 ``rocm-smi`` prints; of GB10, which shares the host's, it is what torch reports (119.7 GiB)."""
 
-_ALIASES = {"MI300": "MI300X", "SPARK": "GB10"}
 _NAMES = ", ".join([*KINDS, NONE])
 
 
@@ -76,12 +66,11 @@ def named(name: str) -> Gpu | None:
     """
     if name.lower() == NONE:
         return None
-    full = {_short(gpu.name): kind for kind, gpu in KINDS.items()}
-    kind = _short(name)
-    kind = full.get(kind, _ALIASES.get(kind, kind))
-    if kind not in KINDS:
+    by_name = {**KINDS, **{_short(gpu.name): gpu for gpu in KINDS.values()}}
+    by_name |= {"MI300": KINDS["MI300X"], "SPARK": KINDS["GB10"]}
+    if _short(name) not in by_name:
         raise OperatorError(f"--gpu {name} is unknown: give one of {_NAMES}")
-    return KINDS[kind]
+    return by_name[_short(name)]
 
 
 def _short(name: str) -> str:
@@ -109,26 +98,20 @@ def here() -> Gpu | None:
             [program, *_QUERY], capture_output=True, text=True, timeout=_SECONDS, check=True
         )
         rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
-        kinds = {(name, memory, _pair(capability)) for name, memory, capability in rows}
+        kinds = sorted({(name, memory, capability) for name, memory, capability in rows})
+        (name, memory, capability), *others = kinds
+        major, minor = map(int, capability.split("."))
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
-    if not kinds:
-        return None
-    if len(kinds) > 1:
-        several = " and ".join(sorted(name for name, _, _ in kinds))
+    if others:
+        several = " and ".join([name, *(other for other, *_ in others)])
         raise OperatorError(f"this machine has {several}: name the server's GPU with --gpu")
-    name, memory, capability = kinds.pop()
-    if not memory.isdecimal():  # one memory for GPU and CPU
-        same = [one for one in KINDS.values() if one.name == name]
-        if not same:
-            raise OperatorError(
-                f"nvidia-smi gives no memory for {name} ({memory}): name a similar GPU with "
-                f"--gpu, one of {_NAMES}"
-            )
-        return replace(same[0], count=len(rows))
-    return Gpu(name, int(memory), capability, len(rows))
-
-
-def _pair(capability: str) -> tuple[int, int]:
-    major, minor = capability.split(".")
-    return int(major), int(minor)
+    if memory.isdecimal():
+        return Gpu(name, int(memory), (major, minor), len(rows))
+    for same in KINDS.values():  # one memory for GPU and CPU
+        if same.name == name:
+            return replace(same, count=len(rows))
+    raise OperatorError(
+        f"nvidia-smi gives no memory for {name} ({memory}): name a similar GPU with --gpu, one of "
+        f"{_NAMES}"
+    )

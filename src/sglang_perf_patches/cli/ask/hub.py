@@ -7,11 +7,12 @@ cached fails at once.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies
@@ -26,10 +27,7 @@ _MODEL = re.compile(r"--(?:[a-z-]*-)?(?:model|model-path|tokenizer-path)")
 
 
 def models(words: Sequence[str]) -> list[str]:
-    """The models among a server's arguments that are no folders or files of this machine.
-
-    Those that look like a path are left out.
-    """
+    """The models among a server's arguments that are not here and do not look like a path."""
     return [one for one in _absent(words) if one[0] not in "/.~"]
 
 
@@ -40,17 +38,20 @@ def gone(words: Sequence[str]) -> list[str]:
 
 def pairs(words: Sequence[str]) -> list[tuple[str, str]]:
     """Each argument of a server as an option and its value, ``--option=value`` too."""
-    found = itertools.zip_longest(words, words[1:], fillvalue="")
-    return [
-        (word.partition("=")[0], word.partition("=")[2] if "=" in word else after)
-        for word, after in found
-    ]
+    found = []
+    for word, after in itertools.zip_longest(words, words[1:], fillvalue=""):
+        option, has_value, value = word.partition("=")
+        found.append((option, value if has_value else after))
+    return found
 
 
 def _absent(words: Sequence[str]) -> list[str]:
     named = pairs(words)
-    files = [value for option, value in named if option == "--config"]
-    named += itertools.chain.from_iterable(map(_in_file, files))
+    for option, value in [*named]:
+        if option == "--config":  # a file with further options, in YAML
+            with contextlib.suppress(OSError, ValueError):
+                text = Path(value).read_text("utf-8")
+                named += [(f"--{name.replace('_', '-')}", of) for name, of in _LINE.findall(text)]
     return [
         value
         for option, value in named
@@ -62,18 +63,9 @@ def _absent(words: Sequence[str]) -> list[str]:
     ]
 
 
-def _in_file(path: str) -> list[tuple[str, str]]:
-    """The options of a server's configuration file that name a model."""
-    try:
-        text = Path(path).read_text("utf-8")
-    except (OSError, ValueError):
-        return []
-    return [(f"--{name.replace('_', '-')}", value) for name, value in _LINE.findall(text)]
-
-
-def host(environment: Mapping[str, str]) -> str:
-    """The host of the hub that a server asks."""
-    return _address(environment).hostname or ""
+def address() -> SplitResult:
+    """The address of the hub that a server asks."""
+    return urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
 
 
 def go_offline_if_unreachable(words: Sequence[str]) -> bool:
@@ -86,10 +78,10 @@ def go_offline_if_unreachable(words: Sequence[str]) -> bool:
     """
     if not models(words) or any(map(os.environ.get, _OTHERWISE)) or {*getproxies()} - {"no"}:
         return False
-    address = _address(os.environ)
-    port = address.port or (80 if address.scheme == "http" else 443)
+    hub = address()
+    port = hub.port or (80 if hub.scheme == "http" else 443)
     try:
-        socket.create_connection((address.hostname, port), _LIMIT_S).close()
+        socket.create_connection((hub.hostname, port), _LIMIT_S).close()
     except OSError:
         os.environ[_OFFLINE] = "1"
         return True
@@ -100,7 +92,3 @@ def why(error: BaseException) -> str:
     """The name of an error's class if it is the hub's; "" if not."""
     is_of_hub = type(error).__module__.partition(".")[0] == "huggingface_hub"
     return type(error).__name__ if is_of_hub else ""
-
-
-def _address(environment: Mapping[str, str]) -> SplitResult:
-    return urlsplit(environment.get("HF_ENDPOINT") or "https://huggingface.co")

@@ -3,7 +3,7 @@
 It imports the release's ``ServerArgs``, resolves and publishes them as a launch does, and starts no
 server. TASK is the JSON of what `main` takes. torch and ``nvidia-smi`` answer as if its GPU were
 here; no real GPU is used. With ``SGLANG_USE_MLX=1`` this machine passes for a Mac. It emits one
-line: a `model.feature.Setup` with what could not be asked, or an outcome and why.
+line: a `model.feature.Setup` with what could not be asked, or why there is none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import sysconfig
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,30 +29,33 @@ from typing import Any
 import wrapt
 
 from ... import faults, stubs, worker
+from ...faults.fault import Fault
 from ...live import engine, published
 from ...live.executor import executor
 from ...model import switch
 from ...model.setups import FEATURES
-from . import ENDS, FAILED, GONE, LACKS, REFUSED, UNFETCHED, hub
+from . import hub
 from .command import computes_by_mlx
 
 _ARGUMENTS = "sglang.srt.server_args"
 _LIBRARY = sysconfig.get_paths()["stdlib"]
 _NEEDS = re.compile(r"transformers\s*([=<>!~][^;]*)")
 _INFINIBAND = ("--disaggregation-ib-device", "--mooncake-ib-device")
+_TELLING = 20
+"""Characters of a message that tell one fault from another."""
 
 _COMPILER = "torch._dynamo"
 _DISPENSABLE = ("scipy", "torchao")
 
 
 def main(task: dict[str, Any], words: list[str]) -> None:
-    """Resolve, and emit.
+    """Resolve a server's arguments, and emit.
 
     Args:
-        task: ``minimal_imports``, whether to leave out modules that no argument depends on;
-            ``gpu``, a `gpus.Gpu` or None; ``selection``, the text
-            of the patches that the server activates; ``lenient``, whether arguments that the
-            release does not know are somebody else's.
+        task: ``release``, its version; ``python``, what to call this Python; ``minimal_imports``,
+            whether to leave out modules that no argument depends on; ``gpu``, a `gpus.Gpu` or None;
+            ``selection``, the text of the patches that the server activates; ``lenient``, whether
+            arguments that the release does not know are somebody else's.
         words: the server's arguments.
     """
     gpu = task["gpu"]
@@ -70,15 +73,14 @@ def main(task: dict[str, Any], words: list[str]) -> None:
             stubs.define_torchvision_operators()
             if computes_by_mlx(os.environ) and sys.platform != "darwin":
                 pretend_mac()
-        for option in _INFINIBAND:
-            device = _value_of(option, words)
-            if device and stubs.pretend_devices(device):
+        for option, device in hub.pairs(words):
+            if option in _INFINIBAND and device and stubs.pretend_devices(device):
                 notes.append(f"whether the server's machine has {device} ({option})")
         if task["lenient"]:
             take_unknown(notes)
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             activate(task["selection"])
-            line = _resolved(words, said, is_skipped=is_skipped)
+            line = _resolved(task, words, said, is_skipped=is_skipped)
     worker.emit({**line, "notes": notes})
 
 
@@ -103,31 +105,19 @@ def take_unknown(notes: list[str]) -> None:
     argparse.ArgumentParser.parse_args = parse_args  # type: ignore[assignment]
 
 
-def _resolved(words: list[str], said: io.StringIO, *, is_skipped: bool) -> dict[str, Any]:
+def _resolved(
+    task: dict[str, Any], words: list[str], said: io.StringIO, *, is_skipped: bool
+) -> dict[str, Any]:
     try:
         resolve(words)
     except SystemExit as end:
         if not end.code:
-            return {"outcome": ENDS, "why": ""}
+            return {"why": "this command prints something, and starts no server: leave --help out"}
         last = "".join(said.getvalue().strip().splitlines()[-1:])
-        return {"outcome": REFUSED, "why": last.partition("error: ")[2] or last}
+        why = last.partition("error: ")[2] or last or f"exit code {end.code}"
+        return {"why": f"sglang {task['release']} refuses this command: {why}"}
     except Exception as error:
-        failed = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        chain = [*_chain(error)]
-        line: dict[str, Any] = {"why": failed, "outcome": FAILED, "models": hub.models(words)}
-        if gone := hub.gone(words):
-            return {**line, "outcome": GONE, "why": gone[0]}
-        if why := next(filter(None, map(hub.why, chain)), ""):
-            why = "it can't be reached" if is_skipped else why
-            return {**line, "outcome": UNFETCHED, "why": why}
-        if _ARGUMENTS in sys.modules and all(map(_is_of_sglang, chain)):
-            return {**line, "outcome": REFUSED, "faults": _conditions(error)}
-        for each in chain:
-            if isinstance(each, ModuleNotFoundError) and "sglang" not in str(each.name):
-                return {**line, "outcome": LACKS, "why": str(each.name)}
-        if any("transformers" in _place(each) + str(each) for each in chain):
-            line["transformers"] = _transformers()
-        return {**line, "imported": _ARGUMENTS in sys.modules}
+        return _failure(error, task, words, is_skipped=is_skipped)
     server = published.published()
     setup = FEATURES.setup(server)
     return {
@@ -138,6 +128,60 @@ def _resolved(words: list[str], said: io.StringIO, *, is_skipped: bool) -> dict[
     }
 
 
+def _failure(
+    error: Exception, task: dict[str, Any], words: list[str], *, is_skipped: bool
+) -> dict[str, Any]:
+    """Why there is no answer; and ``again``, if what was left out for speed may be to blame."""
+    release, python = f"sglang {task['release']}", task["python"]
+    why = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    chain = [*_chain(error)]
+    if gone := hub.gone(words):
+        folder = "give a folder that has its config.json"
+        return {"why": f"the model's path {gone[0]} is not on this machine: {folder}"}
+    if unfetched := next(filter(None, map(hub.why, chain)), ""):
+        models = " or ".join(hub.models(words)) or "the model"
+        unfetched = "it can't be reached" if is_skipped else unfetched
+        return {
+            "why": f"can't fetch config.json of {models} from {hub.address().hostname or ''} "
+            f"({unfetched}): instead of that name, give a folder that has the model's config.json"
+        }
+    if _ARGUMENTS in sys.modules and all(map(_is_of_sglang, chain)):
+        known = fault_of(task["release"], why, _conditions(error))
+        hint = f" (known: {known.text()})" if known else ""
+        return {"why": f"{release} refuses this command: {why}{hint}"}
+    for each in chain:
+        if isinstance(each, ModuleNotFoundError) and "sglang" not in str(each.name):
+            return {
+                "why": f"{python} has no {each.name}, which {release} needs to read the command: "
+                f"run this in an environment with {release} (pip install sglang=={task['release']})"
+            }
+    if any("transformers" in _raised(each).filename + str(each) for each in chain):
+        have, needs = _transformers()
+        if needs == f"=={have}":  # then the model is at fault
+            why = f"transformers {have}, which fits it, failed ({why})"
+            return {"why": f"{release} could not be asked: {why}"}
+        own = f"the one of pip install sglang=={task['release']}"
+        return {
+            "why": f"{release} could not be asked with transformers {have or 'of this Python'} of "
+            f"{python} ({why}): it needs {f'transformers{needs}' if needs else own}"
+        }
+    return {"why": f"{release} could not be asked: {why}", "again": True}
+
+
+def fault_of(release: str, message: str, conditions: Container[str]) -> Fault | None:
+    """The known fault whose symptom quotes an error's message; None if none does.
+
+    `conditions`: the names of the faults that the server may have.
+    """
+    for fault in faults.of_release(release):
+        quoted = fault.symptom.split("`")[1::2]
+        if fault.name in conditions and any(
+            len(part) >= _TELLING and part in message for part in quoted
+        ):
+            return fault
+    return None
+
+
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """An error and those behind it."""
     while error is not None:
@@ -145,9 +189,10 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _place(error: BaseException) -> str:
-    """The file in which an error was raised."""
-    return traceback.extract_tb(error.__traceback__)[-1].filename if error.__traceback__ else ""
+def _raised(error: BaseException) -> traceback.FrameSummary:
+    """Where an error was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return frames[-1] if frames else traceback.FrameSummary("", 0, "")
 
 
 def _is_of_sglang(error: BaseException) -> bool:
@@ -155,7 +200,7 @@ def _is_of_sglang(error: BaseException) -> bool:
 
     Anything else may come from a stand-in, or from a package that does not fit the release.
     """
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    last = _raised(error)
     path = Path(last.filename)
     if path.is_relative_to(Path(sys.modules["sglang"].__path__[0])):
         return isinstance(error, (AssertionError, OSError)) or str(last.line).startswith("raise")
@@ -191,11 +236,6 @@ def _transformers() -> list[str]:
         asked = filter(None, map(_NEEDS.match, metadata.requires("sglang") or ()))
         needs = next((found[1] for found in asked), "")
     return [have, needs]
-
-
-def _value_of(option: str, words: list[str]) -> str:
-    """The value of an option; "" if it is not there."""
-    return next((value for name, value in hub.pairs(words) if name == option), "")
 
 
 def resolve(words: list[str]) -> Any:

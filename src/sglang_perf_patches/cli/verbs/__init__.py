@@ -36,24 +36,20 @@ def tree_at(path: str | None = None, version: str | None = None) -> source.Tree:
         DownloadError: the release can't be fetched.
         OperatorError: it is older than every release that the patches are for.
     """
-    if path is not None:
-        tree = source.at(path)
-    elif version is not None:
+    if version is not None:
         from ... import downloads  # loaded only for a download
 
-        if releases.is_too_old(version):
-            raise OperatorError(_too_old(version))
-        tree = source.at(downloads.tree(version))
-    else:
-        tree = source.installed()
-    if releases.is_too_old(tree.version):
-        raise OperatorError(_too_old(tree.version))
+        _require_supported(version)
+        path = str(downloads.tree(version))
+    tree = source.installed() if path is None else source.at(path)
+    _require_supported(tree.version)
     return tree
 
 
-def _too_old(release: str) -> str:
-    known = releases.KNOWN
-    return f"sglang {release} is not supported: the patches are for {known[0]} … {known[-1]}"
+def _require_supported(release: str) -> None:
+    if releases.is_too_old(release):
+        known = f"the patches are for {releases.KNOWN[0]} … {releases.KNOWN[-1]}"
+        raise OperatorError(f"sglang {release} is not supported: {known}")
 
 
 def judged(tree: source.Tree) -> list[Verdict]:
@@ -76,17 +72,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def add_tree(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the tree to judge."""
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--sglang-path",
-        metavar="DIR",
-        help="judge this sglang instead of the installed one: its package, the folder above it, "
-        "or a checkout",
-    )
-    which.add_argument(
-        "--sglang-version",
-        metavar="V",
-        help="judge this release; it is fetched from the package index and not installed",
-    )
+def add_tree(parser: argparse.ArgumentParser, all_means: str) -> None:
+    """Add the options for the tree to judge, and ``--all``, with what that means."""
+    add = parser.add_mutually_exclusive_group().add_argument
+    places = "its package, the folder above it, or a checkout"
+    path = f"judge this sglang instead of the installed one: {places}"
+    add("--sglang-path", metavar="DIR", help=path)
+    release = "judge this release; it is fetched from the package index and not installed"
+    add("--sglang-version", metavar="V", help=release)
+    parser.add_argument("--all", action="store_true", help=all_means)

@@ -19,7 +19,6 @@ from ...patch_page import Headline
 from .. import interpreter, render
 from ..ask import answer, command, gpus
 from ..ask.answer import Outlook
-from ..interpreter import Place
 from ..table import LIVE, OPT_IN, cost, entry, prevents
 from . import judged, known_faults, selected, tree_at
 
@@ -66,11 +65,14 @@ def run(args: argparse.Namespace) -> int:
     """Print the state of each patch; exit code 1 if one chosen by name will not be live."""
     asked = command.parse(args.command, os.environ)
     gpu = _gpu(args.gpu, asked)
-    place = _place(args, asked)
+    if args.sglang_path is None and args.sglang_version is None:
+        place = interpreter.place(asked)
+    else:
+        place = interpreter.of_tree(tree_at(args.sglang_path, args.sglang_version), asked)
     tree, obstacle = place.tree, place.obstacle
     selection = selected(asked.environment.get(switch.VARIABLE, "all"))
-    told = answer.ask(asked, gpu, place, "none" if obstacle else selection.text)
-    setup, conditions = told.setup, told.conditions
+    active = "none" if obstacle else selection.text
+    setup, conditions, unasked = answer.ask(asked, gpu, place, active)
     verdicts = judged(tree)
     is_here = args.gpu is None and gpu is not None and not gpu.is_assumed
     found = answer.outlooks(selection, verdicts, setup, is_here=is_here)
@@ -78,7 +80,12 @@ def run(args: argparse.Namespace) -> int:
     known = faults.found(tree.version, conditions, live)
     headlines = _headlines(found, verdicts, tree.version, setup)
     lost = [one for one in found if selection.is_unavailable(one.patch, one.state)]
-    is_strict = switch.is_strict(asked.environment)
+    is_strict = switch.is_strict(asked.environment) and not obstacle
+    remarks = [
+        *([place.note] if place.note else []),
+        *(f"Not part of the server's command, and ignored: {one}" for one in asked.ignored),
+        *(f"Not asked: {one}" for one in unasked),
+    ]
     if args.json:
         data = {
             "sglang": {"version": tree.version, "path": str(tree.root)},
@@ -86,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
             "gpu": gpu and asdict(gpu),
             "features": dict(setup.on),
             "loads_plugin": not obstacle,
-            "strict_exits": bool(is_strict and lost and not obstacle),
+            "strict_exits": bool(is_strict and lost),
             "patches": [
                 {
                     "id": one.patch,
@@ -98,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
                 for one in found
             ],
             "faults": [one.data(tree.version, is_sure=is_sure) for one, is_sure in known],
-            "remarks": _remarks(asked, place, told.unasked),
+            "remarks": remarks,
         }
         print(json.dumps(data, indent=2))
     else:
@@ -106,25 +113,19 @@ def run(args: argparse.Namespace) -> int:
         if command.computes_by_mlx(asked.environment) and sys.platform != "darwin":
             machine = "a Mac, which SGLANG_USE_MLX=1 needs"
         parts = [
-            _head(len(live), len(known), tree.version, obstacle),
+            render.filled(_head(len(live), len(known), tree.version, obstacle)),
             f"sglang {tree.version} at {tree.root}\n"
             f"with SGLANG_PERF_PATCHES={selection.text or '(empty)'}, on {machine}",
             "If the server loads them:" if obstacle else "",
-            render.filled(_strictly(lost)) if is_strict and not obstacle else "",
+            render.filled(_strictly(lost)) if is_strict else "",
             *_sections(found, verdicts, headlines, show_all=args.all),
             known_faults.of_server(tree.version, known, {one.patch: one for one in found}),
-            *map(render.filled, _remarks(asked, place, told.unasked)),
+            *map(render.filled, remarks),
             "" if args.all else _hidden(found),
             render.filled(_MEASURE) if live else "",
         ]
         print("\n\n".join(filter(None, parts)))
     return 1 if lost else 0
-
-
-def reject_gpu(args: argparse.Namespace) -> None:
-    """Refuse ``--gpu`` without a server's command."""
-    if args.gpu is not None:
-        args.parser.error("--gpu needs the server's command after --")
 
 
 def _gpu(name: str | None, asked: command.ParsedCommand) -> gpus.Gpu | None:
@@ -148,10 +149,9 @@ def _head(live: int, kept: int, release: str, obstacle: str) -> str:
     faults = {0: "no known fault", 1: "1 known fault"}.get(kept, f"{kept} known faults")
     keeps = f"it keeps {faults} of sglang {release}."
     if obstacle:
-        none = f"No patch will be live, because this server does not load them; {keeps} {obstacle}"
-        return render.filled(none)
+        return f"No patch will be live, because this server does not load them; {keeps} {obstacle}"
     patches = {0: "No patch", 1: "1 patch"}.get(live, f"{live} patches")
-    return render.filled(f"{patches} will be live in this server; {keeps}")
+    return f"{patches} will be live in this server; {keeps}"
 
 
 def _sections(
@@ -173,8 +173,7 @@ def _sections(
             by_title[title].append(entry(f"{one.patch}: {what}", cost(headline)))
         elif show_all or one.state in _TURNED_OFF:
             more = (headline.gain, cost(headline)) if headline else ()
-            title = _TITLES[one.state]
-            by_title[title].append(entry(f"{one.patch}: {one.reason}", *more))
+            by_title[_TITLES[one.state]].append(entry(f"{one.patch}: {one.reason}", *more))
     for title, entries in by_title.items():
         if entries:
             yield "\n".join([f"{title}:", *entries])
@@ -185,21 +184,6 @@ def _hidden(found: Sequence[Outlook]) -> str:
     left = Counter(one.state for one in found if one.state not in {LIVE, *_TURNED_OFF})
     rest = ", ".join(f"{left[word]} {word}" for word in _TITLES if left[word])
     return f"{rest}: add --all" if rest else ""
-
-
-def _place(args: argparse.Namespace, asked: command.ParsedCommand) -> Place:
-    """The sglang that the options name, read by this Python; else the command's own."""
-    if args.sglang_path is None and args.sglang_version is None:
-        return interpreter.place(asked)
-    return interpreter.of_tree(tree_at(args.sglang_path, args.sglang_version), asked)
-
-
-def _remarks(asked: command.ParsedCommand, place: Place, unasked: Sequence[str]) -> list[str]:
-    """What of the command, or of its machine, the answer does not know."""
-    remarks = [place.note]
-    remarks += [f"Not part of the server's command, and ignored: {one}" for one in asked.ignored]
-    remarks += [f"Not asked: {one}" for one in unasked]
-    return list(filter(None, remarks))
 
 
 def _headlines(

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ... import patch_page, sets
-from ...compat import source
-from ...compat.source import TreeError
+from ...compat.source import Tree, TreeError
 from ...compat.verdict import Verdict
 from ...model import setups
 from ...model.errors import OperatorError
@@ -20,16 +19,7 @@ from ...model.selection import Selection, members
 from ...model.switch import is_off
 from .. import markdown, render
 from ..table import features, of_patches
-from . import (
-    add_json,
-    add_tree,
-    any_is_lost,
-    judged,
-    listing,
-    names_of_patches,
-    selected,
-    tree_at,
-)
+from . import add_json, add_tree, any_is_lost, judged, listing, names_of_patches, selected, tree_at
 
 PARSER: dict[str, Any] = {}
 _FLAGS = 3
@@ -39,30 +29,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options: what to explain, on which tree, and in which form."""
     name: Any = parser.add_argument("patch", metavar="PATCH", help="a patch's name, or a set's")
     name.completer = names_of_patches
-    add_tree(parser)
-    parser.add_argument(
-        "--all",
-        action="store_true",
-        help="also the features that a patch was tested with, and what it changes; of a set: costs",
-    )
+    tested = "also the features that a patch was tested with, and what it changes; of a set: costs"
+    add_tree(parser, tested)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation; exit code 1 if the patch was chosen by name and is not available."""
-    ids = _members(args.patch)
+    patches = by_id(sets.load())
+    meant = members(args.patch, patches, policies=True)
+    ids = [name for name in patches if name in meant]
     selection = selected()
     is_here = args.sglang_path is None and args.sglang_version is None
     try:
         tree = tree_at(args.sglang_path, args.sglang_version)
     except TreeError as error:
-        if is_here and not args.json:  # the reader may not have installed sglang yet
-            patches = by_id(sets.load())
-            render.warn(error)
-            said = ("\n\n".join(_said(patches[name], show_all=args.all)) for name in ids)
-            print("\n\n\n".join(said))
-            return 2
-        raise
+        if args.json or not is_here:
+            raise
+        render.warn(error)  # the reader may not have installed sglang yet
+        said = ("\n\n".join(_said(patches[name], show_all=args.all)) for name in ids)
+        print("\n\n\n".join(said))
+        return 2
     everything = judged(tree)
     verdicts = [verdict for verdict in everything if verdict.patch.id in ids]
     if args.json:
@@ -71,21 +58,14 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"patches": data} if is_set else data[0], indent=2))
     elif args.patch in ids:
         words = {verdict.patch.id: verdict.word for verdict in everything}
-        print(_text(tree, selection, verdicts[0], words, show_all=args.all))
+        print("\n\n".join(_parts(tree, selection, verdicts[0], words, show_all=args.all)))
     else:
         prospects = listing.prospects(selection, everything, is_here=is_here)
-        idle = {"built-in", "absent"} if not args.all else {}
-        shown = [one for one in verdicts if one.word not in idle]
+        shown = [one for one in verdicts if args.all or one.word not in {"built-in", "absent"}]
+        how = {"with_all": args.all, "with_costs": args.all}
         parts = [
             f"on sglang {tree.version}{_until(tree)}",
-            of_patches(
-                shown,
-                everything,
-                prospects,
-                tree.version,
-                with_all=args.all,
-                with_costs=args.all,
-            ),
+            of_patches(shown, everything, prospects, tree.version, **how),
             listing.only_named((one for one in verdicts if one not in shown), prospects),
             "Costs and features: add --all. A patch: sglang-perf-patches explain PATCH",
         ]
@@ -93,14 +73,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any_is_lost(selection, verdicts) else 0
 
 
-def _members(name: str) -> list[str]:
-    """The patch of that name, or the patches of that set; SelectionError if there is neither."""
-    patches = by_id(sets.load())
-    meant = members(name, patches, policies=True)
-    return [patch_id for patch_id in patches if patch_id in meant]
-
-
-def _until(tree: source.Tree) -> str:
+def _until(tree: Tree) -> str:
     day = supported_until(tree.version)
     return day and f" (supported until {day})"
 
@@ -109,15 +82,14 @@ def _choice(selection: Selection, patch: Patch) -> str:
     """Whether the selection includes a patch, and how to change that."""
     text = f"SGLANG_PERF_PATCHES={selection.text}"
     if patch.id in selection.ids:
-        off = f"SGLANG_PERF_PATCHES={selection.text},-{patch.id}"
-        return f"Chosen by {text}. To turn it off: {off}"
+        return f"Chosen by {text}. To turn it off: {text},-{patch.id}"
     hint = "" if patch.is_default else ": an opt-in patch needs its full name"
     # After `none` and its like nothing can be added.
     before = "" if is_off(selection.text) else f"{selection.text},"
     return f"Not chosen by {text}{hint}. To turn it on: SGLANG_PERF_PATCHES={before}{patch.id}"
 
 
-def _data(tree: source.Tree, selection: Selection, judged: Verdict) -> dict[str, Any]:
+def _data(tree: Tree, selection: Selection, judged: Verdict) -> dict[str, Any]:
     patch = judged.patch
     written = patch_page.read(patch.id)._asdict()
     del written["headlines"]
@@ -132,76 +104,63 @@ def _data(tree: source.Tree, selection: Selection, judged: Verdict) -> dict[str,
     }
 
 
-def _text(
-    tree: source.Tree,
+def _parts(
+    tree: Tree,
     selection: Selection,
     judged: Verdict,
     word: Mapping[str, str],
     *,
     show_all: bool,
-) -> str:
+) -> Iterator[str]:
     """The explanation of a patch; `word` has the verdict on each patch."""
     patch, variant = judged.patch, judged.variant
     note = variant.note if variant else ""
     first, *others = _said(patch.proven_in(variant), note, show_all=show_all)
     here = f"On sglang {tree.version}{_until(tree)}: {judged.word}: {judged.reason}."
-    parts = [first, f"{render.filled(here)}\n{_choice(selection, patch)}", *others]
+    yield first
+    yield f"{render.filled(here)}\n{_choice(selection, patch)}"
+    yield from others
     if patch.requires:
-        needs = (f"{name} ({word[name]} here)" for name in patch.requires)
-        parts.append(f"Needs: {', '.join(needs)}")
+        yield f"Needs: {', '.join(f'{name} ({word[name]} here)' for name in patch.requires)}"
     variant = variant or judged.closest
     if variant is not None and show_all:
-        lines = [f"  {reference}" for reference in variant.targets + variant.adds]
-        lines.append("What it relies on:")
-        lines += [f"  {reference}" for reference in variant.depends]
-        parts.append("\n".join(["What it changes:", *lines]))
+        changes = "\n  ".join(["What it changes:", *variant.targets, *variant.adds])
+        yield f"{changes}\n" + "\n  ".join(["What it relies on:", *variant.depends])
     for each in _differences(tree, judged):
-        title = f"{each['reference']}, from {judged.nearest} to this tree:"
-        parts.append(f"{title}\n{each['diff']}")
+        yield f"{each['reference']}, from {judged.nearest} to this tree:\n{each['diff']}"
     if not show_all:
-        parts.append("The features that it was tested with, and the code: add --all")
-    return "\n\n".join(parts)
+        yield "The features that it was tested with, and the code: add --all"
 
 
 def _said(patch: Patch, here: str = "", *, show_all: bool) -> Iterator[str]:
     """The part from the page and the declaration; `here` is a note on the present sglang."""
     yield render.filled(f"{patch.id} ({patch.kind}): {patch.summary}")
-    written = patch_page.read(patch.id)
-    for title, text in (
-        ("Use it if", written.condition),
-        ("Gain", written.gain),
-        ("Cost", written.cost),
-        ("Why", written.why),
-        ("How", written.how),
-        ("Obsolete when", written.goes_when),
-        ("Here", here),
-    ):
+    page = patch_page.read(patch.id)
+    of_page = {"Use it if": page.condition, "Gain": page.gain, "Cost": page.cost}
+    of_page |= {"Why": page.why, "How": page.how, "Obsolete when": page.goes_when}
+    for title, text in {**of_page, "Here": here}.items():
         if text:
             yield f"{title}:\n{markdown.shown(text)}"
     if links := patch_page.upstream_links(patch):
-        yield "Upstream:\n" + "\n".join(f"  {link}" for link in links)
-    if patch.proven_with is not None and show_all:
-        yield "\n".join(_tested_with(patch.proven_with))
-    elif works := features(patch, by_id(sets.load())):
-        yield render.filled(f"It {works}.")
-
-
-def _tested_with(proven_with: Mapping[str, str]) -> Iterator[str]:
-    """The features that leave a patch on, each with its clause and its first flags."""
-    yield "Tested with:"
-    yield render.filled(
-        "A plain server, and a server with any feature of this list. Every other feature turns "
-        "the patch off.",
-        "  ",
+        yield "\n  ".join(["Upstream:", *links])
+    if patch.proven_with is None or not show_all:
+        if works := features(patch, by_id(sets.load())):
+            yield render.filled(f"It {works}.")
+        return
+    tested = (
+        "A plain server, and a server with any feature of this list. Every other feature turns the "
+        "patch off."
     )
+    lines = ["Tested with:", render.filled(tested, "  ")]
     for feature in setups.FEATURES.all:
-        if feature.name in proven_with:
+        if feature.name in patch.proven_with:
             flags = feature.flags()[:_FLAGS]
             more = f" ({' or '.join(flags)})" if flags else ""
-            yield render.item(f"{feature.name}: {feature.clause}{more}")
+            lines.append(render.item(f"{feature.name}: {feature.clause}{more}"))
+    yield "\n".join(lines)
 
 
-def _differences(tree: source.Tree, judged: Verdict) -> Iterator[dict[str, str]]:
+def _differences(tree: Tree, judged: Verdict) -> Iterator[dict[str, str]]:
     """For a refusal: each unknown definition with its diff against the nearest known release."""
     if judged.nearest is None:
         return
@@ -212,12 +171,7 @@ def _differences(tree: source.Tree, judged: Verdict) -> Iterator[dict[str, str]]
         yield {"reference": judged.unknown[0], "diff": why}
         return
     for reference in judged.unknown:
-        before, after = known.definition(reference), tree.definition(reference)
-        lines = difflib.unified_diff(
-            before.text.splitlines() if before else [],
-            after.text.splitlines() if after else [],
-            judged.nearest,
-            str(tree.root),
-            lineterm="",
-        )
+        found = (known.definition(reference), tree.definition(reference))
+        before, after = (one.text.splitlines() if one else [] for one in found)
+        lines = difflib.unified_diff(before, after, judged.nearest, str(tree.root), lineterm="")
         yield {"reference": reference, "diff": "\n".join(lines)}

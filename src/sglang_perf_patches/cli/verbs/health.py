@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import Literal
+from typing import NamedTuple
 
 from ... import __version__, gpu
 from ...compat.source import Tree
@@ -26,22 +26,13 @@ _PACKAGES = (
 """Packages whose versions ``--json`` has, where they are installed."""
 
 
-@dataclass(frozen=True)
-class Check:
-    """One check and its result.
+class Check(NamedTuple):
+    """One check and its result."""
 
-    Attributes:
-        check: its name.
-        word: ``ok``; ``look``: worth a check; ``bad``: something chosen is missing; ``-``: does not
-            apply here.
-        said: what was found.
-        change: what to do about it; "" for nothing.
-    """
-
-    check: str
-    word: Literal["ok", "look", "bad", "-"]
-    said: str
-    change: str = ""
+    check: str  # its name
+    word: str  # ``ok``, ``look`` (worth a check), ``bad`` (something chosen is missing), or ``-``
+    said: str  # what was found
+    change: str = ""  # what to do about it
 
 
 def run(*, as_json: bool, show_all: bool) -> int:
@@ -54,19 +45,18 @@ def run(*, as_json: bool, show_all: bool) -> int:
     here = f"sglang-perf-patches {__version__} next to sglang {tree.version}"
     installed = Check("installed", "ok", f"{here}, Python {platform.python_version()}")
     checks = [installed, _loaded(), _chosen(tree, selection), *_servers()]
-    is_bad = any(check.word == "bad" for check in checks)
     if as_json:
         data = {
             "sglang": {"version": tree.version, "path": str(tree.root)},
             "versions": {"sglang-perf-patches": __version__, **_versions()},
             "gpu": (driver := gpu.machine()) and driver._asdict(),
-            "checks": [asdict(check) for check in checks],
+            "checks": [check._asdict() for check in checks],
             "faults": [one.data() for one in of_release(tree.version)],
         }
         print(json.dumps(data, indent=2))
     else:
         print("\n\n".join(filter(None, _text(checks, tree.version, show_all=show_all))))
-    return 1 if is_bad else 0
+    return 1 if any(check.word == "bad" for check in checks) else 0
 
 
 def _versions() -> dict[str, str]:
@@ -80,20 +70,16 @@ def _versions() -> dict[str, str]:
 
 def _text(checks: Sequence[Check], release: str, *, show_all: bool) -> Iterator[str]:
     """The conclusion, and what to change; with `show_all` every check."""
-    bad = [check for check in checks if check.word in {"bad", "look"}]
+    bad = [check.check for check in checks if check.word in {"bad", "look"}]
     if bad:
-        yield f"to check: {', '.join(check.check for check in bad)}"
+        yield f"to check: {', '.join(bad)}"
     else:
         yield "all is well; for a server's command: sglang-perf-patches doctor -- COMMAND"
-    for check in (check for check in checks if check.change):
-        yield entry(f"{check.check}: {check.said}", check.change)
+    for check in checks:
+        if check.change:
+            yield entry(f"{check.check}: {check.said}", check.change)
     if show_all:
-        yield render.table(
-            [
-                ["CHECK", "", "WHAT WAS FOUND"],
-                *([check.check, check.word, check.said] for check in checks),
-            ]
-        )
+        yield render.table([("CHECK", "", "WHAT WAS FOUND"), *(check[:3] for check in checks)])
         yield known_faults.in_short(release)
 
 
@@ -128,7 +114,7 @@ def _servers() -> Iterator[Check]:
         yield Check("live", "-", "no process of this user has patches; start a server first")
         yield Check("has run", "-", "no process of this user has patches")
     for one in running:
-        if not one.is_of_this_environment:
+        if any(data["prefix"] != sys.prefix for data in one.members):
             where = f"it runs in another environment, {one.members[0]['prefix']}"
             yield Check("live", "-", f"{one.name}: {where}", "run doctor there")
             continue
@@ -147,15 +133,11 @@ def _servers() -> Iterator[Check]:
         else:
             yield Check("live", "-", f"{one.name}: none of the chosen patches is for this server")
         if live:
-            yield _has_run(one, live, is_all=not trouble)
-
-
-def _has_run(one: servers.Running, live: Sequence[str], *, is_all: bool) -> Check:
-    """Whether any of a server's `live` patches has run; `is_all`: none is missing among them."""
-    ran = {patch["id"] for data in one.members for patch in data["patches"] if patch["ran"]}
-    done = [name for name in live if name in ran]
-    line = f"{one.name}: {len(done)} of {len(live)} live patches: {', '.join(done) or 'none yet'}"
-    if done or not one.is_server or not is_all:
-        return Check("has run", "ok" if done else "-", line)
-    change = "send it a request, or see who gains: sglang-perf-patches explain PATCH"
-    return Check("has run", "look", line, change)
+            done = [name for name in live if name in one.ran()]
+            names = ", ".join(done) or "none yet"
+            line = f"{one.name}: {len(done)} of {len(live)} live patches: {names}"
+            if done or not one.is_server or trouble:
+                yield Check("has run", "ok" if done else "-", line)
+            else:
+                change = "send it a request, or see who gains: sglang-perf-patches explain PATCH"
+                yield Check("has run", "look", line, change)

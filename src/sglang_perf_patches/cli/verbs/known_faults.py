@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...faults import of_release
 from ...faults.fault import Fault
@@ -14,43 +14,38 @@ from ..table import LIVE
 def of_server(
     release: str, found: Sequence[tuple[Fault, bool]], states: Mapping[str, Outlook]
 ) -> str:
-    """The faults of a server, each with what helps there; "" for none.
+    """The faults that a server keeps, surely or not, each with what helps there; "" for none.
 
-    Args:
-        release: the version of sglang.
-        found: the faults, and whether the server surely has them.
-        states: patch → its outlook in that server.
+    `states` has each patch's outlook in that server.
     """
-    items = [
-        render.item(one.text(release, is_sure=is_sure, ours=_ours(one.patch, states)))
-        for one, is_sure in found
-    ]
-    title = f"Known faults of sglang {release} that this server keeps:"
-    return "\n".join([title, *items]) if items else ""
+    return _listed(
+        f"Known faults of sglang {release} that this server keeps:",
+        (one.text(release, is_sure=is_sure, ours=_ours(one, states)) for one, is_sure in found),
+    )
 
 
-def _ours(patch: str, states: Mapping[str, Outlook]) -> str:
+def _ours(fault: Fault, states: Mapping[str, Outlook]) -> str:
     """What our patch does about a fault in that server; "" if it can do nothing there."""
-    one = states.get(patch)
+    one = states.get(fault.patch)
     if one is None:
         return ""
     if LIVE in (one.state, one.would):  # live: but the server does not load it
-        return f"our {patch} prevents it once it is {'on' if one.would else 'loaded'}"
+        return f"our {one.patch} prevents it once it is {'on' if one.would else 'loaded'}"
     is_gated = "gated" in (one.state, one.would)
-    return f"our {patch} prevents it without what turns it off" if is_gated else ""
+    return f"our {one.patch} prevents it without what turns it off" if is_gated else ""
 
 
 def of_upgrade(here: str | None, there: str) -> str:
     """The faults that an upgrade fixes or brings, each of some servers; "" for none.
 
-    Args:
-        here: the installed release; None if there is none.
-        there: the other release.
+    `here` is the installed release; None if there is none.
     """
     ours, theirs = of_release(here or ""), of_release(there)
+    fixed = (one.text() for one in ours if one not in theirs)
+    brought = (one.text() for one in theirs if here and one not in ours)
     parts = [
-        _listed(f"Known faults that {there} fixes, if your server has them:", ours, theirs),
-        _listed(f"Known faults that {there} brings:", theirs, ours) if here else "",
+        _listed(f"Known faults that {there} fixes, if your server has them:", fixed),
+        _listed(f"Known faults that {there} brings:", brought),
         in_short(there),
     ]
     return "\n\n".join(filter(None, parts))
@@ -68,6 +63,6 @@ def in_short(release: str) -> str:
     )
 
 
-def _listed(title: str, faults: Sequence[Fault], without: Sequence[Fault]) -> str:
-    items = [render.item(one.text()) for one in faults if one not in without]
+def _listed(title: str, texts: Iterable[str]) -> str:
+    items = [*map(render.item, texts)]
     return "\n".join([title, *items]) if items else ""

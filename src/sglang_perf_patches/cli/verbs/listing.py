@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import glob
+import importlib.util
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ... import patch_page
 from ...compat import source
 from ...compat.source import TreeError
 from ...compat.verdict import Verdict
+from ...model.patch import Patch
 from ...model.releases import KNOWN, supported_until
 from ...model.selection import Selection
-from .. import entry_point, machine, render
+from .. import entry_point, render
 from ..table import OFF, OPT_IN, READY, of_patches
 from . import add_json, add_tree, any_is_lost, judged, selected, tree_at
 
@@ -41,14 +44,12 @@ _OTHERS = (
     "For a release that is not installed: sglang-perf-patches list --sglang-version "
     f"{KNOWN[-1]}. All patches: sglang-perf-patches help patches"
 )
+_GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri/renderD*", "/dev/davinci*", "/dev/dxg")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options: which tree, how much detail, and in which form."""
-    add_tree(parser)
-    parser.add_argument(
-        "--all", action="store_true", help="every patch, with its reason and upstream links"
-    )
+    add_tree(parser, "every patch, with its reason and upstream links")
     add_json(parser)
 
 
@@ -73,9 +74,9 @@ def run(args: argparse.Namespace) -> int:
         }
         print(json.dumps(data, indent=2))
     else:
-        text = _text(tree, selection, verdicts, by_patch, show_all=args.all)
-        obstacle = entry_point.why_not_loaded(tree) if is_here else ""
-        print("\n\n".join(filter(None, [text, obstacle])))
+        parts = [*_parts(tree, selection, verdicts, by_patch, show_all=args.all)]
+        parts += [entry_point.why_not_loaded(tree)] if is_here else []
+        print("\n\n".join(filter(None, parts)))
     return 1 if any_is_lost(selection, verdicts) else 0
 
 
@@ -111,49 +112,51 @@ def prospects(
 
 def _prospect(judged: Verdict, selection: Selection, *, is_here: bool) -> tuple[str, str]:
     patch = judged.patch
-    if judged.word in {BUILT_IN, ABSENT}:
-        return judged.word, judged.reason
     is_chosen = patch.id in selection.ids
-    if is_chosen and judged.word == REFUSED:
-        return REFUSED, judged.reason
-    if is_here and (lacking := machine.missing_device(patch)):
-        return f"{NEEDS} {lacking}", f"{'' if is_chosen else 'not chosen; '}{patch.summary}"
+    if judged.word in {BUILT_IN, ABSENT} or (is_chosen and judged.word == REFUSED):
+        return judged.word, judged.reason
+    if is_here and (missing := _missing(patch)):
+        return f"{NEEDS} {missing}", f"{'' if is_chosen else 'not chosen; '}{patch.summary}"
     off = OFF if patch.is_default else OPT_IN
     return READY if is_chosen else off, patch.summary
 
 
-def _text(
+def _missing(patch: Patch) -> str:
+    """What a patch needs to have an effect and this machine lacks; "" if it lacks nothing."""
+    if patch.set == "mlx":
+        return "" if importlib.util.find_spec("mlx") else "mlx"
+    needs_gpu = patch.set in {"mla", "mamba"}
+    return "a GPU" if needs_gpu and not any(map(glob.glob, _GPUS)) else ""
+
+
+def _parts(
     tree: source.Tree,
     selection: Selection,
     verdicts: Sequence[Verdict],
     by_patch: Mapping[str, tuple[str, str]],
     *,
     show_all: bool,
-) -> str:
+) -> Iterator[str]:
+    named = selection.by_name
     shown = [
         one
         for one in verdicts
-        if show_all or by_patch[one.patch.id][0] in _CONCERN or one.patch.id in selection.by_name
+        if show_all or by_patch[one.patch.id][0] in _CONCERN or one.patch.id in named
     ]
     until = supported_until(tree.version)
-    parts = [
+    yield (
         f"{counts(word for word, _ in by_patch.values())}\n"
         f"on sglang {tree.version}, {until and f'supported until {until}, '}"
         f"with SGLANG_PERF_PATCHES={selection.text or '(empty)'}\n"
         f"at {tree.root}"
-    ]
-    if shown:
-        parts.append(of_patches(shown, verdicts, by_patch, tree.version, with_all=show_all))
-    if not show_all:
-        parts += [
-            render.filled(f"{patch_id} is {word}: {why}")
-            for patch_id, (word, why) in by_patch.items()
-            if word == REFUSED
-        ]
-    if named := only_named((one for one in verdicts if one not in shown), by_patch):
-        parts.append(f"{named}\nWhy these have nothing to do here: sglang-perf-patches list --all")
-    parts += [render.filled(line) for line in _CLOSING]
-    return "\n\n".join(parts)
+    )
+    yield of_patches(shown, verdicts, by_patch, tree.version, with_all=show_all)
+    for name, (word, why) in by_patch.items():
+        if word == REFUSED and not show_all:
+            yield render.filled(f"{name} is {word}: {why}")
+    if rest := only_named((one for one in verdicts if one not in shown), by_patch):
+        yield f"{rest}\nWhy these have nothing to do here: sglang-perf-patches list --all"
+    yield from map(render.filled, _CLOSING)
 
 
 def only_named(verdicts: Iterable[Verdict], by_patch: Mapping[str, tuple[str, str]]) -> str:

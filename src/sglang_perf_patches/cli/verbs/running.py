@@ -45,17 +45,14 @@ def run(args: argparse.Namespace) -> int:
         allowed = environment.get("SGLANG_PLUGINS", "")
         if entry_point.is_loaded_by(tree) and entry_point.is_filtered(allowed):
             render.warn(f"{entry_point.FILTERED}; `run` activates its patches all the same")
-        environment["PYTHONPATH"] = _python_path(environment.get("PYTHONPATH", ""))
+        # The bootstrap folder comes first, and is nowhere else.
+        ours = os.fspath(bootstrap.FOLDER)
+        places = environment.get("PYTHONPATH", "").split(os.pathsep)
+        others = [place for place in places if place not in {"", ours}]
+        environment["PYTHONPATH"] = os.pathsep.join([ours, *others])
     try:
         os.execvpe(command[0], command, environment)  # noqa: S606
     except OSError as error:
         # Like shells: 127 if the command does not exist, 126 if it can't run.
         render.warn(f"{command[0]}: {error.strerror}")
         return 127 if isinstance(error, FileNotFoundError) else 126
-
-
-def _python_path(present: str) -> str:
-    """PYTHONPATH with the bootstrap folder first, and nowhere else in it."""
-    ours = os.fspath(bootstrap.FOLDER)
-    others = [place for place in present.split(os.pathsep) if place and place != ours]
-    return os.pathsep.join([ours, *others])

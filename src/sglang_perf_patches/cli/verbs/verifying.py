@@ -31,17 +31,11 @@ _WORST_FIRST = ("failed", "different", "equal", "proven", _NOT_HERE, "refused", 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options: what to compare, and for how long."""
-    names: Any = parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="sets or patches (default: all)"
-    )
+    add: Any = parser.add_argument
+    names = add("names", nargs="*", metavar="NAME", help="sets or patches (default: all)")
     names.completer = names_of_patches
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=900.0,
-        metavar="S",
-        help="seconds that each process may take (default: %(default)g)",
-    )
+    limit = "seconds that each process may take (default: %(default)g)"
+    add("--timeout", type=float, default=900.0, metavar="S", help=limit)
     add_json(parser)
 
 
@@ -52,15 +46,14 @@ def run(args: argparse.Namespace) -> int:
     verdicts = [each for each in judged(tree) if each.patch.id in named.ids]
     known, processes = verify.plan(verdicts)
     possible = record.before(verdicts)
-    show = not args.json
     is_short = not processes and all(outcome.word == "built-in" for outcome in known)
-    if show and not is_short:
+    if not args.json and not is_short:
         print(f"sglang {tree.version}\nat {tree.root}\n", flush=True)
     width = max(map(len, named.ids))
     outcomes = []
     for outcome in chain(known, _compared(processes, args.timeout)):
         outcomes.append(outcome)
-        if show:
+        if not args.json:
             room = 6 if outcome.word == "proven" else 10  # that one is read as a sentence
             start = f"{outcome.patch:<{width}}  {outcome.word:<{room}} "
             print(render.filled(_text(outcome), start, "    "), flush=True)
@@ -103,12 +96,10 @@ def _named(names: Sequence[str]) -> Selection:
 
 
 def _text(outcome: verify.Outcome) -> str:
-    if outcome.word == "equal" and outcome.device:
-        return (
-            f"{outcome.compared} comparisons in {outcome.seconds:.0f} s on "
-            f"{verify.ON[outcome.device]}: {outcome.reason}"
-        )
-    return outcome.reason
+    if outcome.word != "equal" or not outcome.device:
+        return outcome.reason
+    how = f"in {outcome.seconds:.0f} s on {verify.ON[outcome.device]}"
+    return f"{outcome.compared} comparisons {how}: {outcome.reason}"
 
 
 def _closing(outcomes: Sequence[verify.Outcome]) -> str:
@@ -124,6 +115,5 @@ def _closing(outcomes: Sequence[verify.Outcome]) -> str:
         for word in ("equal", "proven", "different", "failed", _NOT_HERE)
         if number[word] or word in {"equal", _NOT_HERE}
     ]
-    here = len(words) - number[_NOT_HERE]
     could_not = number["skipped"] + number["refused"]
-    return ", ".join([*parts, f"{could_not} of {here} could not run"])
+    return ", ".join([*parts, f"{could_not} of {len(words) - number[_NOT_HERE]} could not run"])

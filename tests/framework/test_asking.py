@@ -24,7 +24,7 @@ LAUNCH = (sys.executable, "-m", "sglang.launch_server")
 ASK = ("doctor", "--gpu", "none", "--")
 
 
-def refused(throwaway: Throwaway, *words: str, **variables: str | None) -> str:
+def refused(throwaway: Throwaway, *words: str, **variables: str) -> str:
     """The one sentence with which a launch command is refused, exit code 2."""
     done = throwaway.command(*ASK, *LAUNCH, *words, **variables)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
@@ -253,7 +253,7 @@ def test_the_table_says_what_gates_and_what_is_not_needed(publishing: Throwaway)
     plain = publishing.command(*every)
     assert plain.returncode == 0, plain.stderr
     assert plain.stdout.startswith(
-        "1 patch will be live in this server; it keeps no known fault of sglang 1.0.\n\n"
+        "1 patch will be live in this server; it will have no known fault of sglang 1.0.\n\n"
         "sglang 1.0 at "
     )
     assert "on no GPU" in plain.stdout
@@ -262,10 +262,12 @@ def test_the_table_says_what_gates_and_what_is_not_needed(publishing: Throwaway)
     assert "bench server -- COMMAND" in plain.stdout
     brief = answered(publishing, *LAUNCH)
     assert "two.policy" not in brief
-    assert "1 off (opt-in), 1 not needed: add --all" in brief
+    assert "turns no patch off. Not listed: 1 opt-in, 1 not needed (add --all)." in brief
+    assert "all (the default), on no GPU" in brief
     gated = " ".join(publishing.command(*every, "--tp", "4").stdout.split())
     assert gated.startswith("No patch will be live in this server; ")
     assert "bench server" not in gated
+    assert "turns no patch off" not in gated
     words = "tensor parallelism is on (--tp-size): this patch was not tested with that"
     assert f"Turned off by this set-up: one.step: {words}" in gated
     assert "MLX is off (SGLANG_USE_MLX)" in gated
@@ -278,7 +280,7 @@ def test_what_is_named_and_gated_is_exit_1(publishing: Throwaway) -> None:
     answered(publishing, *named)
     done = publishing.command(*ASK, *named, "--tp", "4")
     assert done.returncode == 1, done.stderr
-    assert "with SGLANG_PERF_PATCHES=one.step" in done.stdout
+    assert "with SGLANG_PERF_PATCHES=one.step, on" in done.stdout
     assert "STRICT" not in done.stdout
     strict = ("SGLANG_PERF_PATCHES_STRICT=1", *named)
     assert "no patch keeps this server from starting" in answered(publishing, *strict)

@@ -190,7 +190,7 @@ def test_what_helps_is_what_can_help_in_this_server(state: str, would: str, reme
     states = {"mamba.slot-exhaustion": answer.Outlook("mamba.slot-exhaustion", state, "", would)}
     listed = known_faults.of_server("0.5.11", [(one, True)], states)
     words = " ".join(listed.split())
-    title = "Known faults of sglang 0.5.11 that this server keeps: -"
+    title = "Known faults of sglang 0.5.11 in this server: -"
     assert words == f"{title} it dies: upgrade to 0.5.12, or drop `--b`{remedy}"
     assert known_faults.of_server("0.5.11", [], states) == ""
     assert "or `--a`, or drop" in one.text("0.5.13")

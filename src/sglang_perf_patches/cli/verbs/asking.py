@@ -39,10 +39,13 @@ _TITLES = {
 }
 """What is not live, by state."""
 _TURNED_OFF = ("gated", "refused")
-_MEASURE = (
-    "To measure whether they help: sglang-perf-patches bench server -- COMMAND. To turn one off: "
-    f"{switch.VARIABLE}=all,-PATCH"
-)
+_IN_SHORT = {
+    answer.OFF: "not chosen",
+    OPT_IN: "opt-in",
+    "built-in": "already in this release",
+    "absent": "not made for this release",
+}
+"""How many there are of what only ``--all`` shows, in words, if not by its state."""
 HELP = (
     "With a server's command after -- it prints what each patch will do in that server. sglang's "
     "own code reads the command's arguments and the model's config.json. No server is started, and "
@@ -112,17 +115,18 @@ def run(args: argparse.Namespace) -> int:
         machine = gpu.text if gpu else "no GPU"
         if command.computes_by_mlx(asked.environment) and sys.platform != "darwin":
             machine = "a Mac, which SGLANG_USE_MLX=1 needs"
+        default = "" if switch.VARIABLE in asked.environment else " (the default)"
         parts = [
             render.filled(_head(len(live), len(known), tree.version, obstacle)),
             f"sglang {tree.version} at {tree.root}\n"
-            f"with SGLANG_PERF_PATCHES={selection.text or '(empty)'}, on {machine}",
+            f"with SGLANG_PERF_PATCHES={selection.text or '(empty)'}{default}, on {machine}",
             "If the server loads them:" if obstacle else "",
             render.filled(_strictly(lost)) if is_strict else "",
             *_sections(found, verdicts, headlines, show_all=args.all),
             known_faults.of_server(tree.version, known, {one.patch: one for one in found}),
             *map(render.filled, remarks),
-            "" if args.all else _hidden(found),
-            render.filled(_MEASURE) if live else "",
+            "" if args.all else render.filled(_hidden(found)),
+            render.filled(_next_steps(found, verdicts, setup)) if live else "",
         ]
         print("\n\n".join(filter(None, parts)))
     return 1 if lost else 0
@@ -147,7 +151,7 @@ def _strictly(lost: Sequence[Outlook]) -> str:
 def _head(live: int, kept: int, release: str, obstacle: str) -> str:
     """The answer in a sentence."""
     faults = {0: "no known fault", 1: "1 known fault"}.get(kept, f"{kept} known faults")
-    keeps = f"it keeps {faults} of sglang {release}."
+    keeps = f"it will have {faults} of sglang {release}."
     if obstacle:
         return f"No patch will be live, because this server does not load them; {keeps} {obstacle}"
     patches = {0: "No patch", 1: "1 patch"}.get(live, f"{live} patches")
@@ -180,10 +184,26 @@ def _sections(
 
 
 def _hidden(found: Sequence[Outlook]) -> str:
-    """How many patches of each state only ``--all`` shows; "" for none."""
-    left = Counter(one.state for one in found if one.state not in {LIVE, *_TURNED_OFF})
-    rest = ", ".join(f"{left[word]} {word}" for word in _TITLES if left[word])
-    return f"{rest}: add --all" if rest else ""
+    """Whether the command turns any patch off, and how many of each state only ``--all`` shows."""
+    count = Counter(one.state for one in found)
+    none = "" if any(count[word] for word in _TURNED_OFF) else "Your command turns no patch off."
+    states = (word for word in _TITLES if word not in _TURNED_OFF and count[word])
+    rest = ", ".join(f"{count[word]} {_IN_SHORT.get(word, word)}" for word in states)
+    return f"{none} {f'Not listed: {rest} (add --all).' if rest else ''}".strip()
+
+
+def _next_steps(found: Sequence[Outlook], verdicts: Iterable[Verdict], setup: Setup) -> str:
+    """How to choose among the live patches, and to measure those that may save time."""
+    patches = {one.patch.id: one.patch for one in verdicts}
+    live = [one.patch for one in found if one.state == LIVE]
+    one = f"{switch.VARIABLE}={live[0]}"
+    text = f"To turn on only one: {one}. To turn one off: {switch.VARIABLE}=all,-{live[0]}."
+    if all(prevents(patches[id]) for id in live):
+        return text
+    what = "COMMAND"
+    if {"decode-server", "prefill-server"} & (setup.on.keys() | setup.having):
+        what = "a script that starts prefill, decode and router, --url ROUTER before the --"
+    return f"To measure what they bring: sglang-perf-patches bench server -- {what}. {text}"
 
 
 def _headlines(

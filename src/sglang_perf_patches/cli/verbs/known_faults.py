@@ -19,7 +19,7 @@ def of_server(
     `states` has each patch's outlook in that server.
     """
     return _listed(
-        f"Known faults of sglang {release} that this server keeps:",
+        f"Known faults of sglang {release} in this server:",
         (one.text(release, is_sure=is_sure, ours=_ours(one, states)) for one, is_sure in found),
     )
 

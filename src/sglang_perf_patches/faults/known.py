@@ -34,7 +34,7 @@ FAULTS = (
     Fault(
         *("mamba2-states", "0.5.13 … 0.5.19"),
         symptom="the answers of a Mamba2 model (Nemotron-H, Falcon-H1) get worse once several "
-        "prompts share a prefill: the prefix cache keeps states of wrong positions",
+        "prompts share a prefill: the prefix cache keeps states from the wrong positions",
         threads=(31833, 37836),
         on="states prefix-cache tracked-states|other-tracking",
         reads={_ARCHITECTURE: _MAMBA2},
@@ -43,7 +43,7 @@ FAULTS = (
     ),
     Fault(
         *("mamba2-cached-prefix", "0.5.14"),
-        symptom="a Mamba2 model's answers get worse after a hit of a long prefix: the short "
+        symptom="a Mamba2 model's answers get worse after a hit on a long prefix: the short "
         "remainder of the prompt starts from an empty state",
         threads=(29330, 29368),
         on="states prefix-cache tracked-states|other-tracking",
@@ -65,7 +65,7 @@ FAULTS = (
         "states are never updated with the accepted tokens",
         threads=(26351,),
         on="states ngram",
-        help="another speculation, or none",
+        help="another speculative algorithm, or none",
     ),
     Fault(
         *("freed-row-death", "0.5.13 … 0.5.15.post1"),
@@ -80,7 +80,7 @@ FAULTS = (
     Fault(
         *("freed-row-states", "0.5.16"),
         symptom="a hybrid model's answers get worse after requests with structured output or tool "
-        "calls: during speculation they overwrite a state of the prefix cache when they end",
+        "calls: with speculation, such a request overwrites a state of the prefix cache as it ends",
         threads=(29449,),
         on=_WAITS,
         help="`--disable-overlap-schedule`",
@@ -89,10 +89,10 @@ FAULTS = (
     Fault(
         *("freed-row-ngram", "0.5.17 … 0.5.21"),
         symptom="a hybrid model's answers get worse after requests with structured output or tool "
-        "calls: with NGRAM they overwrite a state of the prefix cache when they end",
+        "calls: with NGRAM, such a request overwrites a state of the prefix cache as it ends",
         threads=(29449,),
         on=f"{_WAITS} host-drafts",
-        help="another speculation",
+        help="another speculative algorithm",
         patch="mamba.freed-rows",
     ),
     Fault(
@@ -187,8 +187,9 @@ FAULTS = (
     ),
     Fault(
         *("glm-attention-ranks", "0.5.14 … 0.5.23"),
-        symptom="GLM-5.2 or later with MTP crashes if ranks of data-parallel attention share a "
-        "request: drafts outside CUDA graphs have more rows than their attention was planned for",
+        symptom="GLM-5.2 or later with MTP crashes if several tensor-parallel ranks "
+        "share a rank of data-parallel attention: drafts outside CUDA graphs have more rows than "
+        "their attention was planned for",
         threads=(30296, 31384),
         on="eagle dp-attention",
         reads=_GLM,
@@ -199,12 +200,12 @@ FAULTS = (
     # -- windows and disaggregation
     Fault(
         *("dflash-windows", "0.5.14 … 0.5.17"),
-        symptom="long replies are retracted though the KV pool is nearly empty: the window pool "
-        "is never evicted while DFLASH or DSPARK decodes",
+        symptom="long replies are retracted though the KV pool is nearly empty: nothing is "
+        "evicted from the window pool while DFLASH or DSPARK decodes",
         threads=(33805, 34924),
         on="dflash windows -no-window-pool",
         reads=_POOL,
-        help="another speculation, or a larger `--swa-full-tokens-ratio`",
+        help="another speculative algorithm, or a larger `--swa-full-tokens-ratio`",
     ),
     Fault(
         *("tree-windows", "0.5.9 … 0.5.11"),
@@ -227,8 +228,8 @@ FAULTS = (
     Fault(
         *("flashinfer-verify-windows", "0.5.14 … 0.5.23"),
         symptom="a sliding-window model with speculation on FlashInfer answers wrongly once a "
-        "request is longer than the window: drafts are verified against the first tokens, not "
-        "against those of the window",
+        "request is longer than the window: drafts are verified against its first tokens, not "
+        "against its last ones",
         threads=(39160, 39287),
         on="eagle|standalone|ngram windows",
         reads={"attention_backend": ("flashinfer",)},
@@ -267,11 +268,11 @@ FAULTS = (
     Fault(
         *("mlx-quantised", "0.5.11 … 0.5.23"),
         symptom="MLX refuses a model that `mlx_lm` quantised: `Unknown quantization method: .`. "
-        "From 0.5.12 on a Mac accepts 4 and 8 bits",
+        "Since 0.5.12, Macs accept 4-bit and 8-bit models",
         threads=(40385, 25191),
         on="mlx",
         reads={_ARCHITECTURE: ()},  # a model that is read was not refused
-        help="`--quantization mlx_q8` on a Mac from 0.5.12 on: the model keeps its own bits",
+        help="`--quantization mlx_q8` on a Mac from 0.5.12 on: a 4-bit model stays one",
         is_sure=False,
     ),
     Fault(
@@ -297,8 +298,8 @@ FAULTS = (
     Fault(
         *("mlx-retracted-logprobs", "0.5.18 … 0.5.23"),
         symptom="a request with `return_logprob` crashes an MLX server when it is retracted and "
-        "computed again, as by `/pause_generation` with mode `retract` or when the KV is full: "
-        "`assert output.input_token_logprobs is not None`",
+        "computed again, for example by `/pause_generation` with mode `retract` or when the KV is "
+        "full: `assert output.input_token_logprobs is not None`",
         on="mlx mlx-sampling",
         help="pause with mode `in_place`, and fewer `--max-running-requests`",
     ),
@@ -320,8 +321,8 @@ FAULTS = (
     Fault(
         *("mlx-rows", "0.5.11 … 0.5.21"),
         symptom="MLX answers wrongly after a prefix-cache hit: the KV of an earlier reply was "
-        "written over the prefix. Up to 0.5.17 it happens only after more requests in all than "
-        "may run at once (`--max-running-requests`, else 4,096)",
+        "written over the prefix. Up to 0.5.17 it happens only once the server has had more "
+        "requests in all than may run at once (`--max-running-requests`, else 4,096)",
         threads=(30093, 33547),
         on="mlx prefix-cache -states -windows",
         help="`--disable-radix-cache`",

@@ -13,6 +13,7 @@ import socket
 import sys
 import venv
 from pathlib import Path
+from typing import Any
 
 import pytest
 from throwaway import PUBLISHING, Throwaway
@@ -24,7 +25,7 @@ LAUNCH = (sys.executable, "-m", "sglang.launch_server")
 ASK = ("doctor", "--gpu", "none", "--")
 
 
-def refused(throwaway: Throwaway, *words: str, **variables: str | None) -> str:
+def refused(throwaway: Throwaway, *words: str, **variables: Any) -> str:
     """The one sentence with which a launch command is refused, exit code 2."""
     done = throwaway.command(*ASK, *LAUNCH, *words, **variables)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr

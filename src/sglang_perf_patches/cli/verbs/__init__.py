@@ -72,12 +72,13 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def add_tree(parser: argparse.ArgumentParser, all_means: str) -> None:
-    """Add the options for the tree to judge, and ``--all``, with what that means."""
+def add_tree(parser: argparse.ArgumentParser, all_means: str = "") -> None:
+    """Add the options for the tree to judge; and ``--all``, if that means something."""
     add = parser.add_mutually_exclusive_group().add_argument
     places = "its package, the folder above it, or a checkout"
     path = f"judge this sglang instead of the installed one: {places}"
     add("--sglang-path", metavar="DIR", help=path)
     release = "judge this release; it is fetched from the package index and not installed"
     add("--sglang-version", metavar="V", help=release)
-    parser.add_argument("--all", action="store_true", help=all_means)
+    if all_means:
+        parser.add_argument("--all", action="store_true", help=all_means)

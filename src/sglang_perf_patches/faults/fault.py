@@ -54,13 +54,13 @@ class Fault:
             ours = f"our {self.patch} prevents it where it is live" if self.patch else ""
         helps = filter(None, (_on(release, part) for part in self.help.split(", or ")))
         parts = filter(None, (", or ".join(filter(None, (upgrade, *helps))), ours))
-        return "; ".join(parts) or "no remedy is known"
+        return "; ".join(parts) or "nothing is known"
 
     def text(self, release: str = "", *, is_sure: bool = True, ours: str | None = None) -> str:
-        """Symptom, threads and `remedy` in one sentence."""
+        """Symptom and threads, then `remedy`."""
         maybe = "" if is_sure else "perhaps "
         numbers = f" ({self.numbers})" if self.threads else ""
-        return f"{maybe}{self.symptom}{numbers}: {self.remedy(release, ours)}"
+        return f"{maybe}{self.symptom}{numbers}. What helps: {self.remedy(release, ours)}"
 
     def data(self, release: str = "", *, is_sure: bool = False) -> dict[str, Any]:
         """As a JSON object."""

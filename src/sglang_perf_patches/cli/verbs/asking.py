@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         machine = gpu.text if gpu else "no GPU"
         if command.computes_by_mlx(asked.environment) and sys.platform != "darwin":
-            machine = "a Mac, which SGLANG_USE_MLX=1 needs"
+            machine = "a Mac (no patch was ever tested on one)"
         default = "" if switch.VARIABLE in asked.environment else " (the default)"
         parts = [
             render.filled(_head(len(live), len(known), tree.version, obstacle)),
@@ -150,8 +150,7 @@ def _strictly(lost: Sequence[Outlook]) -> str:
 
 def _head(live: int, kept: int, release: str, obstacle: str) -> str:
     """The answer in a sentence."""
-    faults = {0: "no known fault", 1: "1 known fault"}.get(kept, f"{kept} known faults")
-    keeps = f"it will have {faults} of sglang {release}."
+    keeps = f"of the faults of sglang {release} that we know, it will have {kept or 'none'}."
     if obstacle:
         return f"No patch will be live, because this server does not load them; {keeps} {obstacle}"
     patches = {0: "No patch", 1: "1 patch"}.get(live, f"{live} patches")
@@ -200,10 +199,11 @@ def _next_steps(found: Sequence[Outlook], verdicts: Iterable[Verdict], setup: Se
     text = f"To turn on only one: {one}. To turn one off: {switch.VARIABLE}=all,-{live[0]}."
     if all(prevents(patches[id]) for id in live):
         return text
-    what = "COMMAND"
+    bench = "sglang-perf-patches bench server"
+    what = f"{bench} -- COMMAND"
     if {"decode-server", "prefill-server"} & (setup.on.keys() | setup.having):
-        what = "a script that starts prefill, decode and router, --url ROUTER before the --"
-    return f"To measure what they bring: sglang-perf-patches bench server -- {what}. {text}"
+        what = f"{bench} --url ROUTER -- SCRIPT, which starts prefill, decode and router"
+    return f"To measure what they bring: {what}. {text}"
 
 
 def _headlines(

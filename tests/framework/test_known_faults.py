@@ -109,7 +109,7 @@ def test_a_live_patch_and_another_release_take_a_fault_away(
     assert held == {"one": True}
     ((found, is_sure),) = faults.found("0.5.10.post1", held)
     assert found.text(is_sure=is_sure) == (
-        "it dies: upgrade to 0.5.12, or drop it; "
+        "it dies. What helps: upgrade to 0.5.12, or drop it; "
         "our mamba.slot-exhaustion prevents it where it is live"
     )
     assert faults.found("0.5.10.post1", held, {"mamba.slot-exhaustion"}) == []
@@ -117,7 +117,7 @@ def test_a_live_patch_and_another_release_take_a_fault_away(
     assert faults.found("0.5.10.dev3", held) == []
     assert faults.conditions(Served(**{"model.has_states": False})) == {}
     ((perhaps, is_sure),) = faults.found("0.5.9", faults.conditions(Served()))
-    assert perhaps.text(is_sure=is_sure).startswith("perhaps it dies: ")
+    assert perhaps.text(is_sure=is_sure).startswith("perhaps it dies. What helps: ")
     assert perhaps.data(is_sure=is_sure)["is_sure"] is False
 
 
@@ -158,7 +158,7 @@ def test_a_server_that_is_ready_warns_of_its_faults(
         startup_log.check([process])
         startup_log.check([process])
     found = [record.getMessage() for record in caplog.records]
-    assert [line.partition(": ")[2].rpartition(": ")[0] for line in found] == warned
+    assert [line.partition(": ")[2].partition(". What helps: ")[0] for line in found] == warned
 
 
 def test_an_upgrade_says_what_it_fixes_and_brings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,10 @@ def test_an_upgrade_says_what_it_fixes_and_brings(monkeypatch: pytest.MonkeyPatc
     new = fault(name="two", symptom="it hangs", releases="0.5.12 … 0.5.23")
     monkeypatch.setattr(known, "FAULTS", (old, new))
     said = known_faults.of_upgrade("0.5.11", "0.5.12")
-    assert "that 0.5.12 fixes, if your server has them:\n  - it dies: upgrade to 0.5.12" in said
+    fixed = (
+        "that 0.5.12 fixes, if your server has them:\n  - it dies. What helps: upgrade to 0.5.12"
+    )
+    assert fixed in said
     assert "Known faults that 0.5.12 brings:\n  - it hangs" in said
     assert "sglang 0.5.12 has 1 known fault" in said
     assert "brings" not in known_faults.of_upgrade(None, "0.5.12")
@@ -191,7 +194,7 @@ def test_what_helps_is_what_can_help_in_this_server(state: str, would: str, reme
     listed = known_faults.of_server("0.5.11", [(one, True)], states)
     words = " ".join(listed.split())
     title = "Known faults of sglang 0.5.11 in this server: -"
-    assert words == f"{title} it dies: upgrade to 0.5.12, or drop `--b`{remedy}"
+    assert words == f"{title} it dies. What helps: upgrade to 0.5.12, or drop `--b`{remedy}"
     assert known_faults.of_server("0.5.11", [], states) == ""
     assert "or `--a`, or drop" in one.text("0.5.13")
     assert "`--a` from 0.5.12 on" in one.text()

@@ -112,8 +112,11 @@ def test_what_is_declared_is_on_and_replies_are_stocks(
     flags = [word for each in sorted(there) for word in _given(release, each)]
     environment, model = prepared(release, tmp_path, kind)
     core = min(os.sched_getaffinity(0))
-    # Stock asks for the cores of each rank where there are more ranks than memory nodes.
-    settings = {"SGLANG_CPU_OMP_THREADS_BIND": f"{core}|{core}"} if "--dp-size" in flags else {}
+    # Stock asks for the cores of each rank where there are more ranks than memory nodes; before,
+    # only those of one replica count.
+    ranks = 1 if before(release, "0.5.19") else 2
+    cores = "|".join([str(core)] * ranks)
+    settings = {"SGLANG_CPU_OMP_THREADS_BIND": cores} if "--dp-size" in flags else {}
     with serving(environment, model, POLICIES, tmp_path, *flags, **settings) as server:
         replies = _replies(server)
         ran = set(live_and_run(server, patience_s=15))

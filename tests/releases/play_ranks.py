@@ -79,14 +79,20 @@ def _group(rank: int, ranks: int, names: list[str]) -> None:
 
 def _share_heads(ranks: int) -> None:
     """Have the heads of a rig be this rank's part of a model's."""
-    of_rig = kinds.Lightning._model_config
+    of_rig, of_pool = kinds.Lightning._model_config, kinds.Mamba2._widths
 
     def of_model(self: kinds.Lightning) -> Any:
         model = of_rig(self)
         model.hf_config.num_attention_heads *= ranks
         return model
 
+    def of_layers(self: kinds.Mamba2) -> dict[str, Any]:
+        widths = of_pool(self)
+        shared = ("num_heads", "intermediate_size", "conv_dim")
+        return widths | {name: widths[name] * ranks for name in shared}
+
     kinds.Lightning._model_config = of_model  # type: ignore[method-assign]
+    kinds.Mamba2._widths = of_layers  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

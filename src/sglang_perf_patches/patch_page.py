@@ -72,7 +72,7 @@ class Page(NamedTuple):
     why: str = ""
     how: str = ""
     goes_when: str = ""
-    headlines: tuple[Headline, ...] = ()  # one for each release with a figure, the newest first
+    headlines: tuple[Headline, ...] = ()  # by release, the newest first, and set-up
 
     def headline(self, release: str) -> Headline | None:
         """The row that was measured nearest to a release; the first for an unknown release."""

@@ -16,7 +16,7 @@ _SINCE = re.compile(r" from (\d[\w.]*) on\b")
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of some releases: what a server must have, and what helps besides an upgrade."""
+    """A fault of some releases: what a server must have, and what helps other than an upgrade."""
 
     name: str  # one word for it
     releases: str  # a span, as `model.releases.from_spans` reads it; the release after it has a fix

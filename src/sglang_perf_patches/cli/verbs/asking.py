@@ -8,13 +8,13 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from ... import faults, patch_page
-from ...compat.verdict import Verdict
 from ...model import switch
 from ...model.feature import Setup
+from ...model.patch import Patch
 from ...patch_page import Headline
 from .. import interpreter, render
 from ..ask import answer, command, gpus
@@ -81,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
     found = answer.outlooks(selection, verdicts, setup, is_here=is_here)
     live = {one.patch for one in found if one.state == LIVE and not obstacle}
     known = faults.found(tree.version, conditions, live)
-    headlines = _headlines(found, verdicts, tree.version, setup)
+    patches = {one.patch.id: one.patch for one in verdicts}
+    headlines = _headlines(found, patches, tree.version, setup)
     lost = [one for one in found if selection.is_unavailable(one.patch, one.state)]
     is_strict = switch.is_strict(asked.environment) and not obstacle
     remarks = [
@@ -122,11 +123,11 @@ def run(args: argparse.Namespace) -> int:
             f"with SGLANG_PERF_PATCHES={selection.text or '(empty)'}{default}, on {machine}",
             "If the server loads them:" if obstacle else "",
             render.filled(_strictly(lost)) if is_strict else "",
-            *_sections(found, verdicts, headlines, show_all=args.all),
+            *_sections(found, patches, headlines, show_all=args.all),
             known_faults.of_server(tree.version, known, {one.patch: one for one in found}),
             *map(render.filled, remarks),
             "" if args.all else render.filled(_hidden(found)),
-            render.filled(_next_steps(found, verdicts, setup)) if live else "",
+            render.filled(_next_steps(found, patches, setup)) if live else "",
         ]
         print("\n\n".join(filter(None, parts)))
     return 1 if lost else 0
@@ -159,13 +160,12 @@ def _head(live: int, kept: int, release: str, obstacle: str) -> str:
 
 def _sections(
     found: Sequence[Outlook],
-    verdicts: Iterable[Verdict],
+    patches: Mapping[str, Patch],
     headlines: Mapping[str, Headline | None],
     *,
     show_all: bool,
 ) -> Iterator[str]:
     """What is prevented, gained and turned off; with `show_all` also what is off or not needed."""
-    patches = {one.patch.id: one.patch for one in verdicts}
     by_title: dict[str, list[str]] = {title: [] for title in (*_LIVE_TITLES, *_TITLES.values())}
     for one in found:
         headline, patch = headlines[one.patch], patches[one.patch]
@@ -191,9 +191,8 @@ def _hidden(found: Sequence[Outlook]) -> str:
     return f"{none} {f'Not listed: {rest} (add --all).' if rest else ''}".strip()
 
 
-def _next_steps(found: Sequence[Outlook], verdicts: Iterable[Verdict], setup: Setup) -> str:
+def _next_steps(found: Sequence[Outlook], patches: Mapping[str, Patch], setup: Setup) -> str:
     """How to choose among the live patches, and to measure those that may save time."""
-    patches = {one.patch.id: one.patch for one in verdicts}
     live = [one.patch for one in found if one.state == LIVE]
     one = f"{switch.VARIABLE}={live[0]}"
     text = f"To turn on only one: {one}. To turn one off: {switch.VARIABLE}=all,-{live[0]}."
@@ -207,15 +206,14 @@ def _next_steps(found: Sequence[Outlook], verdicts: Iterable[Verdict], setup: Se
 
 
 def _headlines(
-    found: Sequence[Outlook], verdicts: Iterable[Verdict], release: str, setup: Setup
+    found: Sequence[Outlook], patches: Mapping[str, Patch], release: str, setup: Setup
 ) -> dict[str, Headline | None]:
     """The row of each patch's page, with the gain for this set-up; None if it would not be live."""
-    by_id = {one.patch.id: one.patch for one in verdicts}
     headlines: dict[str, Headline | None] = {}
     for one in found:
         headline = None
         if LIVE in (one.state, one.would):
-            page, words = patch_page.read(one.patch), by_id[one.patch].gain_with.split(" | ")
+            page, words = patch_page.read(one.patch), patches[one.patch].gain_with.split(" | ")
             wanted = words if len(words) > 1 else words * len(page.headlines)
             rows = zip(page.headlines, wanted, strict=True)
             measured = tuple(row for row, words in rows if setup.meets(words))

@@ -85,7 +85,8 @@ def running_server(
     where it leaves sockets; the patches' records are there too, unless `runtime` is set.
     """
     port = free_port()
-    listening = ["--host", "127.0.0.1", "--port", str(port)]
+    # An idle scheduler polls, which takes a core from the other tests.
+    listening = ["--host", "127.0.0.1", "--port", str(port), "--sleep-on-idle"]
     if "--dp-size" not in arguments:  # each of those schedulers needs a port of its own
         listening += ["--nccl-port", str(free_port())]
     command = [*launcher, *server_command(environment, model), *listening, *arguments]

@@ -9,6 +9,7 @@ slots of the window pool are shuffled, so that no slot has the number of its tok
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import math
 import os
@@ -20,8 +21,10 @@ from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+import zmq
 
 from linux_mlx.patience import limit_s
 from sglang_perf_patches.verify import stock
@@ -101,7 +104,9 @@ class WindowServer:
         others = dict.fromkeys(("pp_rank", "attn_cp_rank", "moe_dp_rank"), 0)
         others["moe_ep_rank"] = rank * made.ep_size // made.tp_size
         told = {"gpu_id": rank, "tp_rank": rank, "dp_rank": None, **others}
-        self.scheduler: Any = stock.called(module.Scheduler, made, ports, **told)
+        # Its thread would hold the scheduler, and so the groups, whose threads poll.
+        with mock.patch.object(module, "create_scheduler_watchdog"):
+            self.scheduler: Any = stock.called(module.Scheduler, made, ports, **told)
         self.runner = self.scheduler.tp_worker.model_runner
         _fill(self.runner.model)
         if self.has_window_pool:
@@ -118,10 +123,10 @@ class WindowServer:
         state = importlib.import_module("sglang.srt.distributed.parallel_state")
         state.destroy_model_parallel()
         state.destroy_distributed_environment()
-        for name in ("send_to_tokenizer", "recv_from_tokenizer"):
-            part: Any = getattr(self.scheduler, name, None)
-            if hasattr(part, "close"):
-                part.close(linger=0)
+        for each in gc.get_objects():
+            if issubclass(type(each), zmq.Context):
+                each.destroy(linger=0)  # else it waits, once it is freed, for what nobody reads
+        gc.collect()
 
     # -- what comes and goes ---------------------------------------------------------------------
 

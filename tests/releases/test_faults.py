@@ -112,6 +112,11 @@ EXAMPLES = {
     "glm-attention-ranks": Example(
         NEWEST, f"glm {NEXTN} {RANKS} 2", f"glm {NEXTN} {RANKS} 8", is_sure=False
     ),
+    "control-broadcast": Example(
+        NEWEST,
+        f"glm {RANKS} 8",
+        f"glm {RANKS} 8 --enable-dp-attention-local-control-broadcast",
+    ),
     "dflash-windows": Example("0.5.17", f"windows {DFLASH}", f"plain {DFLASH}"),
     "tree-windows": Example(
         "0.5.11",

@@ -197,6 +197,15 @@ FAULTS = (
         help="`--dp-size` equal to `--tp-size`",
         is_sure=False,
     ),
+    Fault(
+        *("control-broadcast", "0.5.11 … 0.5.23"),
+        symptom="with data-parallel attention each step of each rank waits for a broadcast from "
+        "the first rank, which rarely has anything to tell",
+        threads=(22758,),
+        on="dp-attention",
+        reads={"enable_dp_attention_local_control_broadcast": (False,)},
+        help="`--enable-dp-attention-local-control-broadcast`",
+    ),
     # -- windows and disaggregation
     Fault(
         *("dflash-windows", "0.5.14 … 0.5.17"),

@@ -72,7 +72,8 @@ class Shape:
     Attributes:
         config: its ``config.json``.
         options: arguments of its Engine, by the names that older releases have.
-        draft: what its draft's configuration has of its own; None without a draft.
+        draft: what its draft's configuration has of its own, or all of it if it has a
+            ``text_config``; None without a draft.
     """
 
     config: Mapping[str, Any]
@@ -197,6 +198,52 @@ _NEMOTRON: dict[str, Any] = {
     "max_position_embeddings": 262144,
 }
 
+
+def _gemma_4(target: Mapping[str, Any], assistant: Mapping[str, Any]) -> Shape:
+    """A text model and its assistant of four layers, which have the target's heads of KV."""
+    text: dict[str, Any] = {
+        **_COMMON,
+        "model_type": "gemma4_text",
+        "vocab_size": 262144,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+        "final_logit_softcapping": 30.0,
+        "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 262144,
+    }
+    heads = ("num_key_value_heads", "num_global_key_value_heads", "attention_k_eq_v")
+    small = {
+        **text,
+        **{name: target[name] for name in (*heads, "sliding_window") if name in target},
+        "vocab_size_per_layer_input": 0,
+        "num_hidden_layers": 4,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+        **assistant,
+    }
+    whole = {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "model_type": "gemma4",
+        "text_config": {**text, **target},
+        "vision_config": {"model_type": "gemma4_vision"},  # stock makes it in any case
+    }
+    options = {
+        "enable_multimodal": False,
+        "speculative_algorithm": "NEXTN",
+        "speculative_num_steps": 3,
+        "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": 4,
+    }
+    draft = {
+        "architectures": ["Gemma4AssistantForCausalLM"],
+        "model_type": "gemma4_assistant",
+        "backbone_hidden_size": target["hidden_size"],
+        "text_config": small,
+    }
+    return Shape(whole, options, draft)
+
+
 SHAPES: dict[str, Shape] = {
     "llama": Shape(_LLAMA, _EAGLE, _LLAMA_DRAFT),
     # Llama-3.1-8B's, with a draft of one layer.
@@ -300,6 +347,37 @@ SHAPES: dict[str, Shape] = {
             "hidden_activation": "gelu_pytorch_tanh",
             "tie_word_embeddings": True,
         }
+    ),
+    # Two of Gemma 4's targets with their assistants, which read the targets' KV.
+    "gemma-4-26b-a4b": _gemma_4(
+        {
+            "hidden_size": 2816,
+            "intermediate_size": 2112,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "num_global_key_value_heads": 2,
+            "attention_k_eq_v": True,
+            "sliding_window": 1024,
+            "enable_moe_block": True,
+            "num_experts": 128,
+            "top_k_experts": 8,
+            "moe_intermediate_size": 704,
+        },
+        {"hidden_size": 1024, "intermediate_size": 8192, "num_attention_heads": 16},
+    ),
+    "gemma-4-e4b": _gemma_4(
+        {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 42,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "sliding_window": 512,
+            "num_kv_shared_layers": 18,
+            "hidden_size_per_layer_input": 256,
+        },
+        {"hidden_size": 256, "intermediate_size": 2048, "num_attention_heads": 4},
     ),
     # Llama-3.1-8B's dimensions, with stock's own choices.
     "llama-8b-plain": Shape(
@@ -427,9 +505,10 @@ def write(name: str, folder: Path, changes: Mapping[str, Any]) -> tuple[dict[str
         config["layer_types"] = (list(config["layer_types"]) * layers)[:layers]
     options = {**shape.options, "model_path": _put(folder / name, config)}
     if shape.draft is not None:
-        draft = _put(folder / f"{name}-draft", {**config, **shape.draft})
+        own = {} if "text_config" in shape.draft else config
+        draft = _put(folder / f"{name}-draft", {**own, **shape.draft})
         options["speculative_draft_model_path"] = draft
-    return options, int(config["vocab_size"])
+    return options, int(config.get("text_config", config)["vocab_size"])
 
 
 def _put(folder: Path, config: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
 import captures
+import exchanges
 import gdn_graphs  # now: a process that multiprocessing spawns loses this folder
 import pausing
 import ranks
@@ -130,5 +131,6 @@ def _go_on():
 _go_on()  # first: a hook that it puts in front of others hides theirs
 ranks.watch()
 captures.watch()
+exchanges.watch()
 if _FOLDER and os.environ.get("SGLANG_PERF_PATCHES", "all") not in {"none", "off", "0", ""}:
     wrapt.register_post_import_hook(_hook, "sglang.srt.managers.scheduler")

@@ -464,6 +464,14 @@ USES = {
     "plain-rotary": ("Model(rope_scaling={'mrope_section': [8]})", "Model()"),
     "window-pool": ("Model(of='DeepseekV4ForCausalLM', pool=True)", "Model(pool=True)"),
     "poolless-windows": ("Model(of='GptOssForCausalLM')", "Model(of='Gemma3ForCausalLM')"),
+    "triton-decodes": (
+        {"attention_backend": "triton", "decode_attention_backend": "fa3"},
+        {"attention_backend": "fa3", "decode_attention_backend": "triton"},
+    ),
+    "frozen-drafts": (
+        {"speculative_algorithm": "EAGLE"},
+        {"speculative_algorithm": "FROZEN_KV_MTP"},
+    ),
     "drafts-of-one": (
         {"speculative_algorithm": "EAGLE", "dp_size": 1, "attn_dp_size": 2},
         {"speculative_algorithm": "EAGLE", "dp_size": 1, "attn_dp_size": 1},

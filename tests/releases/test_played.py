@@ -39,7 +39,7 @@ RANKS = {"tensor-parallel", "expert-parallel", "expert-all-to-all"}
 """Features of `verify` for which one process is no proof, and which two ranks have on together."""
 APART = {"dp-attention"}
 """The same for two ranks that have requests of their own."""
-OWN = {"eagle", "pages", "tracked-states"}
+OWN = {"eagle", "frozen-kv-mtp", "pages", "tracked-states"}
 """What the cases themselves have on, whatever is published."""
 TOGETHER = (
     {"standalone", "data-parallel", "no-overlap", "deterministic", "forward-metrics"}

@@ -59,6 +59,16 @@ USES = (
         on={**dict.fromkeys(_PHASES, ("triton",)), "speculative_algorithm": ("frozen_kv_mtp",)},
     ),
     _use(
+        "triton-decodes",
+        "decoding does not run on Triton",
+        on={"attention.decode": ("triton",)},
+    ),
+    _use(
+        "frozen-drafts",
+        "no draft reads the target's KV (speculation by FROZEN_KV_MTP)",
+        on={"speculative_algorithm": ("frozen_kv_mtp",)},
+    ),
+    _use(
         "drafts-of-one",
         "data parallelism is on with a draft model, which was not tested",
         on={"drafts.replicated": NOTHING},

@@ -129,6 +129,12 @@ ACTS: Mapping[str, Callable[[Server], bool]] = {
     "mla.page-table-bound": lambda server: (
         server.drafts and (server.speculative_eagle_topk or 1) == 1 and "fa3" in server.backends
     ),
+    # `FrozenKVMTPDraftWorker`, which verifies on `TritonAttnBackend`
+    "mla.frozen-kv-lengths": lambda server: (
+        server.speculative_algorithm == "FROZEN_KV_MTP"
+        and server.speculative_eagle_topk == 1
+        and server.backends[1] == "triton"
+    ),
     # `TRTLLMMLAMultiStepDraftBackend`
     "mla.draft-metadata": lambda server: (
         server.drafts and server.architecture in LATENT and server.backends[2] == "trtllm_mla"

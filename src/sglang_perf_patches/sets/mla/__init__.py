@@ -2,5 +2,8 @@
 
 SUMMARY = "speculative decoding, mostly of models with MLA such as DeepSeek"
 
-MODULES = ("draft_metadata", "sync_opt_out.body", "page_table_bound", "request_broadcast")
+MODULES = (
+    *("draft_metadata", "sync_opt_out.body", "frozen_kv_lengths"),
+    *("page_table_bound", "request_broadcast"),
+)
 """Where each patch is declared with its functions, in the order of `PatchSet.patches`."""

@@ -93,7 +93,7 @@ def run(
             given=given,
             limit_s=limit_s(),
         )
-        assert code == 0, f"{out[-1000:]}\n{err[-4000:]}"
+        assert code == 0, f"{out[-3000:]}\n{err[-4000:]}"
         return out
     done = subprocess.run(
         [place.python, "-W", "ignore", *words],
@@ -103,7 +103,7 @@ def run(
         text=True,
         timeout=limit_s(),
     )
-    assert done.returncode == 0, f"{done.stdout[-1000:]}\n{done.stderr[-4000:]}"
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
 

@@ -73,6 +73,11 @@ BREAKS = {
         "step.forward_decode_metadata = first.forward_decode_metadata",
         "step.forward_decode_metadata = None",
     ),
+    "mla.frozen-kv-lengths": (
+        "mla/frozen_kv_lengths/__init__.py",
+        "bound = sum(map(held, batch.reqs))",
+        "bound = count",
+    ),
     "mla.page-table-bound": (
         "mla/page_table_bound/__init__.py",
         "return whole[:, :width]",

@@ -1,4 +1,4 @@
-"""Gemma 4's drafts do not wait for the step before.
+"""A draft of Gemma 4's MTP does not wait for the step before.
 
 Stock asks the GPU for the sum of all lengths before each draft, so the host launches nothing until
 the step before has ended. On Triton that sum only sizes memory: the mask of the drafted tree, where

@@ -37,7 +37,7 @@ from tests import proof  # noqa: E402
 FEATURES.uses = ()  # the server that is published here is none that the patches are for
 
 OWN = ("pages", "draft-trees", "tracked-states", "frozen-kv-mtp")
-"""What cases have on by themselves: of several sizes, with a model that has it, or as workers."""
+"""What cases have on by themselves: several sizes, a model that has it, or its worker."""
 MADE: list[Any] = []
 """The server arguments that the cases of a patch made."""
 STATES = ("other-tracking",)

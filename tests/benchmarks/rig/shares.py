@@ -3,8 +3,8 @@
     python tests/benchmarks/rig/shares.py OUT.json SHAPE [NAME=VALUE …]
 
 It boots a stock Engine and decodes batches (BATCHES, "1 16"), each of prompts of 256 tokens for 384
-tokens (TOKENS). For each rank it says how long it was in collectives of tensors on the host while
-the batch decoded. A rank that comes first waits there for the others, so this is at most what
+tokens (TOKENS). For each rank it prints how long the rank was in collectives of tensors on the host
+while the batch decoded. A rank that comes first waits there for the others, so this is at most what
 faster exchanges save. NAME=VALUE is as ``turns.py`` has it.
 
 OUT.json: ``{"options", "boot s", "batches": {REQUESTS: {"ms per step", "ranks": [{"share", "calls

@@ -18,7 +18,7 @@ from sglang_perf_patches.verify.mla.cases import Batch, requests_of
 from sglang_perf_patches.verify.mla.rig import furnished, model_runner
 from sglang_perf_patches.verify.stock import NoneByDefault
 from tests.proof.mla import some_lengths
-from tests.proof.mla.sync_opt_out import CAPTURED, DRAFT, arguments, cells_of, read
+from tests.proof.mla.sync_opt_out import CAPTURED, DRAFT, arguments, cells_of, prepare, read
 
 PATCH = "mla.frozen-kv-lengths"
 MODULES = (triton_backend.__name__, frozen_kv_mtp_worker_v2.__name__)
@@ -61,17 +61,9 @@ def step(case: Case, **changes: Any) -> dict[str, Any]:
         with mock.patch.object(frozen_kv_mtp_worker_v2, "ForwardBatch", _Forward(runner)):
             verify = worker.draft(batch)
         verify.num_tokens_per_req = DRAFT
-        forward = cases.forward_batch(
-            runner,
-            ForwardMode.TARGET_VERIFY,
-            batch.req_pool_indices,
-            batch.seq_lens,
-            seq_lens_cpu=batch.seq_lens_cpu,
-            seq_lens_sum=batch.seq_lens_sum,
-            positions=verify.positions,
-            spec_info=verify,
-        )
-        prepared(target, forward, case["graph"])
+        mode = ForwardMode.TARGET_VERIFY
+        forward = forward_batch(runner, mode, batch, positions=verify.positions, spec_info=verify)
+        prepare(target, forward, is_replayed=case["graph"])
         return {
             "draft": read(worker.draft_attn_backend, worker.drafted, case),
             "verify": read(target, forward, case),
@@ -146,16 +138,11 @@ def drafting(case: Case, runner: Any, target: Any) -> Any:
     return worker
 
 
-def prepared(target: Any, forward: Batch, is_replayed: bool) -> None:
-    """Prepare the verify, as stock does."""
-    if not is_replayed:
-        target.init_forward_metadata(forward)
-        return
-    captured = Batch(**vars(forward))
-    captured.seq_lens_cpu = forward.seq_lens.clone()
-    captured.seq_lens_sum = int(forward.seq_lens.sum())
-    target.init_forward_metadata_out_graph(captured, in_capture=True)
-    target.init_forward_metadata_out_graph(forward)
+def forward_batch(runner: Any, mode: ForwardMode, batch: Any, **fields: Any) -> Batch:
+    """A forward of the scheduler's batch, with what the host knows of its lengths."""
+    host = {name: getattr(batch, name) for name in ("seq_lens_cpu", "seq_lens_sum")}
+    requests, lengths = batch.req_pool_indices, batch.seq_lens
+    return cases.forward_batch(runner, mode, requests, lengths, **host, **fields)
 
 
 class _Forward:
@@ -165,13 +152,10 @@ class _Forward:
         self._runner = runner
 
     def init_new(self, batch: Any, _: Any, **__: Any) -> Batch:
-        return cases.forward_batch(
+        return forward_batch(
             self._runner,
             ForwardMode.DECODE,
-            batch.req_pool_indices,
-            batch.seq_lens,
-            seq_lens_cpu=batch.seq_lens_cpu,
-            seq_lens_sum=batch.seq_lens_sum,
+            batch,
             spec_info=batch.spec_info,
             capture_hidden_mode=CaptureHiddenMode.LAST,
             mark_forward_metadata_ready=lambda: None,

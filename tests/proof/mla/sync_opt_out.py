@@ -111,16 +111,21 @@ def step(case: Case) -> dict[str, Any]:
         mask = {}
         if case["mode"] == "verify":
             mask = build(case, target, batch, forward)
-        if case["graph"]:
-            captured = Batch(**vars(forward))  # a capture knows its lengths
-            captured.seq_lens_cpu = forward.seq_lens.clone()
-            captured.seq_lens_sum = int(forward.seq_lens.sum())
-            acting.init_forward_metadata_out_graph(captured, in_capture=True)
-            acting.init_forward_metadata_out_graph(forward)
-        else:
-            acting.init_forward_metadata(forward)
+        prepare(acting, forward, is_replayed=case["graph"])
         steps = getattr(acting, "attn_backends", [acting])
         return {"mask": mask, "read": [read(each, forward, case) for each in steps]}
+
+
+def prepare(acting: Any, forward: Batch, *, is_replayed: bool) -> None:
+    """Prepare a backend's metadata as stock does, for a captured graph or an eager forward."""
+    if not is_replayed:
+        acting.init_forward_metadata(forward)
+        return
+    captured = Batch(**vars(forward))  # a capture knows its lengths
+    captured.seq_lens_cpu = forward.seq_lens.clone()
+    captured.seq_lens_sum = int(forward.seq_lens.sum())
+    acting.init_forward_metadata_out_graph(captured, in_capture=True)
+    acting.init_forward_metadata_out_graph(forward)
 
 
 def published(runner: NoneByDefault, lengths: list[int], host: bool) -> NoneByDefault:

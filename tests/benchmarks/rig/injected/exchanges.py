@@ -9,8 +9,10 @@ from functools import partial
 import wrapt
 
 _FOLDER = os.environ.get("RIG_EXCHANGES", "")
-_TENSORS = ("all_gather", "all_gather_into_tensor", "all_gather_single", "all_reduce")
-_TENSORS += ("broadcast", "gather")
+_TENSORS = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_single"),
+    *("all_reduce", "broadcast", "gather"),
+)
 _OBJECTS = ("all_gather_object", "barrier", "broadcast_object_list", "gather_object")
 _EACH_S = 0.02
 

@@ -61,7 +61,7 @@ def draft(self, batch, *, patch, stock):
 
 @PATCH.makes(f"{_MODULE}:torch")
 def torch(patch, stock):
-    """What this module alone calls torch: while a draft has a bound, its ``sum`` is that."""
+    """This module's ``torch``: while a draft has a bound, its ``sum`` returns the bound."""
     return _Torch(stock, patch)
 
 

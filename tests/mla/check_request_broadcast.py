@@ -12,6 +12,7 @@ import pytest
 
 import sglang_perf_patches
 from sglang_perf_patches.sets.mla import request_broadcast as body
+from sglang_perf_patches.sets.mla.peers import STOCKS
 from sglang_perf_patches.verify import Missing
 from sglang_perf_patches.verify.comparing import live
 from tests.proof.mla.request_broadcast import LARGE, PATCH, Round, ranks
@@ -46,7 +47,7 @@ def the_first_rank_gives_up_and_all_say_so() -> None:
         if rank == 1 and number == 0:
             sglang_perf_patches.deactivate()
         if rank != 1 and number in {0, len(ROUNDS) - 1}:
-            _require_reason(_STOCK if number else "")
+            _require_reason(STOCKS if number else "")
 
     with mock.patch.object(body, "_PATIENCE_S", -1.0):
         _all_by_gloo(before=before, count=3)
@@ -104,20 +105,19 @@ def a_rank_that_has_announced_itself_stays_so() -> None:
 
     def late(group: Any) -> bool:
         told.append(group)
-        return len(told) > 1 and _announced(group)
+        return len(told) > 1 and _all_have(group)
 
     def before(rank: int, number: int) -> None:
         if number == 1:
             sglang_perf_patches.deactivate()
 
-    with mock.patch.object(body._Ranks, "announced", late), live(PATCH, ran=None):
+    with mock.patch.object(body.Announced, "all_have", late), live(PATCH, ran=None):
         switched = ranks(ROUNDS, before=before)
     assert [rank["got"] for rank in switched] == [WANTED, WANTED]
     assert all(rank["gloo"] < len(ROUNDS) for rank in switched)
 
 
-_announced = body._Ranks.announced
-_STOCK = "a rank of this server runs stock's code here"
+_all_have = body.Announced.all_have
 _FULL = "the ranks' queue does not fit into /dev/shm"
 CHECKS = dead_ranks.CHECKS | {
     check.__name__: check

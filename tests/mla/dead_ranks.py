@@ -10,6 +10,7 @@ import signal
 import struct
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from sglang.srt.managers import scheduler
 from sglang.srt.utils.watchdog import SubprocessWatchdog
 
 from sglang_perf_patches.verify.comparing import live
+from tests.proof.mla.forked import rank_of
 from tests.proof.mla.request_broadcast import LARGE, PATCH, Round, play, ranks
 from tests.proof.swa.window_server import limit
 
@@ -33,7 +35,7 @@ _WATCH_S = 1.0
 _Process = multiprocessing.get_context("fork").Process
 
 
-class _Clock:
+class Clock:
     """Two times that forked processes share: when a rank died, and when its server heard of it."""
 
     def __init__(self) -> None:
@@ -52,9 +54,9 @@ class _Clock:
 
 def the_others_raise() -> None:
     for count, killed in ((2, 0), (2, 1), (3, 0), (3, 1), (3, 2)):
-        clock = _Clock()
+        clock = Clock()
 
-        def before(rank: int, number: int, killed: int = killed, clock: _Clock = clock) -> None:
+        def before(rank: int, number: int, killed: int = killed, clock: Clock = clock) -> None:
             if (rank, number) == (killed, _END):
                 clock.die()
 
@@ -63,7 +65,7 @@ def the_others_raise() -> None:
 
 def a_reader_of_a_large_request_raises() -> None:
     """The first rank dies after it has announced the request, and before it has sent it."""
-    clock = _Clock()
+    clock = Clock()
     send = zmq.Socket.send
 
     def dying(socket: Any, data: Any, *args: Any, **options: Any) -> Any:
@@ -76,7 +78,7 @@ def a_reader_of_a_large_request_raises() -> None:
         _check_survivors(rounds, clock, killed=0)
 
 
-def _check_survivors(rounds: list[Round], clock: _Clock, **options: Any) -> None:
+def _check_survivors(rounds: list[Round], clock: Clock, **options: Any) -> None:
     with live(PATCH, ran=None):
         for each in ranks(rounds, **options):
             assert each["gloo"] < _END
@@ -88,7 +90,7 @@ def the_server_ends() -> None:
     """By stock's own path, also where only a data-parallel controller is above the ranks."""
     for has_controller in (False, True):
         for killed in (0, 1):
-            clock = _Clock()
+            clock = Clock()
             with live(PATCH, ran=None), tempfile.TemporaryDirectory() as folder:
                 given = (clock, Path(folder), killed, has_controller)
                 server = _Process(target=_server, args=given)
@@ -99,7 +101,7 @@ def the_server_ends() -> None:
             assert 0 < took < LATEST_S + _WATCH_S * has_controller, took
 
 
-def _server(clock: _Clock, folder: Path, killed: int, has_controller: bool) -> None:
+def _server(clock: Clock, folder: Path, killed: int, has_controller: bool) -> None:
     """The main process: stock's ends its server when it gets SIGQUIT."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit()
@@ -131,7 +133,7 @@ def _start_ranks(*about: Any) -> None:
         _Process(target=_rank, args=(rank, *about)).start()
 
 
-def _rank(rank: int, clock: _Clock, folder: Path, killed: int) -> None:
+def _rank(rank: int, clock: Clock, folder: Path, killed: int) -> None:
     """Stock's process of a scheduler; only the scheduler has a stand-in."""
     limit()
     module: Any = scheduler
@@ -152,8 +154,9 @@ def _rank(rank: int, clock: _Clock, folder: Path, killed: int) -> None:
             return {}
 
         def run_event_loop(self) -> None:
-            if raised := play(rank, 2, folder, _ROUNDS, before, {})["raised"]:
-                raise RuntimeError(raised)
+            told = rank_of(rank, 2, folder, partial(play, _ROUNDS, before, {}))
+            if told["raised"]:
+                raise RuntimeError(told["raised"])
 
     tracing = SimpleNamespace(enable_trace=False)
     module.Scheduler, module.get_observability = Scheduler, lambda: tracing

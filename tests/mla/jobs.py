@@ -30,6 +30,11 @@ def large_requests_in_a_small_memory() -> None:
     importlib.import_module("check_request_broadcast").large_requests_in_a_small_memory()
 
 
+def many_rounds(**asked: int) -> int:
+    """See `check_cache_acks`."""
+    return int(importlib.import_module("check_cache_acks").many_rounds(**asked))
+
+
 def _raised(function: Any) -> str | None:
     try:
         function()

@@ -1,4 +1,4 @@
-"""Play the proof of the broadcast in other set-ups: ``python request_setups.py FEATURES``.
+"""Play the proof of a patch of ranks in other set-ups: ``request_setups.py FEATURES PATCH``.
 
 Like `play_setups`, for a proof that has nothing on by itself: all features are published, those of
 states with a model that has states.
@@ -30,4 +30,4 @@ if __name__ == "__main__":
         play_setups.MODEL |= configurations.MODELS["next"]
         hook = importlib.import_module("sglang.srt.arg_groups.mamba_hook")
         hook._platform_supports_mamba_cache_extra_buffer = lambda: True  # type: ignore[attr-defined]
-    play_setups.main(sys.argv[1], ["mla.request-broadcast"])
+    play_setups.main(*sys.argv[1:2], sys.argv[2:])

@@ -1,4 +1,4 @@
-"""Two ranks on the CPU: what comes through shared memory is what stock broadcasts."""
+"""Ranks on the CPU: what comes through shared memory is what stock broadcasts and reduces."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sglang_perf_patches import sets
 from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.model.setups import FEATURES
 
-BROADCAST = "mla.request-broadcast"
+BROADCAST, ACKS = "mla.request-broadcast", "mla.cache-acks"
 _SCRIPT = Path(__file__).with_name("request_rank.py")
 _RELEASES = [pytest.param("0.5.22", marks=pytest.mark.whole_matrix), "0.5.23"]
 _RESULTS = ("received", "tokens", "batches")
@@ -39,6 +40,8 @@ _PROOFS = (
 )
 """Those of models, drafts and kernels that need a GPU. The patch's proof has them on, in each of
 five servers, and plays the receiver of that server with real ranks."""
+_OF_ACKS = (*_PROOFS[:4], _OWN.union(*_SERVERS) - {"no-radix-cache"})
+"""Those of the other patch. A decode server has no radix cache, so none with a tier on the host."""
 _SMALL = """#!/bin/sh
 mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$@"
 """
@@ -74,16 +77,32 @@ def test_ranks_get_the_same_requests_with_further_features(features: set[str]) -
         assert [each[name] for each in patched] == [each[name] for each in stock], name
 
 
-@pytest.mark.parametrize("features", _PROOFS)
-def test_the_proof_is_played_with_further_features(features: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("patch", "features"),
+    [*product([BROADCAST], _PROOFS), *product([ACKS], _OF_ACKS)],
+)
+def test_the_proof_is_played_with_further_features(patch: str, features: set[str]) -> None:
     words = ",".join(sorted(features))
-    (line,) = released.answers(released.tree("0.5.23"), _PLAY, words)
+    (line,) = released.answers(released.tree("0.5.23"), _PLAY, words, patch)
     assert line.get("compared", 0) > 0, line
     assert features <= set(line["on"]), features - set(line["on"])
 
 
 def test_each_declared_feature_is_played_here() -> None:
-    assert set(by_id(sets.load())[BROADCAST].proven_with or ()) == _OWN.union(*_SERVERS, *_PROOFS)
+    declared = {
+        patch: set(by_id(sets.load())[patch].proven_with or ()) for patch in (BROADCAST, ACKS)
+    }
+    assert declared[BROADCAST] == _OWN.union(*_SERVERS, *_PROOFS)
+    assert declared[ACKS] == set().union(*_OF_ACKS)
+
+
+@pytest.mark.whole_matrix
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_many_ranks_agree_in_ten_thousand_rounds(count: int) -> None:
+    jobs = Path(__file__).with_name("jobs.py")
+    place = released.tree("0.5.23")
+    asked = {"count": count, "plays": 10, "rounds": 1000}
+    assert released.value(place, jobs, "many_rounds", arguments=asked) > 10_000 * count
 
 
 def test_a_queue_that_does_not_fit_is_not_used(tmp_path: Path) -> None:

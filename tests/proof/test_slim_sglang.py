@@ -88,6 +88,11 @@ BREAKS = {
         "recv_reqs = [*recv_reqs, *(local_reqs or ())]",
         "recv_reqs = [*recv_reqs]",
     ),
+    "mla.cache-acks": (
+        "mla/cache_acks/shared_numbers.py",
+        "return [min(column)",
+        "return [max(column)",
+    ),
     "mamba.gdn-prefill-graph": (
         "mamba/gdn_prefill_graph/prefill_tables.py",
         "self.slots[:count].copy_(slots)",

@@ -67,7 +67,7 @@ CHUNKS = "mamba.mamba2-chunk-indices"
 POOL = "swa.window-pool"
 TAILS = "swa.tail-prealloc swa.page-size-1"
 QUEUE = f"{TAILS} swa.idle-admission"
-ELSEWHERE = {"mla.request-broadcast", "mlx.decode-context"}
+ELSEWHERE = {"mla.request-broadcast", "mla.cache-acks", "mlx.decode-context"}
 """Patches whose own tests show what they declare; no release has the code of the second one."""
 NOT_THERE = {("context-parallel", "0.5.11"), ("context-parallel", "0.5.14")}
 """Decode context parallelism came with 0.5.15."""

@@ -1,21 +1,15 @@
 """Requests that ranks get through shared memory are those that stock broadcasts.
 
-Forked processes are the ranks. Their process group, its store and the queue are real, and so
-are the receiver's methods, and how images reach it. What they ask of the server has stand-ins.
+Forked processes are the ranks (`forked`). Their process group, its store and the queue are real,
+and so are the receiver's methods, and how images reach it. What they ask of the server has
+stand-ins.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import pickle
-import signal
-import tempfile
-import time
-import traceback
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +23,8 @@ from sglang.srt.managers.scheduler_components import request_receiver
 from torch import distributed
 
 from sglang_perf_patches.verify.comparing import require, same
-from tests.proof.swa.window_server import limit
+
+from . import forked
 
 PATCH = "mla.request-broadcast"
 LARGE = 5_000_000
@@ -79,42 +74,18 @@ def ranks(
         killed: the rank whose process `before` kills, and of which nothing is returned.
         group: changes to the group of ranks that the receiver sees.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        pids = []
-        for rank in range(count):
-            pid = os.fork()
-            if pid == 0:
-                code = 1
-                try:
-                    limit()
-                    told = play(rank, count, Path(folder), rounds, before, group)
-                    (Path(folder) / f"told.{rank}").write_text(json.dumps(told), "utf-8")
-                    code = 0
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    os._exit(code)
-            pids.append(pid)
-        codes = [os.waitpid(pid, 0)[1] for pid in pids]
-        wanted = [signal.SIGKILL if rank == killed else 0 for rank in range(count)]
-        require(codes == wanted, f"a rank failed: {codes}")
-        files = [Path(folder) / f"told.{rank}" for rank in range(count) if rank != killed]
-        every: list[dict[str, Any]] = [json.loads(file.read_text("utf-8")) for file in files]
-    raised = [each["raised"] for each in every]
-    require(killed is not None or not any(raised), f"a rank raised: {raised}")
-    return every
+    return forked.ranks(count, partial(play, rounds, before, group), killed)
 
 
 def play(
-    rank: int,
-    count: int,
-    folder: Path,
     rounds: list[Round],
     before: Callable[[int, int], None],
     changes: dict[str, Any],
-) -> dict[str, Any]:
-    distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=count)
-    world = distributed.group.WORLD
+    rank: int,
+    told: dict[str, Any],
+) -> None:
+    """One rank, which tells what it ``got`` and how often it used ``gloo``."""
+    world, count = distributed.group.WORLD, distributed.get_world_size()
     queue = shm_broadcast.MessageQueue.create_from_process_group(world, 1 << 22, 6)
     group = SimpleNamespace(
         **{
@@ -136,8 +107,7 @@ def play(
         (mm_utils, "_is_default_tensor_transport", False),  # shared memory, as on one host
     ):
         setattr(module, name, value)
-    got: list[Any] = []
-    raised, at = "", 0.0
+    told["got"] = []
     with mock.patch.object(distributed, "broadcast", side_effect=distributed.broadcast) as gloo:
         try:
             for number, (came, own) in enumerate(rounds):
@@ -145,11 +115,9 @@ def play(
                 given = ([*map(_came, came)], [*map(_came, own)]) if rank == 0 else (None, [])
                 requests = receiver._broadcast_reqs_across_ranks(*given)
                 receiver._finalize_shm_features(requests)
-                got.append([_told(each) for each in requests])
-            distributed.barrier()
-        except RuntimeError as error:
-            raised, at = str(error), time.monotonic()
-    return {"got": got, "gloo": gloo.call_count, "raised": raised, "at": at}
+                told["got"].append([_told(each) for each in requests])
+        finally:
+            told["gloo"] = gloo.call_count
 
 
 def _came(request: Any) -> Any:

@@ -145,6 +145,9 @@ ACTS: Mapping[str, Callable[[Server], bool]] = {
         and server.nnodes == 1
         and not (server.use_ray or server.sleep_on_idle)
     ),
+    "mla.cache-acks": lambda server: (
+        ACTS["mla.request-broadcast"](server) and server.enable_hierarchical_cache
+    ),
     "mamba.gdn-prefill-graph": _captures_delta_nets,
     "mamba.mamba2-chunk-indices": lambda server: (
         server.architecture in MAMBA2 and _prefills(server)

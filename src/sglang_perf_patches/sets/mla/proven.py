@@ -38,3 +38,15 @@ REQUESTS = dict.fromkeys(
 )
 """Of how requests reach the ranks. Whole servers of two ranks where a CPU can run them; else the
 patch's proof, with real ranks and the receiver of a server that has published the feature."""
+NUMBERS = dict.fromkeys(
+    (
+        *("tensor-parallel", "data-parallel", "expert-parallel", "expert-all-to-all"),
+        *("no-overlap", "no-cuda-graphs", "no-window-pool", "whole-prefills", "mixed-chunks"),
+        *("eagle", "standalone", "draft-trees", "draft-vocabulary", "pages", "multimodal"),
+        *("lora", "quantised-kv", "quantised-weights", "priorities", "sessions", "deterministic"),
+        *("prefill-server", "hierarchical-cache", "returned-insides", "forward-metrics"),
+        *("tracked-states", "other-gpu"),
+    ),
+    _PLAYED,
+)
+"""Of numbers that ranks agree on: the patch's proof, with real ranks."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import platform
 import time
-from typing import Any
 
 from ....model.declaration import Declaration, gains
 from ....model.patch import of
 from ....model.patching import Gated
+from ..peers import STOCKS, Announced, Peers, can_watch
 from ..proven import REQUESTS
-from .watched_queue import WatchedQueue, can_watch, reserve
+from .watched_queue import WatchedQueue, reserve
 
 _MODULE = "sglang.srt.managers.scheduler_components.request_receiver"
 _RECEIVER = f"{_MODULE}:SchedulerRequestReceiver"
@@ -84,62 +84,36 @@ def _broadcast_reqs_across_ranks(self, recv_reqs, local_reqs, *, patch, stock):
     if state.gave_up or group.world_size == 1 or group.mq_broadcaster is None:
         return stock(self, recv_reqs, local_reqs)
     state.calls += 1
-    ranks = _Ranks(group)
+    ranks = Announced(f"{_KEY}process", group.rank, group.ranks)
+    refusal = Announced(f"{_KEY}refusal", group.rank, group.ranks[:1])
     if state.calls == 1:
         state.until = time.monotonic() + _PATIENCE_S
-        ranks.announce()
+        ranks.announce(str(os.getpid()))
     if state.calls & (state.calls - 1) == 0:  # seldom: it asks the store
+        why = ""
         if group.rank_in_group:
-            if why := ranks.decision():
-                _give_up(patch, why)
-        elif ranks.announced():
+            why = refusal.of(group.ranks[0]) if refusal.all_have() else ""
+        elif ranks.all_have():
             if reserve(group.mq_broadcaster):
                 local_reqs = [*(local_reqs or ()), SWITCH]
             else:
-                _give_up(patch, ranks.decide(_NO_MEMORY))
+                why = _NO_MEMORY
         elif time.monotonic() > state.until:
-            _give_up(patch, ranks.decide("a rank of this server runs stock's code here"))
+            why = STOCKS
+        if why:
+            _give_up(patch, why, refusal if group.rank_in_group == 0 else None)
     requests = stock(self, recv_reqs, local_reqs)
     if requests and requests[-1] == SWITCH:
         requests = requests[:-1]
-        state.queue = WatchedQueue(group.mq_broadcaster, ranks.pids())
+        pids = {rank: int(pid) for rank, pid in ranks.of_others().items()}
+        state.queue = WatchedQueue(group.mq_broadcaster, Peers(pids))
         patch.ran.seen = True
     return requests
 
 
-def _give_up(patch, why):
+def _give_up(patch, why, refusal):
+    """The first rank never sends `SWITCH`, and tells the others so."""
     patch.state.gave_up = True
+    if refusal:
+        refusal.announce(why)
     patch.gate(why)
-
-
-class _Ranks:
-    """What the ranks of a group tell each other in the store of their process group."""
-
-    def __init__(self, group: Any) -> None:
-        from torch.distributed import distributed_c10d
-
-        self._group = group
-        self._store: Any = distributed_c10d._get_default_store()
-        self._why = f"{_KEY}{group.ranks[0]}/why"
-
-    def announce(self) -> None:
-        """Tell the first rank that this one understands `SWITCH`, and all which process it is."""
-        self._store.set(f"{_KEY}{self._group.rank}", str(os.getpid()))
-
-    def announced(self) -> bool:
-        """Whether all ranks have."""
-        return bool(self._store.check([f"{_KEY}{rank}" for rank in self._group.ranks]))
-
-    def pids(self) -> dict[int, int]:
-        """The processes of the other ranks, all of which have announced themselves."""
-        others = (rank for rank in self._group.ranks if rank != self._group.rank)
-        return {rank: int(self._store.get(f"{_KEY}{rank}")) for rank in others}
-
-    def decide(self, why: str) -> str:
-        """Tell the others that the first rank never sends `SWITCH`."""
-        self._store.set(self._why, why)
-        return why
-
-    def decision(self) -> str:
-        """Why the first rank never sends it; empty if it may."""
-        return self._store.get(self._why).decode() if self._store.check([self._why]) else ""

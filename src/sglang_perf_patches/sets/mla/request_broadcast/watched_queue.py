@@ -6,21 +6,11 @@ Stock's own waits for ever then. gloo raises, and that ends the server.
 from __future__ import annotations
 
 import os
-import select
-import threading
-from collections.abc import Mapping
 from typing import Any
 
+from ..peers import Peers
+
 _SLICE_MS = 100
-
-
-def can_watch() -> bool:
-    """Whether a process can watch another one here."""
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):  # this Python, the kernel or a sandbox has no such call
-        return False
-    return True
 
 
 def reserve(queue: Any) -> bool:
@@ -41,35 +31,21 @@ def reserve(queue: Any) -> bool:
 
 
 class WatchedQueue:
-    """A queue, and a thread that sleeps until another rank's process ends.
+    """A queue that knows the other ranks' processes.
 
     Args:
         queue: stock's ``MessageQueue``.
-        pids: rank → its process, for each other rank; all are on this host.
+        peers: the other ranks, all on this host.
     """
 
-    def __init__(self, queue: Any, pids: Mapping[int, int]) -> None:
+    def __init__(self, queue: Any, peers: Peers) -> None:
         ring, size = queue.buffer, queue.buffer.metadata_size
         starts = [ring.metadata_offset + size * part for part in range(ring.max_chunks)]
         self._queue = queue
         self._memory: memoryview = ring.shared_memory.buf
         self._flags = [slice(start, start + size) for start in starts]  # of each part
         self._free = bytes([1] * size)  # the flags of a part that all have read
-        self._ended = ""  # what to raise
-        self._ranks: dict[int, int] = {}
-        self._ends = select.poll()
-        for rank, pid in pids.items():
-            try:
-                file = os.pidfd_open(pid)
-            except ProcessLookupError:
-                self._ended = _ended(rank)
-                return
-            self._ranks[file] = rank
-            self._ends.register(file, select.POLLIN)
-        threading.Thread(target=self._watch, name="request-broadcast", daemon=True).start()
-
-    def _watch(self) -> None:
-        self._ended = _ended(self._ranks[self._ends.poll()[0][0]])
+        self._peers = peers
 
     def broadcast(self, requests: Any) -> Any:
         """The first rank's requests, on each rank.
@@ -78,17 +54,17 @@ class WatchedQueue:
             RuntimeError: another rank has ended.
         """
         queue, memory = self._queue, self._memory
-        flags = self._flags[queue.current_idx]
+        flags, peers = self._flags[queue.current_idx], self._peers
         if queue._is_writer:
-            while memory[flags] != self._free and memory[flags.start] and not self._ended:
+            while memory[flags] != self._free and memory[flags.start] and not peers.ended:
                 os.sched_yield()
-            if self._ended:  # also if a part is free: the next steps may wait for a GPU for ever
-                raise RuntimeError(self._ended)
+            if peers.ended:  # also if a part is free: the next steps may wait for a GPU for ever
+                raise RuntimeError(peers.ended)
             queue.enqueue(requests)
             return requests
         written, read = flags.start, flags.start + 1 + queue.local_reader_rank
         while not memory[written] or memory[read]:
-            ended = self._ended  # before the flags: what a rank wrote before its end counts
+            ended = peers.ended  # before the flags: what a rank wrote before its end counts
             if ended and (not memory[written] or memory[read]):
                 raise RuntimeError(ended)
             os.sched_yield()
@@ -99,9 +75,5 @@ class WatchedQueue:
             while not queue.local_socket.poll(_SLICE_MS):
                 if ended:
                     raise RuntimeError(ended)
-                ended = self._ended
+                ended = peers.ended
         return queue.dequeue()
-
-
-def _ended(rank: int) -> str:
-    return f"rank {rank} of this server has ended"

@@ -1,0 +1,137 @@
+"""When ranks keep stock's reduction, and what becomes of them if one of them dies."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from dead_ranks import LATEST_S, Clock
+
+import sglang_perf_patches
+from sglang_perf_patches.sets.mla import cache_acks as body
+from sglang_perf_patches.sets.mla.peers import STOCKS
+from sglang_perf_patches.verify import Missing
+from sglang_perf_patches.verify.comparing import live
+from tests.proof.mla.cache_acks import PATCH, Play, ranks
+
+_PLAY = Play("checks", 12)
+_LAST = _PLAY.rounds - 1
+_END = 30
+"""The round, after the switch, in which a rank dies."""
+
+
+def _all_by_gloo(reason: str, without: int | None = None) -> None:
+    wanted = ranks(_PLAY)
+
+    def before(rank: int, number: int) -> None:
+        if rank == without and number == 0:
+            sglang_perf_patches.deactivate()
+        elif rank != without and number in {0, _LAST}:
+            _require_state(reason if number else "")
+
+    with live(PATCH, ran=None):
+        told = ranks(_PLAY, before)
+    assert told == wanted
+    assert all(rank["gloo"] >= _PLAY.rounds for rank in told)
+
+
+def _require_state(reason: str) -> None:
+    state = sglang_perf_patches.report().of(PATCH)
+    assert (state.state, state.reason) == ("gated" if reason else "live", reason), state
+
+
+def a_rank_without_the_patch() -> None:
+    for without in range(2):
+        _all_by_gloo(STOCKS, without)
+
+
+def memory_that_is_not_there() -> None:
+    full = OSError(errno.ENOSPC, "no space")
+    with mock.patch.object(os, "posix_fallocate", side_effect=full):
+        _all_by_gloo("the ranks have no memory that they share")
+
+
+def memory_that_a_rank_cannot_open() -> None:
+    with mock.patch.object(body, "opened", return_value=-1):
+        _all_by_gloo("the ranks have no memory that they share")
+
+
+def ranks_that_cannot_watch_are_gated() -> None:
+    no_call = OSError(errno.ENOSYS, "no such call")
+    refused = pytest.raises(Missing, match="pidfd_open")
+    with mock.patch.object(os, "pidfd_open", side_effect=no_call), refused, live(PATCH, ran=None):
+        pass
+
+
+def ranks_that_have_begun_stay_so() -> None:
+    """Also if one of them is to lose the patch before they switch."""
+    wanted = ranks(_PLAY)
+    for at in (1, 2, _LAST):
+
+        def before(rank: int, number: int, at: int = at) -> None:
+            if number == at:
+                sglang_perf_patches.deactivate()
+                state = sglang_perf_patches.report().of(PATCH)
+                assert state.reason.endswith("waits until the server ends"), (rank, state)
+
+        with live(PATCH, ran=None):
+            told = ranks(_PLAY, before)
+        assert [rank["got"] for rank in told] == [rank["got"] for rank in wanted]
+        assert all(rank["gloo"] < one["gloo"] for rank, one in zip(told, wanted, strict=True))
+
+
+def nothing_is_left_in_shared_memory() -> None:
+    before = {*Path("/dev/shm").iterdir()}
+    with live(PATCH, ran=None):
+        ranks(_PLAY)
+    assert {*Path("/dev/shm").iterdir()} <= before
+
+
+def the_others_raise() -> None:
+    for count, killed in ((2, 0), (2, 1), (3, 0), (3, 2)):
+        clock = Clock()
+
+        def before(rank: int, number: int, killed: int = killed, clock: Clock = clock) -> None:
+            if (rank, number) == (killed, _END):
+                clock.die()
+
+        with live(PATCH, ran=None):
+            told = ranks(Play("deaths", 2 * _END), before, count=count, killed=killed)
+        for each in told:
+            assert each["raised"].endswith("of this server has ended"), each
+            assert each["at"] - clock.read(0) < LATEST_S, each
+
+
+def many_rounds(count: int, plays: int, rounds: int) -> int:
+    """So many ranks, of which one is slow, get stock's numbers; how many there were in all.
+
+    `test_ranks` runs this.
+    """
+    compared = 0
+    for seed in range(plays):
+        asked = Play(f"{seed}", rounds, has_storage=bool(seed % 2), slow=seed % count)
+        wanted = ranks(asked, count=count)
+        with live(PATCH, ran=None):
+            told = ranks(asked, count=count)
+        for rank, one in zip(told, wanted, strict=True):
+            assert rank["got"] == one["got"]
+            assert rank["gloo"] == rank["left"] + 2
+            compared += len(rank["got"])
+    return compared
+
+
+CHECKS = {
+    check.__name__: check
+    for check in (
+        a_rank_without_the_patch,
+        memory_that_is_not_there,
+        memory_that_a_rank_cannot_open,
+        ranks_that_cannot_watch_are_gated,
+        ranks_that_have_begun_stay_so,
+        nothing_is_left_in_shared_memory,
+        the_others_raise,
+    )
+}

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import mlx.core as mx
-from jobs import installed_release
+from job_tools import installed_release
 
 SLOTS = 4096
 EVENTS = 60

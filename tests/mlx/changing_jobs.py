@@ -1,0 +1,114 @@
+"""Batches that change, with `mlx.kv-arena`."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import asdict
+from typing import Any
+from unittest import mock
+
+import sglang_perf_patches
+
+
+def changing() -> dict[str, Any]:
+    """The counts of a batch that changes at every step, by how many requests it has.
+
+    Then the batch settles, and the counts are of a settled batch's change and of its next steps.
+    """
+    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+    from sglang_perf_patches.verify.mlx import models, rig
+
+    results = {}
+    with models.model("qwen3", "float32") as model:
+        sglang_perf_patches.activate("mlx.kv-arena", strict=True)
+        for requests in (2, 4):
+            player = rig.Player(model)
+            names = [f"r{number}" for number in range(requests + 7)]
+            for name in names:
+                player.join(name, 9)
+            player.decode(names[:requests], 3)
+            of_batch = results[str(requests)] = {}
+            for what, firsts, steps in (
+                ("changing", range(1, 7), 1),
+                ("settled", (6,), 4),
+                ("changed once", (7,), 3),
+            ):
+                kv_arena.COUNTS.clear()
+                for first in firsts:
+                    for name in names[:first]:
+                        if name in player._held:
+                            player.leave(name)
+                    player.decode(names[first : first + requests], steps)
+                of_batch[what] = dict(kv_arena.COUNTS)
+        sglang_perf_patches.deactivate()
+    return results
+
+
+def memory_while_changing() -> dict[str, Any]:
+    """Bytes that a step takes in a batch which changes at every step, and those of its buffers."""
+    from sglang_perf_patches.verify.mlx import models
+
+    results: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as model:
+        for what, selection in (("stock", "none"), ("patched", "mlx.kv-arena")):
+            sglang_perf_patches.activate(selection, strict=True)
+            results[what] = _memory_of_a_changing_step(model)
+            sglang_perf_patches.deactivate()
+    return results
+
+
+def _memory_of_a_changing_step(made: Any) -> dict[str, int]:
+    import mlx.core as mx
+
+    from sglang_perf_patches.verify.mlx import rig
+
+    gc.collect()
+    before = mx.get_active_memory()
+    player = rig.Player(made)
+    names = list("abcdef")
+    for name in names:
+        player.join(name, 400)
+    player.decode(names, 3)
+    for first in range(1, 4):
+        player.decode([*names[first:], *names[:first]])
+    player.pending.clear()
+    gc.collect()
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    player.decode(names)
+    player.pending.clear()
+    taken = mx.get_peak_memory() - held
+    for name in names:
+        player.leave(name)
+    return {"held": held - before, "taken": taken}
+
+
+def far_apart() -> dict[str, Any]:
+    """Requests of very different lengths, where padded rows would take more than stock's buffers.
+
+    The least size of stock's buffers, as the patch knows it, is set lower.
+    """
+    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+    from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
+    from sglang_perf_patches.verify.mlx import models, rig
+
+    schedule = [
+        ("join", "a", 200),
+        ("join", "b", 5),
+        ("join", "c", 6),
+        ("chain", "abc", 3),
+        ("leave", "a"),
+        ("chain", "bc", 3),
+    ]
+    results: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as model:
+        for selection in ("none", "mlx.kv-arena"):
+            sglang_perf_patches.activate(selection, strict=True)
+            kv_arena.COUNTS.clear()
+            with mock.patch.object(arena_moves, "STOCK_ROOM", 16):
+                results[selection] = {
+                    "played": asdict(rig.Player(model).play(schedule)),
+                    "counts": dict(kv_arena.COUNTS),
+                }
+            sglang_perf_patches.deactivate()
+    return results

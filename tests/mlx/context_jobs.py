@@ -1,0 +1,145 @@
+"""What a step of stock calls, before and after #23470, and `mlx.decode-context`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from importlib import import_module
+from random import Random
+from typing import Any
+
+from job_tools import SEEDS, state
+
+import sglang_perf_patches
+
+# What a request is called when a graph is counted → its prompt's length.
+COUNTED = {"a": 5, "b": 9, "c": 9, "d": 12}
+
+
+def before_23470() -> dict[str, Any]:
+    """0.5.11 as it is, with #23470 undone, and with the patch on top of that.
+
+    A tree from before #23470, given by PYTHONPATH, has nothing to undo and is judged as it is.
+    """
+    from before_23470 import undo
+
+    from sglang_perf_patches.verify.mlx import models
+
+    results: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as model, counted_calls() as calls:
+
+        def outcome_of(what: str) -> None:
+            results[what] = outcome(model)
+            results[what]["calls"] = calls_of_a_step(model, calls)
+
+        outcome_of("released")
+        wrapper = import_module(wrapper_name())
+        if hasattr(wrapper.BatchedDecodeContext, "__post_init__"):
+            undo(wrapper)
+            outcome_of("undone")
+            judge_as_before_23470()
+        sglang_perf_patches.activate("mlx.decode-context", strict=True)
+        outcome_of("mlx.decode-context")
+        results["mlx.decode-context"]["state"] = asdict(state("mlx.decode-context"))
+        sglang_perf_patches.deactivate()
+        outcome_of("again")
+    return results
+
+
+def outcome(made: Any) -> dict[str, Any]:
+    """What the schedules give and how many nodes a step's graph has, or the error raised."""
+    from graphs import primitives
+
+    from sglang_perf_patches.verify.mlx import cases, rig
+
+    player = rig.Player(made)
+    schedules: list[Sequence[cases.Step]] = [cases.SCRIPTED]
+    schedules += [cases.random_schedule(Random(seed)) for seed in SEEDS]
+    results: dict[str, Any] = {}
+    try:
+        results["played"] = [asdict(player.play(schedule)) for schedule in schedules]
+        for who, length in COUNTED.items():
+            player.join(who, length)
+        results["counted"] = dict(primitives(player, list(COUNTED)))
+    except (ValueError, RuntimeError) as error:
+        results["raised"] = str(error)
+    return results
+
+
+def calls_of_a_step(made: Any, calls: Counter[str]) -> dict[str, int]:
+    """How often one decode step of `COUNTED` calls each counted function."""
+    from sglang_perf_patches.verify.mlx import rig
+
+    player = rig.Player(made)
+    for who, length in COUNTED.items():
+        player.join(who, length)
+    calls.clear()
+    player.runner.decode_batch(list(COUNTED))
+    return dict(calls)
+
+
+@contextmanager
+def counted_calls() -> Iterator[Counter[str]]:
+    """Count the arrays that the attention wrapper's module makes, below what patches put there."""
+    wrapper = import_module(wrapper_name())
+    core: Any = wrapper.mx
+    calls: Counter[str] = Counter()
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(core, name)
+
+        def array(self, values: Any, dtype: Any) -> Any:
+            calls["array of lengths"] += isinstance(values, list)
+            return core.array(values, dtype=dtype)
+
+        def arange(self, stop: int) -> Any:
+            calls["arange"] += 1
+            return core.arange(stop)
+
+        def zeros(self, shape: Any, dtype: Any) -> Any:
+            calls["zeros"] += 1
+            return core.zeros(shape, dtype=dtype)
+
+        def where(self, *arguments: Any) -> Any:
+            calls["where"] += 1
+            return core.where(*arguments)
+
+    wrapper.mx = Counting()
+    try:
+        yield calls
+    finally:
+        wrapper.mx = core
+
+
+def judge_as_before_23470() -> None:
+    """Let the patches for code before #23470 take 0.5.11 for it, where it was undone in memory."""
+    from sglang_perf_patches import sets
+    from sglang_perf_patches.compat import source
+
+    tree = source.Tree(source.find_installed())
+    (mlx,) = (patch_set for patch_set in sets.load() if patch_set.name == "mlx")
+    patches = []
+    known = {name: dict(hashes) for name, hashes in mlx.known.items()}
+    for patch in mlx.patches:
+        if patch.id == "mlx.decode-context":
+            (variant,) = (v for v in patch.variants if any("git-" in name for name in v.releases))
+            # The class that `undo` changed would rightly count as a conflict.
+            depends = [name for name in variant.depends if "BatchedDecodeContext" not in name]
+            variant = replace(variant, releases=("0.5.11",), depends=tuple(depends))
+            patch = replace(patch, markers=(), variants=(variant,))
+            for reference in patch.references():
+                definition = tree.definition(reference)
+                assert definition is not None
+                known[reference] = {definition.digest: ("0.5.11",)}
+        patches.append(patch)
+    judged = replace(mlx, patches=tuple(patches), known=known)
+    sets.load = lambda: (judged,)  # type: ignore[assignment]
+
+
+def wrapper_name() -> str:
+    from sglang_perf_patches.sets.mlx.references import WRAPPER
+
+    return WRAPPER

@@ -191,7 +191,8 @@ class Remembered:
         options = ("all", "keyword", "swa_episodes", "slot_episodes")
         asked = [config.getoption(name, None) for name in options]
         asked += [tiers.is_whole(config), os.environ.get(tiers.DEPTH), os.environ[AROUND]]
-        self._memory = Memory(private.cache() / "passes", reads.ROOT, repr(asked))
+        folder = private.cache() / "passes" / ("whole" if tiers.is_whole(config) else "default")
+        self._memory = Memory(folder, reads.ROOT, repr(asked))
         self._is_fresh = bool(config.getoption("fresh"))
         self._passed: set[str] = set()
         self._others: set[str] = set()

@@ -55,8 +55,31 @@ def memory_that_is_not_there() -> None:
 
 
 def memory_that_a_rank_cannot_open() -> None:
-    with mock.patch.object(body, "opened", return_value=-1):
+    with mock.patch.object(body, "opened", side_effect=FileNotFoundError):
         _all_by_gloo("the ranks have no memory that they share")
+
+
+def a_rank_without_a_thread_to_spare() -> None:
+    """What a rank needs it has before the others count on it."""
+    full = RuntimeError("can't start new thread")
+    with mock.patch.object(body, "Peers", side_effect=full):
+        _all_by_gloo("the ranks have no memory that they share")
+
+
+def a_rank_that_begins_later() -> None:
+    """All go on with gloo: it would wait for a rank that does not."""
+    wanted = ranks(_PLAY)
+    for late in range(2):
+        for at in (1, 2, 3):
+
+            def before(rank: int, number: int, late: int = late, at: int = at) -> None:
+                if rank == late and number == 0:
+                    sglang_perf_patches.deactivate()
+                elif rank == late and number == at:
+                    sglang_perf_patches.activate(PATCH)
+
+            with live(PATCH, ran=None):
+                assert ranks(_PLAY, before) == wanted
 
 
 def ranks_that_cannot_watch_are_gated() -> None:
@@ -129,6 +152,8 @@ CHECKS = {
         a_rank_without_the_patch,
         memory_that_is_not_there,
         memory_that_a_rank_cannot_open,
+        a_rank_without_a_thread_to_spare,
+        a_rank_that_begins_later,
         ranks_that_cannot_watch_are_gated,
         ranks_that_have_begun_stay_so,
         nothing_is_left_in_shared_memory,

@@ -24,6 +24,9 @@ from torch.utils._pytree import tree_leaves
 
 _GRAPHS = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
 
+_NO_POOL = (0, 0)
+"""The handle with which PyTorch makes a pool for this graph alone."""
+
 _WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero"}
 """Operators whose result the host, or a shape, depends on: a capture refuses them."""
 
@@ -49,8 +52,9 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
                 takes its handle no more (``create_or_incref_pool``).
         """
         assert Tape.recording is None
-        assert pool not in Tape.users or Tape.users[pool], "use_count > 0: no graph of the pool"
-        Tape.users.setdefault(pool, weakref.WeakSet()).add(self)
+        if pool != _NO_POOL:
+            assert pool not in Tape.users or Tape.users[pool], "use_count > 0: no graph of the pool"
+            Tape.users.setdefault(pool, weakref.WeakSet()).add(self)
         Tape.recording = self
         self.__enter__()
 

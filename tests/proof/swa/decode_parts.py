@@ -47,16 +47,16 @@ def publish(shape: Shape) -> Any:
     }
     if shape.over_allocation:
         own["speculative_algorithm"] = "EAGLE"
+    names = ("num_draft_tokens", "num_steps", "eagle_topk")
+    # What is published must have them at once: the gates read that in another thread.
+    drafts = {f"speculative_{n}": v for n, v in zip(names, shape.draft or (), strict=False)}
+    own |= drafts
     if shape.backup != "default":
         own["disaggregation_decode_retraction_backup"] = shape.backup
     arguments = stock.arguments(**{"chunked_prefill_size": 8192} | EXTRA_ARGUMENTS | own)
     stock.publish(arguments)
-    if shape.draft:
-        names = ("num_draft_tokens", "num_steps", "eagle_topk")
-        _resolve(
-            arguments,
-            {f"speculative_{n}": v for n, v in zip(names, shape.draft, strict=True)},
-        )
+    if drafts:
+        _resolve(arguments, drafts)
     stock.state_ranks(
         tp_rank=0,
         pp_rank=0,

@@ -43,6 +43,7 @@ def setup(patch):
         raise Gated("a rank can't watch the others' processes here (pidfd_open)")
     state = patch.state
     state.numbers, state.calls, state.gave_up, state.file = None, 0, False, -1
+    state.topic, state.offered = "", None
     # From a rank's first call on, the others count on it.
     patch.drain(lambda: state.calls == 0 or state.gave_up, "the server ends")
 
@@ -62,6 +63,9 @@ def _all_reduce_attn_groups(self, tensor, op, *, patch, stock):
         if why := _prepare(state, _group(self)):
             state.gave_up = True
             patch.gate(why)
+        if state.file >= 0 and (state.numbers or state.gave_up):
+            os.close(state.file)
+            state.file = -1
     if state.numbers is None:
         return stock(self, tensor, op)
     values = tensor.numpy()
@@ -79,7 +83,7 @@ def _is_one_of_ours(cache, tensor, op):
         op == distributed.ReduceOp.MIN
         and tensor.dtype == int64
         and tensor.dim() == 1
-        and len(tensor) <= _MOST
+        and 0 < len(tensor) <= _MOST
         and (context is None or distributed.get_world_size(group=context) == 1)
         and _group(cache) is not None
     )
@@ -100,8 +104,11 @@ def _prepare(state, group):
     from torch import distributed
 
     rank, ranks = distributed.get_rank(), distributed.get_process_group_ranks(group)
-    processes = Announced(f"{_KEY}{ranks[0]}/process", rank, ranks)
-    outcomes = Announced(f"{_KEY}{ranks[0]}/outcome", rank, ranks)
+    if state.calls == 1:
+        # Ranks whose patches do not begin at the same collective never find each other.
+        state.topic = f"{_KEY}{ranks[0]}/{group._get_sequence_number_for_group()}"
+    processes = Announced(f"{state.topic}/process", rank, ranks)
+    outcomes = Announced(f"{state.topic}/outcome", rank, ranks)
     if state.calls == 1:
         if rank == ranks[0]:
             state.file = reserved(SharedNumbers.needs(len(ranks), _MOST))
@@ -110,13 +117,23 @@ def _prepare(state, group):
     if not processes.all_have():
         return STOCKS
     if state.calls == 2:
-        pid, file = processes.of(ranks[0]).split()
-        if rank != ranks[0]:
-            state.file = opened(int(pid), int(file))
-        outcomes.announce("ready" if state.file >= 0 else "no memory")
+        state.offered = _offered(state, processes, rank, ranks)
+        outcomes.announce("ready" if state.offered else "not ready")
         return ""
     if {*outcomes.of_others().values(), outcomes.of(rank)} != {"ready"}:
         return "the ranks have no memory that they share"
-    pids = {other: int(told.split()[0]) for other, told in processes.of_others().items()}
-    state.numbers = SharedNumbers(state.file, ranks.index(rank), len(ranks), _MOST, Peers(pids))
+    state.numbers = state.offered
     return ""
+
+
+def _offered(state, processes, rank, ranks):
+    """The ranks' memory with all that this rank needs for it; None if it lacks something."""
+    pids = {other: int(told.split()[0]) for other, told in processes.of_others().items()}
+    try:
+        if rank != ranks[0]:
+            state.file = opened(*map(int, processes.of(ranks[0]).split()))
+        peers = Peers(pids)
+        numbers = SharedNumbers(state.file, ranks.index(rank), len(ranks), _MOST, peers)
+    except (OSError, RuntimeError):  # no such file, or no more files or threads
+        return None
+    return None if peers.ended else numbers

@@ -15,18 +15,23 @@ def reserved(size: int) -> int:
     """A file of so many bytes in memory, which no folder has; -1 where there is none."""
     try:
         file = os.memfd_create("mla.cache-acks")
-        os.posix_fallocate(file, 0, size)
     except (AttributeError, OSError):
+        return -1
+    try:
+        os.posix_fallocate(file, 0, size)
+    except OSError:
+        os.close(file)
         return -1
     return file
 
 
 def opened(pid: int, file: int) -> int:
-    """Another process's file; -1 if it can't be opened."""
-    try:
-        return os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
-    except OSError:
-        return -1
+    """Another process's file.
+
+    Raises:
+        OSError: it can't be opened.
+    """
+    return os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
 
 
 class SharedNumbers:
@@ -36,16 +41,19 @@ class SharedNumbers:
     writes over numbers that all have read.
 
     Args:
-        file: the memory, of `needs` bytes; closed here.
+        file: the memory, of `needs` bytes.
         rank: this one.
         ranks: how many there are.
         most: numbers in a round.
         peers: the other ranks.
+
+    Raises:
+        OSError: there is no such file, or it can't be mapped.
     """
 
     def __init__(self, file: int, rank: int, ranks: int, most: int, peers: Peers) -> None:
+        os.fstat(file)  # mmap takes -1 for memory that nobody shares
         memory = memoryview(mmap.mmap(file, self.needs(ranks, most)))
-        os.close(file)
         self._numbers: memoryview = memory.cast("q")
         self._rank, self._peers, self._round = rank, peers, 0
         self._places = [

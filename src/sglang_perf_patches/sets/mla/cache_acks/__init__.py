@@ -23,10 +23,9 @@ PATCH = Declaration(
     only_with=("speculation", "ranks", "one-host", "own-processes", "polling", "host-cache"),
     proven_with=NUMBERS,
     gain_with="eagle",
+    anchors=("sglang.srt.runtime_context:attn_dp_enabled_of",),
     depends=(f"{_CACHE}._sync_hicache_ready_counts", f"{_CACHE}._all_reduce"),
-    absent_because=(
-        "the patch was written for the code of 0.5.22 and 0.5.23, where its gain was measured"
-    ),
+    absent_because="tested only on 0.5.22 and later",
 )
 
 _KEY = "mla.cache-acks/"

@@ -30,4 +30,4 @@ if __name__ == "__main__":
         play_setups.MODEL |= configurations.MODELS["next"]
         hook = importlib.import_module("sglang.srt.arg_groups.mamba_hook")
         hook._platform_supports_mamba_cache_extra_buffer = lambda: True  # type: ignore[attr-defined]
-    play_setups.main(*sys.argv[1:2], sys.argv[2:])
+    play_setups.main(sys.argv[1], sys.argv[2:])

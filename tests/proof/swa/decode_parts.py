@@ -47,10 +47,11 @@ def publish(shape: Shape) -> Any:
     }
     if shape.over_allocation:
         own["speculative_algorithm"] = "EAGLE"
-    names = ("num_draft_tokens", "num_steps", "eagle_topk")
-    # What is published must have them at once: the gates read that in another thread.
-    drafts = {f"speculative_{n}": v for n, v in zip(names, shape.draft or (), strict=False)}
-    own |= drafts
+    drafts: dict[str, int] = {}
+    if shape.draft:
+        names = ("num_draft_tokens", "num_steps", "eagle_topk")
+        drafts = {f"speculative_{n}": v for n, v in zip(names, shape.draft, strict=True)}
+        own |= drafts  # published at once: the gates read that in another thread
     if shape.backup != "default":
         own["disaggregation_decode_retraction_backup"] = shape.backup
     arguments = stock.arguments(**{"chunked_prefill_size": 8192} | EXTRA_ARGUMENTS | own)

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import os
+import platform
 import select
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ...model.patching import Gated
+
 STOCKS = "a rank of this server runs stock's code here"
 """Why ranks stay with gloo."""
 
 
-def can_watch() -> bool:
-    """Whether a process can watch another one here."""
+def require_support(what: str) -> None:
+    """Gate a patch whose ranks share memory where that can't work; `what` is what they share.
+
+    Raises:
+        Gated: on another processor, or where a process can't watch another one.
+    """
+    if platform.machine() not in {"x86_64", "AMD64"}:
+        # Readers rely on stores that become visible in their order.
+        raise Gated(f"{what} in shared memory was tested on x86-64 only")
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):  # this Python, the kernel or a sandbox has no such call
-        return False
-    return True
+        raise Gated("a rank can't watch the others' processes here (pidfd_open)") from None
 
 
 class Announced:

@@ -7,11 +7,9 @@ them, mostly none. They do so with gloo, through TCP.
 from __future__ import annotations
 
 import os
-import platform
 
 from ....model.declaration import Declaration
-from ....model.patching import Gated
-from ..peers import STOCKS, Announced, Peers, can_watch
+from ..peers import STOCKS, Announced, Peers, require_support
 from ..proven import NUMBERS
 from .shared_numbers import SharedNumbers, opened, reserved
 
@@ -35,11 +33,7 @@ _MOST = 30
 
 @PATCH.setup()
 def setup(patch):
-    if platform.machine() not in {"x86_64", "AMD64"}:
-        # A reader relies on stores that become visible in their order.
-        raise Gated("numbers in shared memory were tested on x86-64 only")
-    if not can_watch():
-        raise Gated("a rank can't watch the others' processes here (pidfd_open)")
+    require_support("numbers")
     state = patch.state
     state.numbers, state.calls, state.gave_up, state.file = None, 0, False, -1
     state.topic, state.offered = "", None

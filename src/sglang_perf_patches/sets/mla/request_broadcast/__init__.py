@@ -9,13 +9,11 @@ scheduler does not use. Open upstream: sgl-project/sglang#39470, #39471.
 from __future__ import annotations
 
 import os
-import platform
 import time
 
 from ....model.declaration import Declaration, gains
 from ....model.patch import of
-from ....model.patching import Gated
-from ..peers import STOCKS, Announced, Peers, can_watch
+from ..peers import STOCKS, Announced, Peers, require_support
 from ..proven import REQUESTS
 from .watched_queue import WatchedQueue, reserve
 
@@ -59,11 +57,7 @@ _PATIENCE_S = 120.0
 
 @PATCH.setup()
 def setup(patch):
-    if platform.machine() not in {"x86_64", "AMD64"}:
-        # The queue's reader relies on stores that become visible in their order.
-        raise Gated("the queue in shared memory was tested on x86-64 only")
-    if not can_watch():
-        raise Gated("a rank can't watch the others' processes here (pidfd_open)")
+    require_support("the queue")
     state = patch.state
     state.receiver = patch.module(_MODULE)
     state.queue, state.calls, state.until, state.gave_up = None, 0, 0.0, False

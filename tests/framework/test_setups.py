@@ -464,9 +464,9 @@ USES = {
     "plain-rotary": ("Model(rope_scaling={'mrope_section': [8]})", "Model()"),
     "window-pool": ("Model(of='DeepseekV4ForCausalLM', pool=True)", "Model(pool=True)"),
     "poolless-windows": ("Model(of='GptOssForCausalLM')", "Model(of='Gemma3ForCausalLM')"),
-    "triton-decodes": (
-        {"attention_backend": "triton", "decode_attention_backend": "fa3"},
+    "triton-alone": (
         {"attention_backend": "fa3", "decode_attention_backend": "triton"},
+        {"attention_backend": "triton"},
     ),
     "frozen-drafts": (
         {"speculative_algorithm": "EAGLE"},
@@ -524,11 +524,12 @@ USES = {
         "Model(of='DeepseekV4ForCausalLM', pool=True, sliding_window=8)",
         "Model(sliding_window=8)",
     ),
+    "no-chunks": ("Model(attention_chunk_size=8)", "Model(sliding_window=8)"),
 }
 """Use → a server that is known to lack it, and one that has it; a text is evaluated there."""
 _OF_MODEL = {
     *("mla", "states", "delta-nets", "mamba2", "lightning", "minimax-kernel", "windows"),
-    *("window-pool", "poolless-windows", "plain-rotary"),
+    *("window-pool", "poolless-windows", "plain-rotary", "no-chunks"),
 }
 _OF_ATTENTION = {"fa3", "trtllm-mla", "lengths-on-gpu", "two-backends", "one-backend"}
 

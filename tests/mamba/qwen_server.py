@@ -89,7 +89,6 @@ window_models.MODELS[NAME] = {
 }
 
 _LAYERS = "sglang.srt.layers"
-_EXECUTOR = "sglang.srt.model_executor"
 
 
 @contextlib.contextmanager
@@ -111,8 +110,9 @@ def served(buckets: Sequence[int] = (), **asked: Any) -> Iterator[WindowServer]:
     read = Published.read
 
     def on_a_gpu(self: Any, name: str) -> Any:
-        """A CPU's server has no prefill graphs until `_capture`."""
-        return _breakable() if name == "graphs.prefill" and buckets else read(self, name)
+        """A CPU's server has no prefill graphs until `fake_cuda_graph.capture_prefills`."""
+        is_asked = name == "graphs.prefill" and buckets
+        return fake_cuda_graph.breakable() if is_asked else read(self, name)
 
     with (
         mock.patch.object(Published, "read", on_a_gpu),
@@ -123,7 +123,7 @@ def served(buckets: Sequence[int] = (), **asked: Any) -> Iterator[WindowServer]:
     try:
         with fake_cuda_graph.on_cpu(), fake_cuda_graph.Unpinned():
             if buckets:
-                _capture(server.runner, buckets)
+                fake_cuda_graph.capture_prefills(server.runner, buckets)
             yield server
     finally:
         server.close()
@@ -178,30 +178,3 @@ def _experts(layer: Any, x: torch.Tensor, topk_output: Any, _: Any) -> torch.Ten
         out = functional.linear(functional.silu(gate) * up, layer.w2_weight[number])
         total = total + out * (weights * (ids == number)).sum(1, keepdim=True)
     return total.to(x.dtype)
-
-
-def _breakable() -> Any:
-    return importlib.import_module(f"{_EXECUTOR}.cuda_graph_config").Backend.BREAKABLE
-
-
-def _capture(model_runner: Any, buckets: Sequence[int]) -> None:
-    """Have the release's runner capture the model's prefills into tapes."""
-    context = importlib.import_module("sglang.srt.runtime_context")
-    module = importlib.import_module(f"{_EXECUTOR}.runner.prefill_cuda_graph_runner")
-    config = context.get_exec().graph.cuda_graph_config.prefill
-    config.backend, config.bs = _breakable(), list(buckets)
-
-    def capture(self: Any) -> None:
-        fake_cuda_graph.without_kernels(True)
-        try:
-            with self.backend.replay_session():
-                for tokens in reversed(self.capture_num_tokens):
-                    self.capture_one_shape(tokens)
-        finally:
-            fake_cuda_graph.without_kernels(False)
-
-    fake_cuda_graph.note_kernels()
-    with mock.patch.object(module.PrefillCudaGraphRunner, "capture", capture):
-        model_runner.init_prefill_cuda_graph()
-    made = model_runner.prefill_cuda_graph_runner
-    assert isinstance(made, module.PrefillCudaGraphRunner), made

@@ -123,6 +123,9 @@ NAMED: dict[str, tuple[Play, ...]] = {
         _play(CHUNKS, "tensor-parallel", "mamba/mamba2_rank", server={}),
     ),
     "tests/swa/window_rank.py: main": (_play(POOL, "tensor-parallel", "swa/window_rank"),),
+    "tests/swa/prefill_rank.py: main": (
+        _play("swa.prefill-graph", "tensor-parallel no-cuda-graphs", "swa/prefill_rank"),
+    ),
     "tests/mamba/qwen_spec_jobs.py: replies": (
         _play(GRAPH, "eagle", "mamba/qwen_spec_jobs", ("replies", {})),
     ),

@@ -6,10 +6,12 @@ The kernel is a stand-in here; `verify` has the real one, on a GPU. `test_proofs
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import released
 from sglang_perf_patches import sets
 from sglang_perf_patches.model.patch import by_id
 
@@ -17,6 +19,7 @@ pytestmark = pytest.mark.newest
 
 Jobs = Callable[..., list[dict[str, Any]]]
 
+RANK = Path(__file__).with_name("prefill_rank.py")
 PATCH = by_id(sets.load())["swa.prefill-graph"]
 RELEASES = tuple(release for variant in PATCH.variants for release in variant.releases)
 BROKEN = (
@@ -77,3 +80,23 @@ def test_the_choices_are_flash_attentions(answers: dict[str, Any]) -> None:
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_broken_patch_is_noticed(answers: dict[str, Any], how: str) -> None:
     assert "Different" in (answers[how] or ""), answers[how]
+
+
+@pytest.mark.whole_matrix
+@pytest.mark.parametrize("release", RELEASES)
+def test_two_ranks_compute_what_stock_does(release: str) -> None:
+    """A server's batches, tokens and logits, over gloo; and if only one rank has the patch."""
+    sides = {
+        "stock": ["none", "none"],
+        "patched": [PATCH.id, PATCH.id],
+        "one of them": ["none", PATCH.id],
+    }
+    told = {side: released.ranks(release, RANK, chosen) for side, chosen in sides.items()}
+    state = {side: [each.pop("patch") for each in ranks] for side, ranks in told.items()}
+    ours = {side: [each.pop("ours") for each in ranks] for side, ranks in told.items()}
+    assert state["patched"] == [["live", ""]] * 2
+    assert state["one of them"][1] == ["gated", "a rank of this server runs stock's code here"]
+    assert ours["stock"] == ours["one of them"] == [0, 0]
+    assert ours["patched"] == [2, 2]
+    assert all(each["finite"] for ranks in told.values() for each in ranks)
+    assert told["patched"] == told["one of them"] == told["stock"]

@@ -59,9 +59,10 @@ USES = (
         on={**dict.fromkeys(_PHASES, ("triton",)), "speculative_algorithm": ("frozen_kv_mtp",)},
     ),
     _use(
-        "triton-decodes",
-        "decoding does not run on Triton",
-        on={"attention.decode": ("triton",)},
+        "triton-alone",
+        "prefills and decoding do not both run on Triton",
+        on=dict.fromkeys(_PHASES[:2], ("triton",)),
+        every=True,
     ),
     _use(
         "frozen-drafts",
@@ -135,6 +136,11 @@ USES = (
         "windows",
         "the model has no sliding windows of the usual kind",
         off={"model.has_windows": NOTHING},
+    ),
+    _use(
+        "no-chunks",
+        "the model attends in chunks, as Llama 4 does",
+        on={"model.attends_in_chunks": NOTHING},
     ),
     _use(
         "window-pool",

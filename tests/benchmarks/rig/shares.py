@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import tempfile
 import time
@@ -34,9 +35,9 @@ Reading = tuple[float, dict[str, tuple[int, float]]]
 
 def measured(server: Server, count: int, folder: Path) -> dict[str, Any]:
     """One batch: the ranks' readings while it decodes."""
-    server.generate(server.prompts(count, 256), 32)
+    server.generate(server.prompts(count, 256), 32, **_handed_over(server, count))
     began = time.monotonic()
-    replies = server.generate(server.prompts(count, 256), TOKENS)
+    replies = server.generate(server.prompts(count, 256), TOKENS, **_handed_over(server, count))
     ended = time.monotonic()
     time.sleep(0.1)
     steps = (replies.steps / count or TOKENS) / (ended - began)
@@ -47,6 +48,14 @@ def measured(server: Server, count: int, folder: Path) -> dict[str, Any]:
         if len(inside) > 1 and inside[0][1] != inside[-1][1]:
             found["ranks"].append(_between(inside[0], inside[-1], steps))
     return found
+
+
+def _handed_over(server: Server, count: int) -> dict[str, Any]:
+    """What a request of a decode server without a prefill server says (0.5.23's "fake" backend)."""
+    if server.engine.server_args.disaggregation_mode != "decode":
+        return {}
+    rooms = [random.getrandbits(62) for _ in range(count)]
+    return {"bootstrap_host": "2.2.2.2", "bootstrap_room": rooms}
 
 
 def _between(first: Reading, last: Reading, steps: float) -> dict[str, Any]:

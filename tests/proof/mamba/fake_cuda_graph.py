@@ -12,7 +12,7 @@ import contextlib
 import functools
 import importlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest import mock
@@ -22,7 +22,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-_GRAPHS = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
+_EXECUTOR = "sglang.srt.model_executor"
+_GRAPHS = f"{_EXECUTOR}.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
 
 _NO_POOL = (0, 0)
 """The handle with which PyTorch makes a pool for this graph alone."""
@@ -173,3 +174,31 @@ def capturing(backend: Any) -> Iterator[None]:
             yield
     finally:
         without_kernels(False)
+
+
+def breakable() -> Any:
+    """Stock's name of the backend of prefill graphs that break at attention."""
+    return importlib.import_module(f"{_EXECUTOR}.cuda_graph_config").Backend.BREAKABLE
+
+
+def capture_prefills(model_runner: Any, buckets: Sequence[int]) -> None:
+    """Have the release's runner capture a model's prefills into tapes, the largest first."""
+    context = importlib.import_module("sglang.srt.runtime_context")
+    module = importlib.import_module(f"{_EXECUTOR}.runner.prefill_cuda_graph_runner")
+    config = context.get_exec().graph.cuda_graph_config.prefill
+    config.backend, config.bs = breakable(), list(buckets)
+
+    def capture(self: Any) -> None:
+        without_kernels(True)
+        try:
+            with self.backend.replay_session():
+                for tokens in reversed(self.capture_num_tokens):
+                    self.capture_one_shape(tokens)
+        finally:
+            without_kernels(False)
+
+    note_kernels()
+    with mock.patch.object(module.PrefillCudaGraphRunner, "capture", capture):
+        model_runner.init_prefill_cuda_graph()
+    made = model_runner.prefill_cuda_graph_runner
+    assert isinstance(made, module.PrefillCudaGraphRunner), made

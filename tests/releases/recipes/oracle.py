@@ -133,7 +133,7 @@ ACTS: Mapping[str, Callable[[Server], bool]] = {
     "mla.frozen-kv-lengths": lambda server: (
         server.speculative_algorithm == "FROZEN_KV_MTP"
         and server.speculative_eagle_topk == 1
-        and server.backends[1] == "triton"
+        and server.backends[:2] == ("triton", "triton")
     ),
     # `TRTLLMMLAMultiStepDraftBackend`
     "mla.draft-metadata": lambda server: (
@@ -163,6 +163,13 @@ ACTS: Mapping[str, Callable[[Server], bool]] = {
     ),
     "mamba.host-states": lambda server: (
         server.architecture in STATES and server.enable_hierarchical_cache
+    ),
+    "swa.prefill-graph": lambda server: (
+        server.architecture in WINDOWED
+        and server.architecture != "Llama4ForConditionalGeneration"  # its windows are chunks
+        and _prefills(server)
+        and server.prefill_graphs == "breakable"
+        and server.backends[0] == "fa3"
     ),
     "swa.page-size-1": lambda server: _decodes_windows(server) and server.page_size == 1,
     "swa.idle-admission": _decodes_windows,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....model.declaration import Declaration
+from ....model.declaration import Declaration, gains
 from ....model.patch import of
 from ..proven import METADATA
 from ..references import ATTENTION, SPECULATIVE
@@ -22,9 +22,14 @@ _NOT = {"eagle", "standalone", "draft-vocabulary"}
 
 PATCH = Declaration(
     *(__name__, "0.5.14 … 0.5.23"),
-    only_with=("frozen-drafts", "single-drafts", "triton-decodes"),
+    only_with=("frozen-drafts", "single-drafts", "triton-alone"),
     proven_with=dict.fromkeys(
         ("frozen-kv-mtp", "multimodal", *(each for each in METADATA if each not in _NOT)), "verify"
+    ),
+    gain_with="-tensor-parallel",
+    worth=gains(
+        "Gemma 4 E4B with MTP on an H200: 9.78 ms per token of one request become 8.97",
+        "mla.md#frozen-kv-e4b-1",
     ),
     upstream_note="upstream's EAGLE drafts wait no longer since 0.5.13, these still do",
     depends=(

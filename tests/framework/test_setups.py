@@ -106,7 +106,8 @@ def only(patch, *uses):
 
 class Model:
     def __init__(
-        self, architecture="MHA", states=False, kind="Text", of="One", pool=False, whole={}, **text
+        self, architecture="MHA", states=False, kind="Text", of="One", pool=False, chunks=False,
+        whole={}, **text
     ):
         class Arch:
             name = architecture
@@ -115,6 +116,7 @@ class Model:
         vars(self.hf_text_config).update(text)
         self.hf_config = type("Whole", (), {"architectures": [of], **whole})()
         self.attention_arch, self.is_hybrid_swa = Arch, pool
+        self.is_local_attention_model = chunks
 
 def graphs(backend):
     phase = type("Phase", (), {"backend": backend})
@@ -524,7 +526,7 @@ USES = {
         "Model(of='DeepseekV4ForCausalLM', pool=True, sliding_window=8)",
         "Model(sliding_window=8)",
     ),
-    "no-chunks": ("Model(attention_chunk_size=8)", "Model(sliding_window=8)"),
+    "no-chunks": ("Model(chunks=True)", "Model()"),
 }
 """Use → a server that is known to lack it, and one that has it; a text is evaluated there."""
 _OF_MODEL = {

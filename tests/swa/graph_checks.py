@@ -10,6 +10,7 @@ import torch
 
 import sglang_perf_patches as ours
 from sglang_perf_patches.live import engine
+from sglang_perf_patches.sets import graphs
 from sglang_perf_patches.sets.swa.prefill_graph import body, choices, inputs
 from sglang_perf_patches.verify.comparing import live, same
 from sglang_perf_patches.verify.stock import NoneByDefault
@@ -53,6 +54,20 @@ def waits_for_each_layer() -> list[int]:
     with live(PATCH), mock.patch.object(proof.Rig, "replay", loading):
         proof.play(Play((((13, 0),),), 16, smaller=8))
     return sorted(set(asked))
+
+
+def takes_its_announcement_back() -> list[bool]:
+    """Whether two ranks agree while the second one is missing, and once it has come too late."""
+    store = torch.distributed.HashStore()
+    with (
+        mock.patch.object(graphs, "_store", return_value=store),
+        mock.patch.object(graphs.distributed, "is_initialized", return_value=True),
+        mock.patch.object(graphs.distributed, "get_rank", return_value=0),
+    ):
+        key = graphs.announce(PATCH, 1)
+        first = graphs.agree(key, [0, 1])
+        store.add(f"{key}1", 1)
+        return [first, graphs.agree(key, [0, 1])]
 
 
 def stocks_once_it_is_off() -> list[bool]:
@@ -112,6 +127,12 @@ def _another_kernel(rig: Any) -> None:
     )
 
 
+def _asks_for_more(rig: Any) -> None:
+    """A model that wants more of attention than its output."""
+    forward = rig.layers[0].forward
+    rig.layers[0].forward = lambda *a, **k: forward(*a, q_rope=None, **k)
+
+
 def _attribute(name: str, value: Any) -> Any:
     return lambda rig: setattr(rig.backend, name, value)
 
@@ -122,11 +143,12 @@ LEFT: dict[str, Any] = {
     "quantised KV": _attribute("kv_cache_dtype", torch.float8_e4m3fn),
     "a context-parallel server": _attribute("attn_cp_size", 2),
     "a layer without causality": lambda rig: setattr(rig.layers[0], "is_cross_attention", True),
-    "long buckets": lambda rig: setattr(rig.stocks, "capture_num_tokens", [4096]),
+    "long buckets": lambda rig: setattr(rig.stocks, "capture_num_tokens", [1, 4096]),
 }
 KEPT: dict[str, Any] = {
     "a draft": lambda rig: setattr(rig.runner, "is_draft_worker", True),
     "another kernel": _another_kernel,
+    "more than the output": _asks_for_more,
 }
 """Those that only a capture tells."""
 

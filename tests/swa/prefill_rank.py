@@ -3,7 +3,8 @@
 Serves prompts of a small Gemma 3 from prefill graphs, on the release on PYTHONPATH. The ranks meet
 at the port, with gloo. Graphs are tapes, and FlashAttention 3's kernel has the proof's stand-in.
 Prints as JSON what the rank computed: batches, tokens and a checksum of each request's logits; how
-many prefills replayed the patch's graph, the patch's state, and what the server has on.
+many prefills replayed the patch's graph, the patch's state, also once it was to leave, and what the
+server has on.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
@@ -107,6 +108,9 @@ def main(rank: int, ranks: int, port: int, selection: str) -> None:
         },
         "finite": all(row.isfinite().all() for rows in server.logits.values() for row in rows),
     }
+    sglang_perf_patches.deactivate()  # while the server may still replay
+    report = sglang_perf_patches.report()
+    told["left"] = report.of(PATCH).state if report else "off"
     print(json.dumps(told, default=bool), flush=True)
 
 

@@ -36,6 +36,7 @@ SAYS = {
     "a layer without causality": "another way",
     "long buckets": "up to 512 tokens",
     "another kernel": "chooses in another way",
+    "more than the output": "asks attention for more: q_rope",
 }
 """What is said where a server keeps stock's graphs. A draft's do not gate its target's."""
 
@@ -46,6 +47,7 @@ def answers(request: pytest.FixtureRequest, run_jobs: Jobs) -> dict[str, Any]:
     jobs: dict[str, tuple[str, dict[str, Any]]] = {
         "waits": ("waits_for_each_layer", {}),
         "off": ("stocks_once_it_is_off", {}),
+        "late": ("takes_its_announcement_back", {}),
         "left": ("keeps_stocks_graphs", {}),
         "choices": ("choices_of_lengths", {}),
         **{how: ("broken_graphs", {"how": how}) for how in BROKEN},
@@ -58,6 +60,10 @@ def answers(request: pytest.FixtureRequest, run_jobs: Jobs) -> dict[str, Any]:
 
 def test_a_replay_waits_for_what_each_layer_loads(answers: dict[str, Any]) -> None:
     assert answers["waits"] == [0, 1]
+
+
+def test_a_rank_that_comes_late_does_not_agree_alone(answers: dict[str, Any]) -> None:
+    assert answers["late"] == [False, False]
 
 
 def test_without_the_patch_stocks_graph_is_replayed(answers: dict[str, Any]) -> None:
@@ -93,9 +99,11 @@ def test_two_ranks_compute_what_stock_does(release: str) -> None:
     }
     told = {side: released.ranks(release, RANK, chosen) for side, chosen in sides.items()}
     state = {side: [each.pop("patch") for each in ranks] for side, ranks in told.items()}
+    left = {side: [each.pop("left") for each in ranks] for side, ranks in told.items()}
     ours = {side: [each.pop("ours") for each in ranks] for side, ranks in told.items()}
     assert state["patched"] == [["live", ""]] * 2
     assert state["one of them"][1] == ["gated", "a rank of this server runs stock's code here"]
+    assert left["patched"] == ["live", "live"], "a rank may go back to stock's graphs by itself"
     assert ours["stock"] == ours["one of them"] == [0, 0]
     assert ours["patched"] == [2, 2]
     assert all(each["finite"] for ranks in told.values() for each in ranks)

@@ -123,7 +123,5 @@ ANSWERS: dict[str, Callable[[Any], Any]] = {
     "has_mrope": _has_mrope,
     "has_windows": _has_windows,
     "has_window_pool": _has_window_pool,
-    "attends_in_chunks": lambda config: any(
-        getattr(part, _CHUNKS, None) for part in _parts(config)
-    ),
+    "attends_in_chunks": lambda config: config.is_local_attention_model,
 }

@@ -39,8 +39,16 @@ def announce(patch: str, state: object) -> str:
 
 
 def agree(key: str, ranks: Sequence[int]) -> bool:
-    """Whether each rank that takes part in a capture's barriers has announced the same."""
-    return len(ranks) == 1 or bool(_store().check([f"{key}{rank}" for rank in ranks]))
+    """Whether each rank that takes part in a capture's barriers has announced the same.
+
+    If not, this rank takes its announcement back: one that comes later must not agree alone.
+    """
+    if len(ranks) == 1:
+        return True
+    is_so = bool(_store().check([f"{key}{rank}" for rank in ranks]))
+    if not is_so:
+        _store().delete_key(f"{key}{distributed.get_rank()}")
+    return is_so
 
 
 def may_have_further(runner: Any, bucket: int) -> bool:

@@ -13,7 +13,10 @@ _GRAPHS = f"{_EXECUTOR}.runner_backend.breakable_cuda_graph_backend:BreakableCud
 
 PATCH = Declaration(
     *(__name__, "0.5.23"),
-    only_with=("windows", "no-chunks", "prefills", "torch", "fa3-prefills", "breakable-prefills"),
+    only_with=(
+        *("windows", "no-chunks", "prefills", "torch", "fa3-prefills", "one-backend"),
+        "breakable-prefills",
+    ),
     proven_with={
         **dict.fromkeys(
             (
@@ -48,5 +51,4 @@ PATCH = Declaration(
         "sglang.srt.managers.cache_controller:LayerDoneCounter.wait_until",
         "sglang.srt.distributed.parallel_state:GroupCoordinator.barrier",
     ),
-    anytime="a bucket's second graph is replayed only if the patch asked for it before",
 )

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 from ....model.patching import Patching
 from . import ATTENTION, BREAKABLE, PATCH, RADIX, RUNNER
@@ -28,6 +29,11 @@ LONGEST = 512
 host needs to launch the layers."""
 _STATE = "_sglang_perf_patches_attention"
 """On a runner: its `_State`, or None if it stays stock's."""
+_SHARED: WeakSet[Any] = WeakSet()
+"""Runners of several ranks that may replay what they captured. A captured all-reduce may read its
+peers' memory of the same graph, so no rank may go back to stock's graphs by itself."""
+_ARGUMENTS = {"sinks"}
+"""What the captured layers may be called with beyond queries, keys, values and output."""
 
 
 class _State:
@@ -82,11 +88,21 @@ class Either:
         self.is_ours = True
 
 
+@PATCH.setup()
+def setup(patch):
+    patch.drain(
+        lambda: not len(_SHARED),
+        "no model runner of several ranks is left that may replay what it captured",
+    )
+
+
 @PATCH.replaces(f"{RUNNER}.capture_one_shape")
 def capture_one_shape(self, size, *, patch, stock, **kwargs):
     """Capture a bucket once more."""
     if not hasattr(self, _STATE):
         setattr(self, _STATE, _state(patch, self))
+        if getattr(self, _STATE) and len(self.backend._tp_group.ranks) > 1:
+            _SHARED.add(self)
     state = getattr(self, _STATE)
     graphs = getattr(self.backend, "_graphs", {})
     before = dict(graphs)
@@ -115,27 +131,35 @@ def _capture_again(
     graphs, held = runner.backend._graphs, runner.backend._capture_inputs
     made = [key for key, graph in graphs.items() if graph is not before.get(key)]
     if len(made) != 1:
-        patch.gate("the runner keeps its graphs elsewhere")
-        setattr(runner, _STATE, None)
+        _stay_stocks(patch, runner, "the runner keeps its graphs elsewhere")
         return
     key = made[0]
     if not agree(state.key, runner.backend._tp_group.ranks):
-        patch.gate("a rank of this server runs stock's code here")
-        setattr(runner, _STATE, None)
+        _stay_stocks(patch, runner, "a rank of this server runs stock's code here")
         return
     if not may_have_further(runner, key.size):
         return
     stocks, kept = graphs[key], held.get(key)
     backend = runner.model_runner.attn_backend
     capturing = patch.module(BREAKABLE)._current_capture_var
-    with without_warm_up(runner, capturing, state), _captured(backend, state, key.size):
+    with without_warm_up(runner, capturing, state), _captured(backend, state, key.size) as others:
         capture()
+    if others:
+        graphs[key], held[key] = stocks, kept
+        _stay_stocks(patch, runner, f"the model asks attention for more: {', '.join(others)}")
+        return
     graphs[key] = Either(stocks, graphs[key], state, key.size, kept)
 
 
+def _stay_stocks(patch: Patching, runner: Any, reason: str) -> None:
+    patch.gate(reason)
+    setattr(runner, _STATE, None)
+    _SHARED.discard(runner)
+
+
 @contextmanager
-def _captured(backend: Any, state: _State, tokens: int) -> Iterator[None]:
-    """Within, a capture has the layers in the graph.
+def _captured(backend: Any, state: _State, tokens: int) -> Iterator[list[str]]:
+    """Within, a capture has the layers in the graph; gives what a layer is asked for beyond that.
 
     A replay computes rows of no token too. They come last, so no other row attends to them, and
     their output is set to zero, as stock leaves it.
@@ -144,11 +168,14 @@ def _captured(backend: Any, state: _State, tokens: int) -> Iterator[None]:
     splits = backend.num_splits
     unused = inputs.unused[:tokens]
     made: list[Any] = []
+    others: list[str] = []
 
     def in_graph(layer: Any) -> Any:
         run = type(layer)._eager_attention.run_eager
 
         def attention(q: Any, k: Any, v: Any, output: Any, *rest: Any, **more: Any) -> None:
+            # What `verify` and the comparison at boot have no row of, such as the sums of a row.
+            others.extend(sorted({*more} - _ARGUMENTS - {*others}))
             if not made:
                 made.append(inputs.metadata(backend.forward_metadata, tokens))
             backend.forward_metadata = made[0]
@@ -161,7 +188,7 @@ def _captured(backend: Any, state: _State, tokens: int) -> Iterator[None]:
     try:
         for layer in state.layers:
             layer._eager_attention = in_graph(layer)
-        yield
+        yield others
     finally:
         backend.num_splits = splits
         for layer in state.layers:
@@ -213,7 +240,11 @@ def _state(patch: Patching, runner: Any) -> _State | None:
     if not _agrees(patch, backend, inputs, buckets):
         patch.gate("FlashAttention chooses in another way than the one tested")
         return None
-    return _State(announce(PATCH.id, (LONGEST, sorted(map(str, kinds.items())))), layers, inputs)
+    return _State(
+        announce(PATCH.id, (LONGEST, inputs.units, inputs.page, sorted(map(str, kinds.items())))),
+        layers,
+        inputs,
+    )
 
 
 def _agrees(patch: Patching, backend: Any, inputs: Any, buckets: list[int]) -> bool:
@@ -252,7 +283,7 @@ def unserved(modules: Any, runner: Any, layers: list[Any]) -> str | None:
         return "the KV pool is of another kind"
     if backend.kv_cache_dtype.itemsize != 2 or backend.kv_cache_is_mxfp8:
         return "KV is quantised (--kv-cache-dtype)"
-    if not layers or not any(size <= LONGEST for size in runner.capture_num_tokens):
+    if not layers or not any(1 < size <= LONGEST for size in runner.capture_num_tokens):
         return f"no prefill graph has up to {LONGEST} tokens"
     if not all(
         each.attn_type.value == "decoder"

@@ -19,14 +19,16 @@ class Inputs:
 
     Attributes:
         kinds: each layer's number → its kind.
+        page: tokens of a KV page.
+        units: multiprocessors of the GPU.
         unused: whether a row of a bucket has no token, bool of shape ``[tokens]``.
     """
 
     def __init__(self, backend: Any, tokens: int, kinds: Mapping[int, Kind], device: Any) -> None:
         """Allocate, for buckets of up to so many tokens of a FlashAttentionBackend."""
         self.kinds = dict(kinds)
-        self._page = int(backend.page_size)
-        self._units = torch.cuda.get_device_properties(device).multi_processor_count
+        self.page = int(backend.page_size)
+        self.units = torch.cuda.get_device_properties(device).multi_processor_count
         self._lengths = torch.zeros(5, dtype=torch.int32, device=device)
         width = backend.max_num_pages
         self._table = torch.zeros((1, width), dtype=torch.int32, device=device)
@@ -53,7 +55,7 @@ class Inputs:
     def choices(self, tokens: int, length: int) -> dict[Kind, Choice]:
         """What each kind of layer chooses for a request of new tokens and a length with them."""
         kinds = set(self.kinds.values())
-        return {each: choice(each, tokens, length, self._page, self._units) for each in kinds}
+        return {each: choice(each, tokens, length, self.page, self.units) for each in kinds}
 
     def fill(self, metadata: Any, tokens: int, bucket: int) -> None:
         """Copy stock's metadata of a batch of so many tokens."""

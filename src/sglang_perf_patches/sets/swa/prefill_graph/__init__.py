@@ -27,7 +27,7 @@ PATCH = Declaration(
         ),
         **dict.fromkeys(("tensor-parallel", "no-cuda-graphs"), "tests/swa/prefill_rank.py: main"),
     },
-    gain_with="-tensor-parallel",
+    gain_with="-tensor-parallel | tensor-parallel",
     worth=gains(
         "Gemma 3 4B on an H200: the first token of 130 takes 0.756 of stock's time",
         "swa.md#attention-4b-130",

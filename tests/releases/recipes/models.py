@@ -98,6 +98,7 @@ MODELS: Mapping[str, Config] = {
         *("MiMoV2FlashForCausalLM", "mimo_v2_flash"),
         **_fp8(
             num_hidden_layers=48,
+            attention_chunk_size=128,
             num_attention_heads=64,
             num_key_value_heads=4,
             head_dim=192,

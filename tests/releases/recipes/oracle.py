@@ -190,6 +190,7 @@ GATES: Mapping[str, Callable[[Server], bool]] = {
     "swa.idle-admission": lambda server: (
         server.drafts and max(server.dp_size, server.attn_dp_size or 1) > 1
     ),
+    "swa.prefill-graph": lambda server: server.backends[0] != server.backends[1],
     "swa.window-pool": lambda server: not {*server.backends[:2]} < {"fa3", "triton"},
     "swa.pool-ratio": lambda server: (
         not server.max_running_requests

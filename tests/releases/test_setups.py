@@ -98,6 +98,7 @@ def test_what_a_release_resolves_is_read(release: str) -> None:
     }
     there |= {"several-requests", "single-drafts", "one-backend", "plain-rotary", "no-storage"}
     there |= {"captured-extends", "known-gdn-kernel", "stock-window-ratio", "drafts-of-one"}
+    there |= {"no-chunks"}
     # Not every release has the arguments of these, or the same defaults.
     differs = {"known-host-cache", "known-gdn-kernel", "breakable-prefills", "own-processes"}
     assert set(plain["having"]) - differs == there - differs

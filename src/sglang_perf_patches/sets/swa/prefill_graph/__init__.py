@@ -21,7 +21,9 @@ PATCH = Declaration(
         **dict.fromkeys(
             (
                 *("pages", "no-window-pool", "no-radix-cache", "whole-prefills", "mixed-chunks"),
-                *("priorities", "no-overlap"),
+                *("priorities", "no-overlap", "sessions", "data-parallel", "prefill-server"),
+                # What the layers between compute, both of the bucket's graphs capture from stock.
+                *("quantised-weights", "hierarchical-cache"),
             ),
             "verify",
         ),

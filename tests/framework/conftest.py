@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from servers import serve
 from throwaway import Throwaway
 
 
@@ -16,3 +17,9 @@ from throwaway import Throwaway
 def throwaway(tmp_path: Path) -> Throwaway:
     """A fresh throwaway package."""
     return Throwaway.write(tmp_path)
+
+
+@pytest.fixture(params=["old", "new"])
+def server(request: pytest.FixtureRequest, throwaway: Throwaway) -> Throwaway:
+    """A throwaway package that publishes as ``old`` releases do, and as ``new`` ones do."""
+    return serve(throwaway, request.param)

@@ -6,7 +6,7 @@ The driver's management library is a stand-in, and so is torch.
 from __future__ import annotations
 
 import pytest
-from test_setups import serve
+from servers import serve
 from throwaway import Throwaway
 
 from fake_driver import DRIVER

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from test_setups import serve
+from servers import serve
 from test_verify import CASES, SETS
 from throwaway import REPOSITORY, Throwaway
 

@@ -1,0 +1,375 @@
+"""The records of running processes: where they are, which are believed, and when they go."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from running import STATUS, processes, serving, start, status, written
+from throwaway import Throwaway
+
+from linux_mlx.patience import limit_s, wait_for
+from sglang_perf_patches.telemetry import procfs, records
+
+
+def test_a_record_goes_with_its_process(throwaway: Throwaway) -> None:
+    process = start(throwaway)
+    path = next((throwaway.runtime / "sglang-perf-patches").glob("*.json"))
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    process.communicate("", timeout=limit_s())
+    assert not path.exists()
+    assert status(throwaway)[0] == 0
+
+
+def test_a_killed_process_is_not_shown_and_cleaned_up(throwaway: Throwaway) -> None:
+    process = start(throwaway)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    folder = throwaway.runtime / "sglang-perf-patches"
+    assert len(written(folder)) == 1
+    assert processes(throwaway) == []
+    assert list(folder.iterdir()) == []
+
+
+def test_a_record_of_an_earlier_process_with_the_same_pid(throwaway: Throwaway) -> None:
+    folder = throwaway.runtime / "sglang-perf-patches"
+    folder.mkdir(mode=0o700)
+    (folder / f"{procfs.namespace()}-{os.getpid()}-1.json").write_text(
+        json.dumps({"pid": os.getpid()})
+    )
+    assert processes(throwaway) == []
+    assert list(folder.iterdir()) == []
+
+
+def test_damaged_records_are_passed_over(throwaway: Throwaway) -> None:
+    folder = throwaway.runtime / "sglang-perf-patches"
+    folder.mkdir(mode=0o700)
+    path = folder / f"{records.name_of(os.getpid())}.json"
+    whole = {"pid": os.getpid(), "server": f"x-{os.getpid()}-1", "started": 0.0, "role": "python"}
+    whole |= {"sglang": "1.0", "selection": "all", "image": "", "prefix": "", "patches": []}
+    damaged = [
+        {**whole, "pid": os.getpid() + 1},
+        {**whole, "server": "x"},
+        {**whole, "server": 1.5},
+    ]
+    damaged += [{**whole, "patches": [0]}, {**whole, "patches": [{"id": "one.step"}]}]
+    damaged += [{**whole, "started": "x"}, {k: v for k, v in whole.items() if k != "role"}]
+    damaged += [{**whole, "started": odd} for odd in (float("inf"), float("nan"), 1e30, -1, "x")]
+    odd = ('{"pid": 1e999}', "[" * 100_000, '{"pid": ' + "1" * 5000 + "}")
+    for text in ("{", "[]", '{"pid": "x"}', "\udcff", *odd, *map(json.dumps, damaged)):
+        path.write_text(text, errors="surrogateescape")
+        code, out, err = status(throwaway)
+        assert code == 0
+        assert re.fullmatch(rf"sglang-perf-patches: {path.name} is not a record: .+\n", err), err
+        assert "no running sglang process" in out
+    assert path.exists()
+    path.write_text(json.dumps(whole))
+    assert [each["pid"] for each in processes(throwaway)] == [os.getpid()]
+
+
+def test_a_link_in_the_folder_is_not_followed(throwaway: Throwaway, tmp_path: Path) -> None:
+    with serving(throwaway) as process:
+        path = next((throwaway.runtime / "sglang-perf-patches").glob("*.json"))
+        assert len(processes(throwaway)) == 1
+        elsewhere = tmp_path / "elsewhere.json"
+        elsewhere.write_text(path.read_text())
+        process.send_signal(signal.SIGSTOP)
+        path.unlink()
+        path.symlink_to(elsewhere)
+        assert processes(throwaway) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a file to another user")
+def test_a_record_of_another_user_is_not_trusted(throwaway: Throwaway) -> None:
+    with serving(throwaway) as process:
+        process.send_signal(signal.SIGSTOP)
+        path = next((throwaway.runtime / "sglang-perf-patches").glob("*.json"))
+        assert len(processes(throwaway)) == 1
+        os.chown(path, 12345, 12345)
+        assert processes(throwaway) == []
+
+
+def test_a_half_written_record_of_a_killed_process_is_cleaned_up(throwaway: Throwaway) -> None:
+    folder = throwaway.runtime / "sglang-perf-patches"
+    folder.mkdir(mode=0o700)
+    (folder / f"{procfs.namespace()}-{os.getpid()}-1.part").write_text("{")
+    (folder / "of somebody else").write_text("")
+    mine = folder / f"{records.name_of(os.getpid())}.part"
+    mine.write_text("{")  # being written just now
+    assert processes(throwaway) == []
+    assert {path.name for path in folder.iterdir()} == {"of somebody else", mine.name}
+
+
+def test_a_record_that_a_cleaner_of_temporary_files_took_comes_back(throwaway: Throwaway) -> None:
+    with serving(throwaway) as process:
+        folder = throwaway.runtime / "sglang-perf-patches"
+        folder.rename(throwaway.runtime / "taken")  # at once: the process may be writing
+        assert wait_for(
+            lambda: [results["pid"] for results in processes(throwaway)] == [process.pid]
+        )
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("kind", ["open to all", "readable", "a link", "another user's"])
+def test_a_folder_that_is_not_private_is_neither_read_nor_used(
+    throwaway: Throwaway, tmp_path: Path, kind: str
+) -> None:
+    folder = throwaway.runtime / "sglang-perf-patches"
+    target = tmp_path / "target" if kind == "a link" else folder
+    target.mkdir(mode=0o700)
+    if kind == "a link":
+        folder.symlink_to(target)
+    elif kind == "another user's":
+        if os.getuid():
+            pytest.skip("needs root to give a folder to another user")
+        os.chown(folder, 12345, 12345)
+    else:
+        folder.chmod(0o777 if kind == "open to all" else 0o755)
+    code, stdout, stderr = status(throwaway)
+    assert (code, stderr.count("\n")) == (0, 1)
+    assert "not a private folder of this user" in stderr
+    assert "its records are not read" in stderr
+    assert "no running sglang process" in stdout
+    done = throwaway.command("doctor")
+    assert "not a private folder" in done.stderr, done
+    assert done.returncode != 2, done
+    with serving(throwaway):
+        assert list(target.iterdir()) == []
+
+
+FORKS = """
+import os, subprocess, sys, time, warnings
+warnings.simplefilter("ignore")
+from throwaway_patches import *
+look_nowhere_else()
+import sglang_perf_patches as ours
+from sglang_perf_patches.telemetry import records
+import sglang.srt.a as a
+use(STEP)
+ours.activate("all")
+
+def shown():
+    return [data["pid"] for data in records.read_all()]
+
+def files():
+    return sorted(int(path.stem.split("-")[1]) for path in records.folder_to_write().iterdir())
+"""
+
+
+def test_a_child_that_becomes_another_program_has_no_record(throwaway: Throwaway) -> None:
+    throwaway.run(
+        FORKS
+        + """
+child = subprocess.Popen(["sleep", "60"], preexec_fn=lambda: None)
+by_hand = os.fork()
+if by_hand == 0:
+    os.execvp("sleep", ["sleep", "60"])
+time.sleep(2.5)                                     # for a recorder to start by itself
+try:
+    assert files() == shown() == [os.getpid()], files()
+finally:
+    child.kill(), os.kill(by_hand, 9)
+"""
+    )
+
+
+@pytest.mark.parametrize("becomes", [["sleep", "60"], [sys.executable, "-c", "input()"]])
+def test_a_record_is_not_of_the_program_that_its_process_became(
+    throwaway: Throwaway, becomes: list[str]
+) -> None:
+    throwaway.run(
+        FORKS
+        + f"""
+going, coming = os.pipe()
+waiting, _ = os.pipe()
+child = os.fork()
+if child == 0:
+    ours.activate("all")                            # it serves, for a while
+    os.write(coming, b"!")
+    os.dup2(waiting, 0)
+    time.sleep(1)
+    os.execvp({becomes[0]!r}, {becomes!r})
+os.read(going, 1)
+try:
+    assert set(shown()) == {{os.getpid(), child}}
+    for _ in range(3000):
+        if shown() == [os.getpid()]:
+            break
+        time.sleep(0.1)
+    assert shown() == files() == [os.getpid()], files()
+finally:
+    os.kill(child, 9)
+"""
+    )
+
+
+def test_a_forked_worker_of_multiprocessing_has_a_record_while_it_works(
+    throwaway: Throwaway,
+) -> None:
+    throwaway.run(
+        FORKS
+        + """
+import multiprocessing
+context = multiprocessing.get_context("fork")
+up, end = context.Event(), context.Event()
+
+def work():
+    a.Worker().step(1)
+    up.set()
+    end.wait()
+
+child = context.Process(target=work, daemon=True)
+child.start()
+up.wait()
+for _ in range(3000):
+    found = {data["pid"]: data for data in records.read_all()}
+    if child.pid in found and found[child.pid]["patches"][0]["ran"]:
+        break
+    time.sleep(0.1)
+assert found[child.pid]["patches"][0]["ran"]
+assert found[child.pid]["server"] == os.getpid()
+end.set()
+child.join()
+assert files() == [os.getpid()], files()            # nobody has read in between
+"""
+    )
+
+
+def test_a_forked_child_that_ends_without_a_word_leaves_nothing(throwaway: Throwaway) -> None:
+    throwaway.run(
+        FORKS
+        + """
+for _ in range(3):
+    if os.fork() == 0:
+        ours.activate("all")
+        assert os.getpid() in shown()
+        os._exit(0)
+    os.wait()
+for _ in range(3000):
+    if files() == [os.getpid()]:
+        break
+    time.sleep(0.1)
+assert files() == [os.getpid()], files()            # our own recorder has tidied up
+"""
+    )
+
+
+def test_a_server_without_a_runtime_folder_is_seen_from_a_shell_with_one_and_back(
+    throwaway: Throwaway,
+) -> None:
+    with serving(throwaway, XDG_RUNTIME_DIR=None) as process:
+        folder = throwaway.temporary / f"sglang-perf-patches-{os.getuid()}"
+        assert len(written(folder)) == 1
+        assert folder.stat().st_mode & 0o777 == 0o700
+        for where in ({}, {"XDG_RUNTIME_DIR": None}):
+            assert [entry["pid"] for entry in processes(throwaway, **where)] == [process.pid]
+    assert processes(throwaway) == []
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("base", ["_RUN", "_TEMPORARY"])
+def test_a_server_is_seen_from_a_shell_that_names_no_folder(
+    throwaway: Throwaway, tmp_path: Path, base: str
+) -> None:
+    """As /run/user/UID and /tmp are, for a shell without XDG_RUNTIME_DIR or with another TMPDIR."""
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / str(os.getuid())).mkdir(parents=True)
+    runtime = str(elsewhere / str(os.getuid())) if base == "_RUN" else None
+    with serving(throwaway, XDG_RUNTIME_DIR=runtime, TMPDIR=str(elsewhere)) as process:
+        done = throwaway.run(
+            f"""
+            from throwaway_patches import *
+            from sglang_perf_patches.telemetry import records
+            look_nowhere_else()
+            assert records.read_all() == []
+            records.{base} = {str(elsewhere)!r}
+            print([data["pid"] for data in records.read_all()])
+            """,
+            XDG_RUNTIME_DIR=None,
+        )
+        assert done.stdout == f"[{process.pid}]\n"
+
+
+def test_a_bad_folder_that_this_shell_would_not_use_hides_nothing(throwaway: Throwaway) -> None:
+    (throwaway.temporary / f"sglang-perf-patches-{os.getuid()}").mkdir(mode=0o777)
+    (throwaway.temporary / f"sglang-perf-patches-{os.getuid()}").chmod(0o777)
+    with serving(throwaway) as process:
+        assert [entry["pid"] for entry in processes(throwaway)] == [process.pid]
+
+
+def test_records_of_another_pid_namespace_are_neither_shown_nor_removed(
+    throwaway: Throwaway,
+) -> None:
+    folder = throwaway.runtime / "sglang-perf-patches"
+    folder.mkdir(mode=0o700)
+    other = folder / "0badcafe-1-1.json"
+    other.write_text("{}")
+    old = folder / "1-1.json"  # and of a version that did not say its namespace
+    old.write_text("{}")
+    assert processes(throwaway) == []
+    assert sorted(path.name for path in folder.iterdir()) == [other.name, old.name]
+    for path in (other, old):
+        os.utime(path, (time.time() - 90_000,) * 2)
+    assert processes(throwaway) == []
+    assert list(folder.iterdir()) == []
+
+
+def test_a_sweep_of_many_records_takes_little_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir(mode=0o700)
+    long_ago = time.time() - 90_000
+    for number in range(5000):
+        path = folder / f"0badcafe-{number}-1.json"
+        path.touch()
+        if number % 2:
+            os.utime(path, (long_ago,) * 2)
+    random.seed(1)
+    for _ in range(300):
+        before = len(os.listdir(folder))
+        records.sweep(folder)
+        assert before - len(os.listdir(folder)) <= 200
+    assert len(list(folder.iterdir())) == 2500
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to make a PID namespace")
+def test_a_reader_in_another_pid_namespace_removes_nothing(throwaway: Throwaway) -> None:
+    with serving(throwaway) as process:
+        folder = throwaway.runtime / "sglang-perf-patches"
+        (before,) = written(folder)
+        unshare = ("unshare", "--pid", "--fork", "--mount-proc")
+        done = throwaway.execute(*unshare, sys.executable, "-c", STATUS, "--json")
+        if "unshare:" in done.stderr:
+            pytest.skip(done.stderr)
+        assert json.loads(done.stdout) == {"processes": [], "servers": []}
+        assert written(folder) == [before]
+        assert [entry["pid"] for entry in processes(throwaway)] == [process.pid]
+
+
+def test_a_record_that_cannot_be_written_is_said_once(throwaway: Throwaway, tmp_path: Path) -> None:
+    (throwaway.runtime / "sglang-perf-patches").write_text("a file, not a folder")
+    log = tmp_path / "log"
+    with log.open("w") as file, serving(throwaway, stderr=file) as process:
+        assert wait_for(lambda: "`status` will not show" in log.read_text())
+        time.sleep(0.5)  # for a line too many
+    ours = [line for line in log.read_text().splitlines() if "`status` will not show" in line]
+    assert len(ours) == 1, log.read_text()
+    assert ours[0].startswith("WARNING:sglang_perf_patches:")
+    assert f"process {process.pid}" in ours[0]
+
+
+def test_sglang_serve_is_a_launcher(throwaway: Throwaway) -> None:
+    script = throwaway.put(
+        "bin/sglang",
+        FORKS + "print(records.read_all()[0]['role'])\n",
+    )
+    for words, role in (("serve", "launcher"), ("bench", "sglang")):
+        done = throwaway.execute(sys.executable, script, words, "--model-path", "x")
+        assert done.stdout == f"{role}\n", done.stderr

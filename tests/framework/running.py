@@ -38,6 +38,14 @@ look_nowhere_else()
 sys.exit(main(["status", *sys.argv[1:]]))
 """
 
+STATUS_COMMAND = (
+    sys.executable,
+    "-c",
+    "import sys, throwaway_patches as t; t.look_nowhere_else();"
+    "from sglang_perf_patches.cli import main; sys.exit(main(['status', *sys.argv[1:]]))",
+)
+"""``status`` as a user calls it, but of the throwaway package's processes only."""
+
 
 def start(
     throwaway: Throwaway, stderr: IO[str] | int = subprocess.PIPE, **variables: str | None

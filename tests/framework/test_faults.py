@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from throwaway import REPOSITORY, Throwaway, distribution
+from running import STATUS_COMMAND
+from throwaway import REPOSITORY, Throwaway
 
 import tiers
-from linux_mlx.patience import limit_s, wait_for
-from sglang_perf_patches import downloads, sets
-from sglang_perf_patches.compat import source, verdict
-
-_STATUS = (
-    sys.executable,
-    "-c",
-    "import sys, throwaway_patches as t; t.look_nowhere_else();"
-    "from sglang_perf_patches.cli import main; sys.exit(main(['status', *sys.argv[1:]]))",
-)
-
+from linux_mlx.patience import limit_s
+from sglang_perf_patches import downloads
 
 # -- a fault, or the end, at any call; an interruption at any line ---------------------------------
 
@@ -202,7 +191,9 @@ def test_a_process_that_is_killed_at_any_call_leaves_nothing(throwaway: Throwawa
     assert tree() == before
     records = throwaway.runtime / "sglang-perf-patches"
     assert list(records.iterdir())  # what the killed ones left
-    done = subprocess.run(_STATUS, env=throwaway.environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        STATUS_COMMAND, env=throwaway.environment(), capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "no running sglang process" in done.stdout
     assert list(records.iterdir()) == []
@@ -240,151 +231,6 @@ def test_an_unexpected_fault_under_strict_ends_with_one_line(throwaway: Throwawa
     done = throwaway.process(FAULT.replace("== 102", "== 2"), **strict)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "two.helper is failed: AttributeError" in done.stderr
-
-
-# -- the runtime folder ----------------------------------------------------------------------------
-
-SERVE = """
-import logging, resource, sys
-logging.basicConfig(level=logging.INFO)
-from throwaway_patches import *
-import sglang_perf_patches as ours
-use(STEP)
-
-def is_full(full):
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0 if full else limit[1], limit[1]))
-
-is_full("full" in sys.argv)
-print(ours.activate().of("one.step").state, flush=True)
-for line in sys.stdin:
-    if line == "import\\n":
-        import sglang.srt.a as a
-        print(ours.activate().of("one.step").state, a.Worker().step(1), flush=True)
-    else:
-        is_full(line == "full\\n")
-        print("full" if line == "full\\n" else "not full", flush=True)
-"""
-
-
-@contextmanager
-def serving(environment: dict[str, str], log: Path, *words: str) -> Iterator[Callable[[str], str]]:
-    """A process that does as told; ``ask("")`` reads what it said without being asked."""
-    with log.open("a") as file:  # written by another, because a full disk takes no log either
-        logging = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file)
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE, *words],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=logging.stdin,
-        text=True,
-        preexec_fn=_obey_permissions,
-    )
-
-    def ask(line: str) -> str:
-        assert process.stdin
-        assert process.stdout
-        if line:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-        return process.stdout.readline().strip()
-
-    try:
-        yield ask
-    finally:
-        process.kill()
-        process.communicate()
-        logging.communicate()
-
-
-def shown(environment: dict[str, str]) -> list[str]:
-    """The states that `status` shows of the throwaway's one patch."""
-    done = subprocess.run(
-        [*_STATUS, "--json"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        preexec_fn=_obey_permissions,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return [patch["state"] for p in json.loads(done.stdout)["processes"] for patch in p["patches"]]
-
-
-def test_no_record_rather_than_an_old_one(throwaway: Throwaway, tmp_path: Path) -> None:
-    environment, log = throwaway.environment(), tmp_path / "log"
-    with serving(environment, log) as ask:
-        assert ask("") == "pending"
-        assert shown(environment) == ["pending"]
-        assert ask("full") == "full"
-        assert ask("import") == "live 102"
-        assert wait_for(lambda: shown(environment) == [])
-        assert list((throwaway.runtime / "sglang-perf-patches").iterdir()) == []
-        assert wait_for(lambda: "live on sglang 1.0: one.step" in log.read_text())
-        assert ask("not full") == "not full"
-        assert wait_for(lambda: shown(environment) == ["live"])
-
-
-@pytest.mark.parametrize("which", ["the folder", "its parent"])
-def test_a_read_only_runtime_folder(throwaway: Throwaway, tmp_path: Path, which: str) -> None:
-    environment, log = throwaway.environment(), tmp_path / "log"
-    folder = throwaway.runtime / "sglang-perf-patches"
-    if which == "the folder":
-        folder.mkdir()
-        (folder / "1-1.json").write_text("{}")  # of a process that has ended: it can't be removed
-        folder.chmod(0o500)
-    else:
-        throwaway.runtime.chmod(0o500)
-    try:
-        with serving(environment, log) as ask:
-            assert ask("") == "pending"
-            assert ask("import") == "live 102"
-            assert shown(environment) == []
-            assert wait_for(lambda: "live on sglang 1.0: one.step" in log.read_text())
-        assert "Traceback" not in log.read_text()
-    finally:
-        for path in (throwaway.runtime, folder):
-            if path.exists():
-                path.chmod(0o700)
-
-
-def test_no_home_and_no_folder_named(throwaway: Throwaway, tmp_path: Path) -> None:
-    kept = throwaway.environment()
-    environment = {"PYTHONPATH": kept["PYTHONPATH"], "PATH": kept.get("PATH", os.defpath)}
-    log = tmp_path / "log"
-    with serving(environment, log) as ask:
-        assert ask("") == "pending"
-        assert ask("import") == "live 102"
-        assert "live" in shown(environment)
-        assert wait_for(lambda: "live on sglang 1.0: one.step" in log.read_text())
-    # And with no temporary folder that takes a file.
-    with serving(environment, log, "full") as ask:
-        assert ask("") == "pending"
-        assert ask("import") == "live 102"
-        assert wait_for(lambda: log.read_text().count("live on sglang 1.0: one.step") == 2)
-    assert "Traceback" not in log.read_text()
-
-
-def test_status_without_any_folder_for_records(throwaway: Throwaway) -> None:
-    done = throwaway.process(
-        """
-        import resource, sys
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-        from sglang_perf_patches.cli import main
-        sys.exit(main(["status"]))
-        """,
-        XDG_RUNTIME_DIR=None,
-    )
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "no folder for records" in done.stderr
-
-
-def _obey_permissions() -> None:
-    """Limit root to what the permissions of a file allow."""
-    if sys.platform == "linux" and os.getuid() == 0:
-        drop_from_bounding_set, override, read_search = 24, 1, 2
-        for capability in (override, read_search):
-            ctypes.CDLL(None).prctl(drop_from_bounding_set, capability, 0, 0, 0)
 
 
 # -- damaged fingerprints --------------------------------------------------------------------------
@@ -492,124 +338,3 @@ def test_an_import_that_fails_half_way_and_then_succeeds(throwaway: Throwaway) -
         """
     )
     assert done.stderr == ""
-
-
-# -- versions of wrapt and Python ------------------------------------------------------------------
-
-MAIN_PATH = """
-import sys
-from throwaway_patches import *
-use(STEP, HELPER, BOTH)
-from sglang.srt.plugins import load_plugins
-load_plugins()                                  # ours and another plugin that wraps a method
-import sglang.srt.a as a, sglang.srt.b as b
-import sglang_perf_patches as ours
-report = ours.activate()
-assert {s.state for s in report.patches} == {"live"}, report
-assert "their-plugin" in report.of("one.step").reason, report
-assert a.Worker().step(1) == 1 + 1 + 100 + 100 + 7 and b.use(3) == 1006
-ours.deactivate()
-assert a.Worker().step(1) == 2 + 7 and b.use(3) == 6
-
-from sglang_perf_patches import sets
-from sglang_perf_patches.compat import source, verdict
-import importlib, json, wrapt
-importlib.reload(sets)
-words = {}
-for tree in sys.argv[1:]:
-    judged = verdict.judge_each(sets.load(), source.at(tree))
-    words[tree] = {v.patch.id: [v.word, v.reason] for v in judged}
-print(json.dumps({"wrapt": wrapt.__version__, "words": words}))
-"""
-
-THEIR_PLUGIN = """
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-def load():
-    HookRegistry.register(
-        "sglang.srt.a.Worker.step", lambda original, self, x: original(self, x) + 7, HookType.AROUND
-    )
-"""
-
-
-def main_path(
-    throwaway: Throwaway, python: str, wrapt: Path, *words: str
-) -> subprocess.CompletedProcess[str]:
-    """The framework's path through a process that loads plugins, in a Python of its own."""
-    throwaway.lend_plugin_loader("0.5.23")
-    entry_point = "perf_patches = sglang_perf_patches.plugin:load"
-    ours = distribution(throwaway.site.parent / "ours", "sglang-perf-patches", entry_point)
-    theirs = distribution(throwaway.site.parent / "theirs", "their-plugin", "theirs = their:load")
-    (theirs / "their.py").write_text(THEIR_PLUGIN)
-    places = [wrapt, ours, theirs, throwaway.site, REPOSITORY / "src"]
-    script = throwaway.put("main_path.py", MAIN_PATH)
-    return subprocess.run(
-        [python, str(script), *words],
-        env=throwaway.environment(PYTHONPATH=os.pathsep.join(map(str, places))),
-        capture_output=True,
-        text=True,
-        timeout=limit_s(),
-    )
-
-
-def install_wrapt(python: str, requirement: str, folder: Path) -> Path:
-    quietly = ("--quiet", "--disable-pip-version-check", "--no-warn-script-location")
-    command = [python, "-m", "pip", "install", *quietly, "--target", str(folder), requirement]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s())
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.mark.parametrize("bound", ["oldest", "newest"])
-def test_the_oldest_and_the_newest_wrapt(throwaway: Throwaway, tmp_path: Path, bound: str) -> None:
-    (text,) = [
-        line
-        for line in (REPOSITORY / "pyproject.toml").read_text().splitlines()
-        if "wrapt>=" in line
-    ]
-    allowed = text.partition('"')[2].partition('"')[0]
-    oldest = allowed.partition(">=")[2].partition(",")[0]
-    requirement = f"wrapt=={oldest}.*" if bound == "oldest" else allowed
-    done = main_path(
-        throwaway, sys.executable, install_wrapt(sys.executable, requirement, tmp_path / "wrapt")
-    )
-    assert done.returncode == 0, done.stderr
-    version = json.loads(done.stdout)["wrapt"]
-    assert version.startswith(f"{oldest}.") == (bound == "oldest")
-
-
-def interpreter(version: str) -> str | None:
-    """A Python of that version, from the search path or from pyenv."""
-    kept = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
-    for candidate in (shutil.which(f"python{version}"), *map(str, kept)):
-        if candidate:
-            asked = [candidate, "-c", "import sys, pip; print('%d.%d' % sys.version_info[:2])"]
-            done = subprocess.run(asked, capture_output=True, text=True)
-            if done.returncode == 0 and done.stdout.strip() == version:
-                return candidate
-    return None
-
-
-@pytest.mark.parametrize(
-    "version",
-    [
-        "3.10",
-        *(pytest.param(each, marks=pytest.mark.whole_matrix) for each in ("3.11", "3.12")),
-        "3.13",
-    ],
-)
-def test_every_python(throwaway: Throwaway, tmp_path: Path, version: str) -> None:
-    python = interpreter(version)
-    if python is None:
-        pytest.skip(f"there is no Python {version} with pip on this machine")
-    trees = [str(downloads.tree("0.5.23"))]
-    wrapt = install_wrapt(python, "wrapt>=1.16,<3", tmp_path / "wrapt")
-    done = main_path(throwaway, python, wrapt, *trees)
-    assert done.returncode == 0, done.stderr
-    for tree, words in json.loads(done.stdout)["words"].items():
-        assert words == judged_here(tree)
-
-
-@functools.cache
-def judged_here(tree: str) -> dict[str, list[str]]:
-    judged = verdict.judge_each(sets.load(), source.at(tree))
-    return {one.patch.id: [one.word, one.reason] for one in judged}

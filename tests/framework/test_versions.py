@@ -1,0 +1,136 @@
+"""The oldest and the newest wrapt, and each Python: patches go live, and verdicts are the same."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from throwaway import REPOSITORY, Throwaway, distribution
+
+from linux_mlx.patience import limit_s
+from sglang_perf_patches import downloads, sets
+from sglang_perf_patches.compat import source, verdict
+
+MAIN_PATH = """
+import sys
+from throwaway_patches import *
+use(STEP, HELPER, BOTH)
+from sglang.srt.plugins import load_plugins
+load_plugins()                                  # ours and another plugin that wraps a method
+import sglang.srt.a as a, sglang.srt.b as b
+import sglang_perf_patches as ours
+report = ours.activate()
+assert {s.state for s in report.patches} == {"live"}, report
+assert "their-plugin" in report.of("one.step").reason, report
+assert a.Worker().step(1) == 1 + 1 + 100 + 100 + 7 and b.use(3) == 1006
+ours.deactivate()
+assert a.Worker().step(1) == 2 + 7 and b.use(3) == 6
+
+from sglang_perf_patches import sets
+from sglang_perf_patches.compat import source, verdict
+import importlib, json, wrapt
+importlib.reload(sets)
+words = {}
+for tree in sys.argv[1:]:
+    judged = verdict.judge_each(sets.load(), source.at(tree))
+    words[tree] = {v.patch.id: [v.word, v.reason] for v in judged}
+print(json.dumps({"wrapt": wrapt.__version__, "words": words}))
+"""
+
+THEIR_PLUGIN = """
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+def load():
+    HookRegistry.register(
+        "sglang.srt.a.Worker.step", lambda original, self, x: original(self, x) + 7, HookType.AROUND
+    )
+"""
+
+
+def main_path(
+    throwaway: Throwaway, python: str, wrapt: Path, *words: str
+) -> subprocess.CompletedProcess[str]:
+    """The framework's path through a process that loads plugins, in a Python of its own."""
+    throwaway.lend_plugin_loader("0.5.23")
+    entry_point = "perf_patches = sglang_perf_patches.plugin:load"
+    ours = distribution(throwaway.site.parent / "ours", "sglang-perf-patches", entry_point)
+    theirs = distribution(throwaway.site.parent / "theirs", "their-plugin", "theirs = their:load")
+    (theirs / "their.py").write_text(THEIR_PLUGIN)
+    places = [wrapt, ours, theirs, throwaway.site, REPOSITORY / "src"]
+    script = throwaway.put("main_path.py", MAIN_PATH)
+    return subprocess.run(
+        [python, str(script), *words],
+        env=throwaway.environment(PYTHONPATH=os.pathsep.join(map(str, places))),
+        capture_output=True,
+        text=True,
+        timeout=limit_s(),
+    )
+
+
+def install_wrapt(python: str, requirement: str, folder: Path) -> Path:
+    quietly = ("--quiet", "--disable-pip-version-check", "--no-warn-script-location")
+    command = [python, "-m", "pip", "install", *quietly, "--target", str(folder), requirement]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s())
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("bound", ["oldest", "newest"])
+def test_the_oldest_and_the_newest_wrapt(throwaway: Throwaway, tmp_path: Path, bound: str) -> None:
+    (text,) = [
+        line
+        for line in (REPOSITORY / "pyproject.toml").read_text().splitlines()
+        if "wrapt>=" in line
+    ]
+    allowed = text.partition('"')[2].partition('"')[0]
+    oldest = allowed.partition(">=")[2].partition(",")[0]
+    requirement = f"wrapt=={oldest}.*" if bound == "oldest" else allowed
+    done = main_path(
+        throwaway, sys.executable, install_wrapt(sys.executable, requirement, tmp_path / "wrapt")
+    )
+    assert done.returncode == 0, done.stderr
+    version = json.loads(done.stdout)["wrapt"]
+    assert version.startswith(f"{oldest}.") == (bound == "oldest")
+
+
+def interpreter(version: str) -> str | None:
+    """A Python of that version, from the search path or from pyenv."""
+    kept = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+    for candidate in (shutil.which(f"python{version}"), *map(str, kept)):
+        if candidate:
+            asked = [candidate, "-c", "import sys, pip; print('%d.%d' % sys.version_info[:2])"]
+            done = subprocess.run(asked, capture_output=True, text=True)
+            if done.returncode == 0 and done.stdout.strip() == version:
+                return candidate
+    return None
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        "3.10",
+        *(pytest.param(each, marks=pytest.mark.whole_matrix) for each in ("3.11", "3.12")),
+        "3.13",
+    ],
+)
+def test_every_python(throwaway: Throwaway, tmp_path: Path, version: str) -> None:
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version} with pip on this machine")
+    trees = [str(downloads.tree("0.5.23"))]
+    wrapt = install_wrapt(python, "wrapt>=1.16,<3", tmp_path / "wrapt")
+    done = main_path(throwaway, python, wrapt, *trees)
+    assert done.returncode == 0, done.stderr
+    for tree, words in json.loads(done.stdout)["words"].items():
+        assert words == judged_here(tree)
+
+
+@functools.cache
+def judged_here(tree: str) -> dict[str, list[str]]:
+    judged = verdict.judge_each(sets.load(), source.at(tree))
+    return {one.patch.id: [one.word, one.reason] for one in judged}

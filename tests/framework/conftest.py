@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from known_tree import know
 from servers import serve
 from throwaway import Throwaway
 
@@ -23,3 +24,11 @@ def throwaway(tmp_path: Path) -> Throwaway:
 def server(request: pytest.FixtureRequest, throwaway: Throwaway) -> Throwaway:
     """A throwaway package that publishes as ``old`` releases do, and as ``new`` ones do."""
     return serve(throwaway, request.param)
+
+
+@pytest.fixture
+def tree(throwaway: Throwaway) -> Path:
+    """The installed tree, which a test may edit; the sets know its first state."""
+    first = Throwaway.write(throwaway.site.parent / "first").site
+    know(throwaway, first)
+    return throwaway.site / "sglang"

@@ -1,4 +1,4 @@
-"""``list`` and ``explain``: their forms, their exit codes, and one sentence for bad input."""
+"""The command: the forms of ``list``, exit codes, and one sentence for bad input."""
 
 from __future__ import annotations
 
@@ -10,44 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from known_tree import change
 from throwaway import Throwaway
 
-from sglang_perf_patches import __version__, sets
-from sglang_perf_patches.model.releases import KNOWN
-
-# Every process of these tests knows throwaway sets, made from a tree as it was first written.
-SETS = """
-import os
-import throwaway_patches as t
-from pathlib import Path
-from sglang_perf_patches.compat import source
-gone = t.declare("two.gone", install="step", targets=("sglang.srt.gone:f",))
-built = t.declare("two.built", install="step", targets=(f"{t.A}:helper",),
-    upstream=("sgl-project/sglang#1",), built_in_since="1.0",
-    markers=(t.Marker(definition=f"{t.A}:helper", contains="scale"),))
-t.use(t.STEP, t.HELPER, t.BOTH, t.POLICY, gone, built,
-    tree=source.Tree(source.find(os.environ["FIRST_TREE"])))
-"""
-
-
-@pytest.fixture
-def tree(throwaway: Throwaway) -> Path:
-    """The installed tree, which a test may edit; the sets know its first state."""
-    first = Throwaway.write(throwaway.site.parent / "first").site
-    know(throwaway, first)
-    return throwaway.site / "sglang"
-
-
-def know(throwaway: Throwaway, tree: Path) -> None:
-    """Let the sets of every process be known as `tree` has them."""
-    text = f"import os\nos.environ['FIRST_TREE'] = {str(tree)!r}\n{SETS}"
-    throwaway.put("sitecustomize.py", text)
-
-
-def change(tree: Path, before: str = "return x + 1", after: str = "return 1 + x") -> None:
-    path = tree / "srt" / "a.py"
-    assert before in path.read_text()
-    path.write_text(path.read_text().replace(before, after))
+from sglang_perf_patches import __version__
 
 
 def test_json_has_the_designed_form(throwaway: Throwaway, tree: Path) -> None:
@@ -215,110 +181,6 @@ def test_exit_code_before_and_after_a_change(
     assert "sglang.srt.a:Worker.step is not the code we know" in step["reason"]
 
 
-def test_explain(throwaway: Throwaway, tree: Path) -> None:
-    text = throwaway.command("explain", "two.both").stdout
-    assert "Why:" not in text  # it has no page
-    assert "What it changes" not in text
-    assert text.endswith("add --all\n")
-    text = throwaway.command("explain", "two.both", "--all").stdout
-    assert "What it changes:\n  sglang.srt.a:Worker.step\n" in text
-    assert (
-        "Chosen by SGLANG_PERF_PATCHES=all. To turn it off: SGLANG_PERF_PATCHES=all,-two.both\n"
-        in text
-    )
-    policy = throwaway.command("explain", "two.policy").stdout
-    assert (
-        "Not chosen by SGLANG_PERF_PATCHES=all: an opt-in patch needs its full name. "
-        "To turn it on: SGLANG_PERF_PATCHES=all,two.policy\n"
-    ) in policy
-    for selection in ("none", ""):
-        off = throwaway.command("explain", "one.step", SGLANG_PERF_PATCHES=selection).stdout
-        assert "To turn it on: SGLANG_PERF_PATCHES=one.step\n" in off
-    assert "\n  sglang.srt.a:Worker.extra\n" in text
-    assert "\nWhat it relies on:\n  sglang.srt.a:Worker\n" in text
-    built = throwaway.command("explain", "two.built").stdout
-    assert "https://github.com/sgl-project/sglang/pull/1" in built
-    data = json.loads(throwaway.command("explain", "two.both", "--json").stdout)
-    assert (data["id"], data["why"], data["differences"]) == ("two.both", "", [])
-    assert (data["targets"][0], data["targets"][-1]) == (
-        *("sglang.srt.a:Worker.step", "sglang.srt.a:Worker.extra"),
-    )
-    assert len(data["depends"]) == 1
-
-
-def test_explain_says_how_what_a_patch_needs_fares(throwaway: Throwaway, tree: Path) -> None:
-    with open(throwaway.site / "sitecustomize.py", "a", encoding="utf-8") as file:
-        file.write(
-            "from dataclasses import replace\n"
-            "needing = replace(t.BOTH, requires=('two.built', 'two.gone'))\n"
-            "t.use(needing, gone, built, tree=source.Tree(source.find(os.environ['FIRST_TREE'])))\n"
-        )
-    text = throwaway.command("explain", "two.both").stdout
-    assert "Needs: two.built (built-in here), two.gone (absent here)\n" in text
-
-
-def test_explain_says_what_leaves_a_patch_on_and_its_flags(
-    throwaway: Throwaway, tree: Path
-) -> None:
-    with open(throwaway.site / "sitecustomize.py", "a", encoding="utf-8") as file:
-        file.write(
-            "from dataclasses import replace\n"
-            "t.use(replace(t.STEP, proven_with={'tracked-states': 'x', 'cpu': 'x'}))\n"
-        )
-    brief = " ".join(throwaway.command("explain", "one.step").stdout.split())
-    assert "It works with 1 GPU; off with TP, MTP, EP, DP attention, hierarchical cache." in brief
-    assert "Every other feature" not in brief
-    text = " ".join(throwaway.command("explain", "one.step", "--all").stdout.split())
-    assert "Every other feature turns the patch off." in text
-    assert (
-        "- tracked-states: states are tracked in extra buffers "
-        "(--mamba-scheduler-strategy extra_buffer or --mamba-radix-cache-strategy extra_buffer)"
-    ) in text
-    assert "- cpu: this server runs on a CPU with sglang's CPU kernels Needs" not in text
-    assert "tensor-parallel" not in text
-
-
-def test_explain_of_a_set_lists_it(throwaway: Throwaway, tree: Path) -> None:
-    done = throwaway.command("explain", "two")
-    assert done.stdout.splitlines()[:3] == ["on sglang 1.0", "", "two: two"]
-    shown = [line[2:].partition(":")[0] for line in done.stdout.splitlines() if "  two." in line]
-    assert shown == ["two.helper", "two.both", "two.policy"]
-    assert "absent: two.gone\nbuilt-in: two.built\n" in done.stdout
-    text = throwaway.command("explain", "two", "--all").stdout
-    shown = [line[2:].partition(":")[0] for line in text.splitlines() if "  two." in line]
-    assert shown == ["two.helper", "two.both", "two.policy", "two.gone", "two.built"]
-    data = json.loads(throwaway.command("explain", "two", "--json").stdout)
-    assert [patch["id"] for patch in data["patches"]] == shown
-
-
-def test_explain_where_nothing_can_be_kept(throwaway: Throwaway, tree: Path) -> None:
-    """A HOME that takes no file: the command can't make the difference, but shows all else."""
-    change(tree)
-    home = throwaway.put("home", "a file, so that root can't write there either")
-    done = throwaway.command(
-        "explain", "one.step", HOME=str(home), XDG_CACHE_HOME=None, PIP_NO_INDEX="1"
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "no copy of 1.0 to compare with" in done.stdout
-
-
-def test_explain_shows_the_difference_of_a_refusal(throwaway: Throwaway, tree: Path) -> None:
-    change(tree)
-    known = throwaway.site.parent / "cache" / "sglang-perf-patches" / "releases" / "1.0"
-    known.parent.mkdir(parents=True)
-    (throwaway.site.parent / "first" / "site").rename(known)
-    know(throwaway, known)
-    done = throwaway.command(
-        "explain",
-        "one.step",
-        XDG_CACHE_HOME=str(throwaway.site.parent / "cache"),
-        SGLANG_PERF_PATCHES="one",
-    )
-    assert done.returncode == 1
-    assert "-    return x + 1" in done.stdout
-    assert "+    return 1 + x" in done.stdout
-
-
 def test_plugins_variable_that_leaves_us_out_is_told(throwaway: Throwaway, tree: Path) -> None:
     throwaway.put("sglang/srt/plugins/__init__.py", "")
     assert "SGLANG_PLUGINS" not in throwaway.command().stdout
@@ -406,16 +268,6 @@ def test_no_sglang(throwaway: Throwaway) -> None:
     for words in ("--json", "doctor"):
         done = throwaway.command(words, PYTHONPATH=src)
         assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{sentence}\n")
-
-
-def test_a_set_and_a_patch_are_short_on_the_newest_release() -> None:
-    """A set fits a screen; the lists of features and of code need ``--all``."""
-    asked = [sys.executable, "-m", "sglang_perf_patches", "explain"]
-    version = ["--sglang-version", KNOWN[-1]]
-    for name in sets.NAMES:
-        done = subprocess.run([*asked, name, *version], capture_output=True, check=True, text=True)
-        assert done.stdout.count("\n") <= 40, name
-        assert f"{name}: " in done.stdout
 
 
 def test_a_release_that_is_too_old_is_one_sentence(throwaway: Throwaway) -> None:

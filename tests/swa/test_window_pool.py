@@ -133,7 +133,7 @@ def test_two_ranks_compute_what_stock_does(release: str) -> None:
     """Both with half of the KV heads, over gloo: batches, tokens and logits of each."""
     told = {each: released.ranks(release, RANK, [each, each]) for each in ("none", PATCH.id)}
     for stock, patched in zip(*told.values(), strict=True):
-        assert stock.pop("patch") == ["off", ""]
+        assert stock.pop("patch") == ["off", "not chosen"]
         assert patched.pop("patch") == ["live", ""]
         assert stock.pop("pools")[1] is None
         assert patched.pop("pools")[1] > 0

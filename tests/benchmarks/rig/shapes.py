@@ -13,16 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_COMMON: dict[str, Any] = {
-    "torch_dtype": "bfloat16",
-    "rms_norm_eps": 1e-6,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 2,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 131072,
-    "hidden_act": "silu",
-}
+from families import (
+    COMMON,
+    DEEPSEEK,
+    EAGLE,
+    GDN,
+    GPT_OSS,
+    HYBRID,
+    LLAMA,
+    LLAMA_DRAFT,
+    NEMOTRON,
+    TRACKED,
+    V2_LITE,
+)
 
 EVERYWHERE: dict[str, Any] = {
     "load_format": "dummy",
@@ -33,36 +36,6 @@ EVERYWHERE: dict[str, Any] = {
     "log_level": "info",
 }
 """What every Engine here is given."""
-
-_EAGLE: dict[str, Any] = {
-    "attention_backend": "triton",
-    "mem_fraction_static": 0.6,
-    "cuda_graph_max_bs": 64,
-    "max_running_requests": 64,
-    "context_length": 131072,
-    "speculative_algorithm": "EAGLE",
-    "speculative_num_steps": 3,
-    "speculative_eagle_topk": 1,
-    "speculative_num_draft_tokens": 4,
-    "disable_piecewise_cuda_graph": True,
-    "disable_radix_cache": True,
-}
-_TRACKED: dict[str, Any] = {
-    "attention_backend": "triton",
-    "mamba_scheduler_strategy": "extra_buffer",
-    "page_size": 64,
-    "mem_fraction_static": 0.5,
-    "chunked_prefill_size": 8192,
-    "max_running_requests": 64,
-    "cuda_graph_max_bs": 64,
-}
-_HYBRID: dict[str, Any] = {
-    "moe_runner_backend": "triton",
-    "mem_fraction_static": 0.97,
-    "max_running_requests": 64,
-    "max_total_tokens": 200_000,
-    "cuda_graph_bs": [1, 16, 64],
-}
 
 
 @dataclass(frozen=True)
@@ -81,128 +54,10 @@ class Shape:
     draft: Mapping[str, Any] | None = None
 
 
-_LLAMA: dict[str, Any] = {
-    **_COMMON,
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 32,  # so few that some drafts are accepted by chance
-    "hidden_size": 2048,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "rope_theta": 10000.0,
-}
-_LLAMA_DRAFT = {"architectures": ["LlamaForCausalLMEagle"], "num_hidden_layers": 1}
-_DEEPSEEK: dict[str, Any] = {
-    **_COMMON,
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "model_type": "deepseek_v3",
-    "vocab_size": 32,
-    "hidden_size": 2048,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "moe_intermediate_size": 512,
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "topk_method": "noaux_tc",
-    "scoring_func": "sigmoid",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-    "first_k_dense_replace": 1,
-    "moe_layer_freq": 1,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "rope_theta": 10000.0,
-    "rope_scaling": None,
-    "attention_bias": False,
-    "num_nextn_predict_layers": 1,
-}
-_V2_LITE: dict[str, Any] = {
-    **_DEEPSEEK,
-    "vocab_size": 102400,
-    "intermediate_size": 10944,
-    "moe_intermediate_size": 1408,
-    "num_hidden_layers": 27,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": 6,
-    "q_lora_rank": None,
-    "max_position_embeddings": 163840,
-}
-_GDN: dict[str, Any] = {
-    **_COMMON,
-    "architectures": ["Qwen3NextForCausalLM"],
-    "model_type": "qwen3_next",
-    "hidden_size": 2048,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "rope_theta": 1e7,
-    "partial_rotary_factor": 0.25,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "decoder_sparse_step": 1,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-    "norm_topk_prob": True,
-    "mlp_only_layers": [],
-    "full_attention_interval": 4,
-}
-_GPT_OSS: dict[str, Any] = {
-    **_COMMON,
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "head_dim": 64,
-    "attention_bias": True,
-    "swiglu_limit": 7.0,
-    "initial_context_length": 4096,
-    "rope_theta": 150000.0,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 32.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-        "original_max_position_embeddings": 4096,
-    },
-    "sliding_window": 128,
-    "router_aux_loss_coef": 0.9,
-}
-_NEMOTRON: dict[str, Any] = {
-    **_COMMON,
-    "architectures": ["NemotronHForCausalLM"],
-    "model_type": "nemotron_h",
-    "vocab_size": 131072,
-    "num_attention_heads": 32,
-    "head_dim": 128,
-    "ssm_state_size": 128,
-    "n_groups": 8,
-    "conv_kernel": 4,
-    "chunk_size": 128,
-    "mamba_ssm_cache_dtype": "float32",
-    "mlp_hidden_act": "relu2",
-    "layer_norm_epsilon": 1e-5,
-    "max_position_embeddings": 262144,
-}
-
-
 def _gemma_4(target: Mapping[str, Any], assistant: Mapping[str, Any]) -> Shape:
     """A text model and its assistant of four layers, which have the target's heads of KV."""
     text: dict[str, Any] = {
-        **_COMMON,
+        **COMMON,
         "model_type": "gemma4_text",
         "vocab_size": 262144,
         "head_dim": 256,
@@ -245,11 +100,11 @@ def _gemma_4(target: Mapping[str, Any], assistant: Mapping[str, Any]) -> Shape:
 
 
 SHAPES: dict[str, Shape] = {
-    "llama": Shape(_LLAMA, _EAGLE, _LLAMA_DRAFT),
+    "llama": Shape(LLAMA, EAGLE, LLAMA_DRAFT),
     # Llama-3.1-8B's, with a draft of one layer.
     "llama-8b": Shape(
         {
-            **_LLAMA,
+            **LLAMA,
             "vocab_size": 128256,
             "hidden_size": 4096,
             "intermediate_size": 14336,
@@ -257,17 +112,17 @@ SHAPES: dict[str, Shape] = {
             "num_attention_heads": 32,
             "num_key_value_heads": 8,
         },
-        _EAGLE,
-        _LLAMA_DRAFT,
+        EAGLE,
+        LLAMA_DRAFT,
     ),
     # A small DeepSeek-V3 with its own MTP layer as the draft.
-    "deepseek": Shape(_DEEPSEEK, _EAGLE),
+    "deepseek": Shape(DEEPSEEK, EAGLE),
     # DeepSeek-V2-Lite's dimensions in DeepSeek-V3's architecture, which has an MTP layer.
-    "v2-lite-mtp": Shape(_V2_LITE, _EAGLE),
+    "v2-lite-mtp": Shape(V2_LITE, EAGLE),
     # Qwen3-Next's layers, 24 of them, with few and small experts.
     "gdn-24": Shape(
         {
-            **_GDN,
+            **GDN,
             "vocab_size": 32000,
             "intermediate_size": 2048,
             "num_hidden_layers": 24,
@@ -275,12 +130,12 @@ SHAPES: dict[str, Shape] = {
             "num_experts_per_tok": 2,
             "layer_types": [*["linear_attention"] * 3, "full_attention"] * 6,
         },
-        _TRACKED,
+        TRACKED,
     ),
     # Qwen3.5-35B-A3B's dimensions in Qwen3-Next's architecture.
     "qwen-35b-a3b": Shape(
         {
-            **_GDN,
+            **GDN,
             "vocab_size": 151936,
             "intermediate_size": 5120,
             "num_hidden_layers": 40,
@@ -291,7 +146,7 @@ SHAPES: dict[str, Shape] = {
     ),
     "gpt-oss-20b": Shape(
         {
-            **_GPT_OSS,
+            **GPT_OSS,
             "vocab_size": 201088,
             "hidden_size": 2880,
             "intermediate_size": 2880,
@@ -306,7 +161,7 @@ SHAPES: dict[str, Shape] = {
     ),
     "gemma-3-12b": Shape(
         {
-            **_COMMON,
+            **COMMON,
             "architectures": ["Gemma3ForCausalLM"],
             "model_type": "gemma3_text",
             "vocab_size": 262208,
@@ -327,7 +182,7 @@ SHAPES: dict[str, Shape] = {
     ),
     "gemma-3-4b": Shape(
         {
-            **_COMMON,
+            **COMMON,
             "architectures": ["Gemma3ForCausalLM"],
             "model_type": "gemma3_text",
             "vocab_size": 262208,
@@ -382,7 +237,7 @@ SHAPES: dict[str, Shape] = {
     # Llama-3.1-8B's dimensions, with stock's own choices.
     "llama-8b-plain": Shape(
         {
-            **_LLAMA,
+            **LLAMA,
             "vocab_size": 128256,
             "hidden_size": 4096,
             "intermediate_size": 14336,
@@ -393,7 +248,7 @@ SHAPES: dict[str, Shape] = {
     ),
     "gpt-oss-small": Shape(
         {
-            **_GPT_OSS,
+            **GPT_OSS,
             "vocab_size": 32000,
             "rms_norm_eps": 1e-5,
             "max_position_embeddings": 140000,
@@ -416,7 +271,7 @@ SHAPES: dict[str, Shape] = {
     # NVIDIA-Nemotron-3-Nano-30B-A3B: 23 Mamba2, 23 MoE and 6 attention layers.
     "nemotron-30b-a3b": Shape(
         {
-            **_NEMOTRON,
+            **NEMOTRON,
             "hidden_size": 2688,
             "intermediate_size": 1856,
             "hybrid_override_pattern": "MEMEM*E" + "MEMEM*E" * 4 + "MEMEMEM*E" + "MEMEMEME",
@@ -432,14 +287,14 @@ SHAPES: dict[str, Shape] = {
             "n_group": 1,
             "topk_group": 1,
         },
-        _HYBRID,
+        HYBRID,
     ),
     # The sizes of a Ling mini (16B, 1.4B active) in the architecture of Ling 2.5: 16 layers of
     # lightning attention (seg_la, the default) and 4 of MLA. The router is a plain softmax, which
     # needs no kernel of FlashInfer's.
     "ling-16b-a1b": Shape(
         {
-            **_COMMON,
+            **COMMON,
             "architectures": ["BailingMoeV2_5ForCausalLM"],
             "model_type": "bailing_hybrid",
             "vocab_size": 157184,
@@ -473,7 +328,7 @@ SHAPES: dict[str, Shape] = {
             "routed_scaling_factor": 2.5,
             "rope_theta": 600000.0,
         },
-        _HYBRID,
+        HYBRID,
     ),
 }
 

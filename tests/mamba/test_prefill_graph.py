@@ -116,7 +116,7 @@ def test_each_runner_captures_into_a_pool_of_its_own(found: Found, release: str)
 @pytest.mark.whole_matrix  # the proof has it too, with tables of two rows
 @EACH
 def test_more_requests_than_tables_hold_replay_stocks_graph(found: Found, release: str) -> None:
-    assert found(release, "graph_jobs", "many") == 1
+    assert found(release, "replay_jobs", "many") == 1
 
 
 @EACH
@@ -140,7 +140,7 @@ def test_it_stays_while_graphs_are_left_that_were_captured_with_it(
 @pytest.mark.whole_matrix
 @EACH
 def test_a_broken_patch_is_found(found: Found, release: str) -> None:
-    errors = found(release, "graph_jobs", "broken")
+    errors = found(release, "replay_jobs", "broken")
     assert "result['outputs'][0]" in errors["no wait"]
     assert "is captured" in errors["any tile"]
 
@@ -148,7 +148,7 @@ def test_a_broken_patch_is_found(found: Found, release: str) -> None:
 @pytest.mark.whole_matrix
 @EACH
 def test_a_broken_break_is_found(found: Found, release: str) -> None:
-    errors = found(release, "graph_jobs", "broken_breaks")
+    errors = found(release, "replay_jobs", "broken_breaks")
     assert all(each.startswith("different: ") for each in errors.values()), errors
     assert len(errors) == 5
 
@@ -156,6 +156,6 @@ def test_a_broken_break_is_found(found: Found, release: str) -> None:
 @pytest.mark.whole_matrix  # the proof's replays four times more
 @EACH
 def test_a_broken_graph_of_one_request_is_found(found: Found, release: str) -> None:
-    errors = found(release, "graph_jobs", "broken_one")
+    errors = found(release, "replay_jobs", "broken_one")
     assert all(each.startswith("different: ") for each in errors.values()), errors
     assert len(errors) == 6

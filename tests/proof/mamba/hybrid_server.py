@@ -12,13 +12,12 @@ from __future__ import annotations
 import importlib
 import zlib
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from sglang_perf_patches.verify import Different
-from sglang_perf_patches.verify.stock import MEMORY, NoneByDefault, takes
+from sglang_perf_patches.verify.stock import MEMORY, takes
 from tests.proof import requests
 from tests.proof.caches import kv_allocator
 from tests.proof.mamba.decode_results import Launched, Results, accepted, launched
@@ -26,12 +25,12 @@ from tests.proof.mamba.fake_cuda_graph import Unpinned
 from tests.proof.mamba.hybrid_parts import (
     VOCABULARY,
     Shape,
-    arguments,
     model_config,
     prefix_cache,
     schedule_batch,
     state_pool,
 )
+from tests.proof.mamba.hybrid_scheduler import scheduler
 
 END = 2
 
@@ -64,7 +63,7 @@ class HybridServer:
         self.slots = getattr(self.pool, "mamba_allocator", None) or self.pool.mamba_pool
         self.kv = self._make_kv()
         self.tree = self._make_tree()
-        self.scheduler = self._scheduler()
+        self.scheduler = scheduler(shape, self.pool, self.kv, self.tree)
         self.running = schedule_batch(
             *([], self.pool, self.kv, self.tree),
             enable_overlap=False,
@@ -369,62 +368,6 @@ class HybridServer:
 
     def _change(self, *what: Any) -> None:
         self.log.append((*what, [req.rid for req in self.waiting], len(self.running.reqs)))
-
-    # -- parts -----------------------------------------------------------------------------------
-
-    def _scheduler(self) -> Any:
-        module = importlib.import_module("sglang.srt.managers.scheduler")
-
-        class Scheduler(module.Scheduler):  # type: ignore[misc, name-defined]
-            """The release's, without what it starts; what it lacks is off."""
-
-            def __init__(self, **own: Any) -> None:
-                for name, value in own.items():
-                    setattr(self, name, value)
-
-            def __getattr__(self, name: str) -> Any:
-                if name.startswith("__"):
-                    raise AttributeError(name)
-                return None
-
-            def get_num_allocatable_reqs(
-                self, running: int, *_: Any, num_held_rows: int = 0, **__: Any
-            ) -> int:
-                most = int(self.max_running_requests) - running
-                if self.disaggregation_mode.name == "PREFILL":  # those whose KV is sent hold rows
-                    most = min(most, self.req_to_token_pool.available_size() + num_held_rows)
-                return most
-
-        runner = NoneByDefault(attn_backend=SimpleNamespace(extend_attention_block_m=64))
-        return Scheduler(
-            server_args=arguments(self.shape),
-            waiting_queue=[],
-            grammar_manager=SimpleNamespace(has_waiting_grammars=lambda: False),
-            policy=SimpleNamespace(
-                calc_priority=lambda *_, **__: None,
-                shortest_prefill_chunk_limit=lambda *_: None,
-            ),
-            page_size=self.shape.page,
-            tree_cache=self.tree,
-            req_to_token_pool=self.pool,
-            token_to_kv_pool_allocator=self.kv,
-            new_token_ratio=0.5,
-            new_token_ratio_tracker=SimpleNamespace(current=0.5),
-            max_prefill_tokens=4 * self.shape.chunk,
-            chunked_prefill_size=self.shape.chunk,
-            priority_scheduling_preemption_threshold=0,
-            max_prefill_bs=0,
-            max_running_requests=self.shape.rows,
-            tp_worker=NoneByDefault(model_runner=runner),
-            model_config=model_config(),
-            spec_algorithm=requests.speculation()["EAGLE" if self.shape.drafts else "NONE"],
-            disaggregation_mode=importlib.import_module(
-                "sglang.srt.disaggregation.utils"
-            ).DisaggregationMode["PREFILL" if self.shape.transfer else "NULL"],
-            load_inquirer=SimpleNamespace(_get_num_pending_tokens=lambda **_: 0),
-            enable_overlap=False,
-            device="cpu",
-        )
 
 
 def held(req: Any) -> Any:

@@ -28,6 +28,7 @@ import leaving_checks  # noqa: E402
 import metadata_checks  # noqa: E402
 import pool_checks  # noqa: E402
 import sglang.srt.disaggregation.decode  # noqa: F401, E402 - the patches go live on what is there
+import slot_checks  # noqa: E402
 import together_checks  # noqa: E402
 from machine import play  # noqa: E402, F401 - a job
 
@@ -45,6 +46,7 @@ _MODULES = (
     leaving_checks,
     metadata_checks,
     pool_checks,
+    slot_checks,
     together_checks,
     cases,
     *([importlib.import_module("graph_checks")] if find_spec(_RUNNER) else ()),

@@ -1,4 +1,4 @@
-"""``explain``: what it says of a patch and of a set, and the difference behind a refusal."""
+"""``explain``: what it prints about a patch and a set, and the difference behind a refusal."""
 
 from __future__ import annotations
 

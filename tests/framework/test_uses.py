@@ -124,7 +124,7 @@ USES = {
     "plain-rotary": ("Model(rope_scaling={'mrope_section': [8]})", "Model()"),
     "window-pool": ("Model(of='DeepseekV4ForCausalLM', pool=True)", "Model(pool=True)"),
     "poolless-windows": ("Model(of='GptOssForCausalLM')", "Model(of='Gemma3ForCausalLM')"),
-    "triton-alone": (
+    "triton-only": (
         {"attention_backend": "fa3", "decode_attention_backend": "triton"},
         {"attention_backend": "triton"},
     ),

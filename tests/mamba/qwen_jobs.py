@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import logging
 import warnings
-import zlib
 from contextlib import nullcontext
 from random import Random
 from typing import Any
@@ -21,14 +20,13 @@ for name in ("sglang", "sglang_perf_patches"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
 import qwen_server
-import torch
 
 from sglang_perf_patches.live import published
 from sglang_perf_patches.model.setups import FEATURES
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import prefill_tables
 from sglang_perf_patches.verify.comparing import live, require_same
 from sglang_perf_patches.verify.stock import publish_server as publish
-from tests.proof.swa.window_server import WindowServer
+from tests.proof.swa.window_server import WindowServer, checksum
 
 GRAPH = "mamba.gdn-prefill-graph"
 SLOTS = "mamba.slot-exhaustion"
@@ -78,13 +76,9 @@ def computed(server: WindowServer) -> dict[str, Any]:
     assert all(row.isfinite().all() for rows in played["logits"].values() for row in rows)
     return {
         **played,
-        "logits": {rid: [*map(_sum, rows)] for rid, rows in played["logits"].items()},
-        "states": [*map(_sum, played["states"])],
+        "logits": {rid: [*map(checksum, rows)] for rid, rows in played["logits"].items()},
+        "states": [*map(checksum, played["states"])],
     }
-
-
-def _sum(held: torch.Tensor) -> int:
-    return zlib.crc32(held.contiguous().view(torch.uint8).numpy().tobytes())
 
 
 def replies_of(*patches: str, buckets: tuple[int, ...] = BUCKETS, **asked: Any) -> dict[str, Any]:

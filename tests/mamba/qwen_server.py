@@ -17,7 +17,6 @@ from unittest import mock
 import torch
 from torch.nn import functional
 
-from sglang_perf_patches.live.published import Published
 from tests.proof.mamba import fake_cuda_graph
 from tests.proof.swa import window_models
 from tests.proof.swa.window_server import WindowServer, prepare
@@ -107,15 +106,9 @@ def served(buckets: Sequence[int] = (), **asked: Any) -> Iterator[WindowServer]:
     few = {"max_mamba_cache_size": 64}
     settings = {"attention_backend": "triton", "dtype": "float16", **few, **asked}
     hook: Any = importlib.import_module("sglang.srt.arg_groups.mamba_hook")
-    read = Published.read
-
-    def on_a_gpu(self: Any, name: str) -> Any:
-        """A CPU's server has no prefill graphs until `fake_cuda_graph.capture_prefills`."""
-        is_asked = name == "graphs.prefill" and buckets
-        return fake_cuda_graph.breakable() if is_asked else read(self, name)
 
     with (
-        mock.patch.object(Published, "read", on_a_gpu),
+        fake_cuda_graph.read_as_breakable() if buckets else contextlib.nullcontext(),
         mock.patch.object(hybrid, "check_cuda_graph_backend", return_value=bool(buckets)),
         mock.patch.object(hook, "_platform_supports_mamba_cache_extra_buffer", return_value=True),
     ):

@@ -102,7 +102,7 @@ def many() -> int:
 
 
 def broken() -> dict[str, str]:
-    """What the proof says of a patch that is broken on purpose."""
+    """What the proof reports for a patch that is broken on purpose."""
     loaded = Loading.of(Batch((Request(3, 64, tracked=False),)))
     crossing = Replays(
         (Batch((Request(15, 3, tracked=False),)),), bucket=33, left=frozenset({0}), smaller=(8,)

@@ -17,9 +17,7 @@ import logging
 import os
 import sys
 import warnings
-import zlib
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -33,8 +31,6 @@ stubs.lend()
 for name in ("sglang", "sglang_perf_patches"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
-import torch
-
 import sglang_perf_patches
 from sglang_perf_patches.live import engine, published
 from sglang_perf_patches.model.setups import FEATURES
@@ -42,7 +38,7 @@ from sglang_perf_patches.sets.swa.prefill_graph.body import Either
 from sglang_perf_patches.verify.swa.prefill_graph import PATCH
 from tests.proof.mamba import fake_cuda_graph
 from tests.proof.swa import prefill_graph as proof
-from tests.proof.swa.window_server import FLASH, WindowServer, prepare
+from tests.proof.swa.window_server import FLASH, WindowServer, checksum, prepare
 
 BUCKETS = (8, 32, 64)
 _DRAW = Random(7)
@@ -62,12 +58,6 @@ def main(rank: int, ranks: int, port: int, selection: str) -> None:
     # As in a server, whose runners are imported before its attention backend is made.
     importlib.import_module("sglang.srt.model_executor.runner.prefill_cuda_graph_runner")
     sglang_perf_patches.activate(selection)
-    units = SimpleNamespace(multi_processor_count=proof.UNITS)
-    read = published.Published.read
-
-    def on_a_gpu(self: Any, name: str) -> Any:
-        return fake_cuda_graph.breakable() if name == "graphs.prefill" else read(self, name)
-
     replayed: list[bool] = []
     replay = Either.replay
 
@@ -76,9 +66,8 @@ def main(rank: int, ranks: int, port: int, selection: str) -> None:
         replay(self)
 
     with (
-        mock.patch.object(published.Published, "read", on_a_gpu),
-        mock.patch.object(flash, "get_device_capability", return_value=(9, 0)),
-        mock.patch.object(torch.cuda, "get_device_properties", return_value=units),
+        fake_cuda_graph.read_as_breakable(),
+        proof.on_hopper(),
         mock.patch.object(Either, "replay", counted),
         fake_cuda_graph.on_cpu(),
         fake_cuda_graph.Unpinned(),
@@ -102,10 +91,7 @@ def main(rank: int, ranks: int, port: int, selection: str) -> None:
         "ours": sum(replayed),
         "batches": server.batches,
         "tokens": {rid: server.tokens(rid) for rid in server.reqs},
-        "logits": {
-            rid: [zlib.crc32(row.contiguous().view(torch.uint8).numpy().tobytes()) for row in rows]
-            for rid, rows in server.logits.items()
-        },
+        "logits": {rid: [*map(checksum, rows)] for rid, rows in server.logits.items()},
         "finite": all(row.isfinite().all() for rows in server.logits.values() for row in rows),
     }
     sglang_perf_patches.deactivate()  # while the server may still replay

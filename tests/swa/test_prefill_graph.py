@@ -62,7 +62,7 @@ def test_a_replay_waits_for_what_each_layer_loads(answers: dict[str, Any]) -> No
     assert answers["waits"] == [0, 1]
 
 
-def test_a_rank_that_comes_late_does_not_agree_alone(answers: dict[str, Any]) -> None:
+def test_a_rank_that_comes_late_does_not_agree_by_itself(answers: dict[str, Any]) -> None:
     assert answers["late"] == [False, False]
 
 

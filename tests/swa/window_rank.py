@@ -14,7 +14,6 @@ import logging
 import os
 import sys
 import warnings
-import zlib
 
 warnings.simplefilter("ignore")
 
@@ -31,7 +30,7 @@ from sglang_perf_patches.live import published
 from sglang_perf_patches.model.setups import FEATURES
 from tests.proof.swa import window_loads
 from tests.proof.swa.window_pool import PATCH
-from tests.proof.swa.window_server import WindowServer, prepare
+from tests.proof.swa.window_server import WindowServer, checksum, prepare
 
 
 def main(rank: int, ranks: int, port: int, selection: str) -> None:
@@ -41,10 +40,7 @@ def main(rank: int, ranks: int, port: int, selection: str) -> None:
     server = WindowServer(rank=rank, port=port, tp_size=ranks)
     window_loads.LONG.play(server)
     server.check_drained()
-    logits = {
-        rid: [zlib.crc32(row.numpy().tobytes()) for row in rows]
-        for rid, rows in server.logits.items()
-    }
+    logits = {rid: [*map(checksum, rows)] for rid, rows in server.logits.items()}
     report = sglang_perf_patches.report()
     patch = report.of(PATCH) if report else None
     told = {

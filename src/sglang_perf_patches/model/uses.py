@@ -59,7 +59,7 @@ USES = (
         on={**dict.fromkeys(_PHASES, ("triton",)), "speculative_algorithm": ("frozen_kv_mtp",)},
     ),
     _use(
-        "triton-alone",
+        "triton-only",
         "prefills and decoding do not both run on Triton",
         on=dict.fromkeys(_PHASES[:2], ("triton",)),
         every=True,

@@ -41,7 +41,7 @@ def announce(patch: str, state: object) -> str:
 def agree(key: str, ranks: Sequence[int]) -> bool:
     """Whether each rank that takes part in a capture's barriers has announced the same.
 
-    If not, this rank takes its announcement back: one that comes later must not agree alone.
+    If not, this rank withdraws its announcement. Otherwise a later rank would find all of them.
     """
     if len(ranks) == 1:
         return True

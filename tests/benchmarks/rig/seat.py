@@ -80,7 +80,7 @@ class Seat:
         }
 
     def bits(self, count: int) -> dict[str, Any]:
-        """Tokens and log-probabilities of prompts, twice: alone, together, with a cached prefix."""
+        """Tokens and log-probabilities of prompts, twice: single, joint, with a cached prefix."""
         server = self.server
         server.seed("bits")
         lengths = [(17, 64, 130, 300, 519, 1100, 1500)[number % 7] for number in range(count)]

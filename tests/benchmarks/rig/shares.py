@@ -51,7 +51,7 @@ def measured(server: Server, count: int, folder: Path) -> dict[str, Any]:
 
 
 def _handed_over(server: Server, count: int) -> dict[str, Any]:
-    """What a request of a decode server without a prefill server says (0.5.23's "fake" backend)."""
+    """Arguments of requests to a decode server without a prefill server (backend "fake")."""
     if server.engine.server_args.disaggregation_mode != "decode":
         return {}
     rooms = [random.getrandbits(62) for _ in range(count)]

@@ -22,6 +22,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from sglang_perf_patches.live.published import Published
+
 _EXECUTOR = "sglang.srt.model_executor"
 _GRAPHS = f"{_EXECUTOR}.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
 
@@ -179,6 +181,18 @@ def capturing(backend: Any) -> Iterator[None]:
 def breakable() -> Any:
     """Stock's name of the backend of prefill graphs that break at attention."""
     return importlib.import_module(f"{_EXECUTOR}.cuda_graph_config").Backend.BREAKABLE
+
+
+@contextlib.contextmanager
+def read_as_breakable() -> Iterator[None]:
+    """Within, patches read that prefill graphs break, before `capture_prefills` has made any."""
+    read = Published.read
+
+    def on_a_gpu(self: Any, name: str) -> Any:
+        return breakable() if name == "graphs.prefill" else read(self, name)
+
+    with mock.patch.object(Published, "read", on_a_gpu):
+        yield
 
 
 def capture_prefills(model_runner: Any, buckets: Sequence[int]) -> None:

@@ -132,14 +132,21 @@ class Rig(on_gpu.Rig):
         return fake_cuda_graph.on_cpu()
 
 
-def play(wanted: Play) -> Any:
-    """As on a GPU, with the stand-in."""
+@contextlib.contextmanager
+def on_hopper() -> Iterator[None]:
+    """Within, the device is one of Hopper's."""
     units = SimpleNamespace(multi_processor_count=UNITS)
     with (
-        mock.patch.object(flashattention_backend, "flash_attn_with_kvcache", attention),
         mock.patch.object(flashattention_backend, "get_device_capability", return_value=(9, 0)),
         mock.patch.object(torch.cuda, "get_device_properties", return_value=units),
     ):
+        yield
+
+
+def play(wanted: Play) -> Any:
+    """As on a GPU, with the stand-in."""
+    kernel = mock.patch.object(flashattention_backend, "flash_attn_with_kvcache", attention)
+    with on_hopper(), kernel:
         return on_gpu.play(wanted, Rig)
 
 

@@ -22,7 +22,7 @@ _NOT = {"eagle", "standalone", "draft-vocabulary"}
 
 PATCH = Declaration(
     *(__name__, "0.5.14 … 0.5.23"),
-    only_with=("frozen-drafts", "single-drafts", "triton-alone"),
+    only_with=("frozen-drafts", "single-drafts", "triton-only"),
     proven_with=dict.fromkeys(
         ("frozen-kv-mtp", "multimodal", *(each for each in METADATA if each not in _NOT)), "verify"
     ),

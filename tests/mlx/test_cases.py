@@ -1,4 +1,4 @@
-"""The set's own cases, with inputs from hypothesis, on each group of identical released code."""
+"""The set's own cases, with inputs from hypothesis, once for identical released code of a patch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from matrix import applying, newest_of_each_group
+from matrix import to_prove
 from sglang_perf_patches import sets, verify
 from tests.proof import needs_no_scheduler
 
@@ -15,11 +15,7 @@ Proved = Callable[[str, tuple[str, ...]], dict[str, Any]]
 Shown = Callable[..., tuple[str, ...]]
 
 
-GROUPS = {
-    release: patches
-    for release in newest_of_each_group("mlx")
-    if (patches := applying("mlx", release))
-}
+GROUPS = to_prove("mlx")
 """The patches to prove on a release."""
 
 

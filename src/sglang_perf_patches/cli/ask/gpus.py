@@ -29,7 +29,7 @@ class Gpu:
         """The GPUs in words."""
         major, minor = self.capability
         kind = self.rocm or f"compute capability {major}.{minor}"
-        return f"{self.count} x {self.name}, {self.memory:,} MiB, {kind}" + (
+        return f"{self.name}, {self.memory:,} MiB, {kind}" + (
             " (assumed, because no GPU is here: --gpu names another one)" if self.is_assumed else ""
         )
 

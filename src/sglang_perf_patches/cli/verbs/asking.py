@@ -25,8 +25,8 @@ from . import judged, known_faults, selected, tree_at
 _NO_GAIN = "no gain was measured for this set-up"
 _LIVE_TITLES = (
     "Faults prevented",
-    "Gains for this set-up",
-    "Live, with no gain measured for this set-up",
+    "Gains for this set-up (stock → patched)",
+    "Live, but the gain for this set-up was not measured",
 )
 _TITLES = {
     "gated": "Turned off by this set-up",
@@ -115,8 +115,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         machine = gpu.text if gpu else "no GPU"
         if command.computes_by_mlx(asked.environment) and sys.platform != "darwin":
-            machine = "a Mac (no patch was ever tested on one)"
-        default = "" if switch.VARIABLE in asked.environment else " (the default)"
+            machine = "a Mac (assumed; no patch was ever tested on one)"
+        default = "" if switch.VARIABLE in asked.environment else " (the default: all but opt-in)"
         parts = [
             render.filled(_head(len(live), len(known), tree.version, obstacle)),
             f"sglang {tree.version} at {tree.root}\n"
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
             known_faults.of_server(tree.version, known, {one.patch: one for one in found}),
             *map(render.filled, remarks),
             "" if args.all else render.filled(_hidden(found)),
-            render.filled(_next_steps(found, patches, setup)) if live else "",
+            _next_steps(found, patches, headlines, setup) if live else "",
         ]
         print("\n\n".join(filter(None, parts)))
     return 1 if lost else 0
@@ -151,7 +151,11 @@ def _strictly(lost: Sequence[Outlook]) -> str:
 
 def _head(live: int, kept: int, release: str, obstacle: str) -> str:
     """The answer in a sentence."""
-    keeps = f"of the faults of sglang {release} that we know, it will have {kept or 'none'}."
+    known = len(faults.of_release(release))
+    keeps = f"we know no fault of sglang {release}."
+    if known:
+        which = f"the {known} faults of sglang {release} that we know"
+        keeps = f"of {which}, {kept or 'none'} can occur in it."
     if obstacle:
         return f"No patch will be live, because this server does not load them; {keeps} {obstacle}"
     patches = {0: "No patch", 1: "1 patch"}.get(live, f"{live} patches")
@@ -191,18 +195,31 @@ def _hidden(found: Sequence[Outlook]) -> str:
     return f"{none} {f'Not listed: {rest} (add --all).' if rest else ''}".strip()
 
 
-def _next_steps(found: Sequence[Outlook], patches: Mapping[str, Patch], setup: Setup) -> str:
-    """How to choose among the live patches, and to measure those that may save time."""
+def _next_steps(
+    found: Sequence[Outlook],
+    patches: Mapping[str, Patch],
+    headlines: Mapping[str, Headline | None],
+    setup: Setup,
+) -> str:
+    """How to measure what the live patches save, and to choose among them; a line each."""
     live = [one.patch for one in found if one.state == LIVE]
-    one = f"{switch.VARIABLE}={live[0]}"
-    text = f"To turn on only one: {one}. To turn one off: {switch.VARIABLE}=all,-{live[0]}."
-    if all(prevents(patches[id]) for id in live):
-        return text
-    bench = "sglang-perf-patches bench server"
-    what = f"{bench} -- COMMAND"
+    gaining = [id for id in live if not prevents(patches[id])]
+    measured = [id for id in gaining if (one := headlines[id]) and one.gain != _NO_GAIN]
+    example = next(iter([*measured, *gaining, *live]))
+    measure = "sglang-perf-patches bench server -- COMMAND"
     if {"decode-server", "prefill-server"} & (setup.on.keys() | setup.having):
-        what = f"{bench} --url ROUTER -- SCRIPT, which starts prefill, decode and router"
-    return f"To measure what they bring: {what}. {text}"
+        measure = (
+            "sglang-perf-patches bench server --url URL -- SCRIPT\n"
+            "  (SCRIPT starts prefill, decode and router; URL is the router's)"
+        )
+    steps = [f"To measure the gain: {measure}"] if gaining else []
+    return "\n".join(
+        [
+            *steps,
+            f"To turn one off: {switch.VARIABLE}=all,-{example}",
+            f"To turn on only what you list: {switch.VARIABLE}={example},…",
+        ]
+    )
 
 
 def _headlines(

@@ -49,8 +49,8 @@ PATCH = Declaration(
     },
     worth=gains(
         "with a large Qwen3.5 on four H100, a 130-token prompt's first token takes "
-        "0.561 of stock's time",
-        "mamba.md#tp4-130",
+        "0.332 of stock's time",
+        "mamba.md#tp4-host-130",
     ),
     absent_because="this release can't capture a linear layer in the prefill graph",
     anchors=(f"{BASE}.supports_prefill_graph_extend",),

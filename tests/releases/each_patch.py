@@ -15,12 +15,14 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from random import Random
 from types import CodeType, FunctionType
 from typing import Any
 
 import sglang_perf_patches as ours
 from sglang_perf_patches.compat.verdict import Verdict
 from sglang_perf_patches.live import engine, wrappers
+from sglang_perf_patches.live.executor import executor
 from sglang_perf_patches.live.switch import raw
 from sglang_perf_patches.live.wrappers import chain
 from sglang_perf_patches.model.patching import MISSING
@@ -171,6 +173,34 @@ def checks(patch: str) -> dict[str, str | None]:
         for reference in _changed(everything):
             _put_back(reference, everything[reference])
     return results
+
+
+def in_any_order(cycles: int) -> int:
+    """All patches off one by one and on again, in ten orders: what shows is of those that are on.
+
+    Returns:
+        how often all were off, and stock's code was in each place.
+    """
+    patches, stock, seen = [*_applying], _held(), 0
+
+    def exchange(order: list[str]) -> bool:
+        on = set(patches)
+        for change, steps in ((on.remove, order), (on.add, order[::-1])):
+            for patch in steps:
+                change(patch)
+                assert registry.show([registry[each] for each in on])
+                assert _changed(stock) == {name for each in on for name in _own(each)}, (patch, on)
+        return True
+
+    with _live(*patches):
+        registry: Any = engine._present()
+        for seed in range(10):
+            order = Random(seed).sample(patches, len(patches))
+            for _ in range(cycles):
+                # Inside a request, since whoever looks in between would see a patch lost.
+                seen += executor.do(functools.partial(exchange, order), wait_s=60)
+    assert not _changed(stock)
+    return seen
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """What every patch passes on a released tree, whatever it changes: a base test, by named checks.
 
 Its modules come before the activation and after it; it goes on, off and on again, twice; another
-plugin wraps what it changes, before and after it, or replaces that; and what it changed is undone,
-as by a reload. `each_patch` holds the checks. In the default tier the newest release plays them.
+plugin wraps what it changes, before and after it, or replaces that; what it changed is undone,
+as by a reload; and all patches of a set go off and on in ten orders. `each_patch` holds the checks. In the default tier the newest release plays them.
 """
 
 from __future__ import annotations
@@ -39,15 +39,23 @@ MATRIX = [
 EACH = pytest.mark.parametrize(("name", "release"), MATRIX)
 
 
+CYCLES = 5
+"""How often all patches go off and on in each of ten orders."""
+
+
 @cache
-def played(name: str, release: str) -> tuple[list[str], dict[str, str], dict[str, Any]]:
-    """The patches that apply, those whose modules can't be imported here, and all checks' ends."""
+def played(name: str, release: str) -> tuple[list[str], dict[str, str], dict[str, Any], Any]:
+    """The patches that apply, those whose modules can't be imported here, and all checks' ends.
+
+    At last what `in_any_order` answered.
+    """
     beginning = "mlx" if name == "mlx" else "stubs"
     place = released.tree(release, beginning=beginning, imported=False)
     patches = of_kind(name, release)
     jobs: list[released.Job] = [("begin", {"patches": patches}), ("imported_later", {})]
     jobs += [("checks", {"patch": patch}) for patch in patches]
-    begun, later, *lines = released.play(place, JOBS, jobs)
+    jobs.append(("in_any_order", {"cycles": CYCLES}))
+    begun, later, *lines, orders = released.play(place, JOBS, jobs)
     assert "error" not in begun, begun
     assert "error" not in later, later["error"]
     missing = later["value"]
@@ -56,19 +64,19 @@ def played(name: str, release: str) -> tuple[list[str], dict[str, str], dict[str
         for patch, line in zip(patches, lines, strict=True)
         if patch not in missing
     }
-    return begun["value"], missing, ends
+    return begun["value"], missing, ends, orders
 
 
 @EACH
 def test_patches_go_live_as_their_modules_are_imported(name: str, release: str) -> None:
-    patches, missing, _ = played(name, release)
+    patches, missing, *_ = played(name, release)
     assert patches == of_kind(name, release)
     assert set(missing) <= {"mla.draft-metadata"}, missing
 
 
 @EACH
 def test_each_patch_passes_each_check(name: str, release: str) -> None:
-    _, _, ends = played(name, release)
+    *_, ends, _ = played(name, release)
     assert ends
     failed = [
         f"{patch}, {check}: {error}"
@@ -78,3 +86,9 @@ def test_each_patch_passes_each_check(name: str, release: str) -> None:
     ]
     assert not failed, "\n".join(failed)
     assert all(len(checks) == 6 for checks in ends.values())
+
+
+@EACH
+def test_patches_go_off_and_on_in_any_order(name: str, release: str) -> None:
+    *_, orders = played(name, release)
+    assert orders.get("value") == 10 * CYCLES, orders

@@ -1,8 +1,9 @@
 """What every patch passes on a released tree, whatever it changes: a base test, by named checks.
 
 Its modules come before the activation and after it; it goes on, off and on again, twice; another
-plugin wraps what it changes, before and after it, or replaces that; what it changed is undone,
-as by a reload; and all patches of a set go off and on in ten orders. `each_patch` holds the checks. In the default tier the newest release plays them.
+plugin wraps what it changes, before and after it, or replaces that; what it changed is undone, as
+by a reload; and all patches of a set go off and on in ten orders. `each_patch` holds the checks. In
+the default tier the newest release plays them.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from . import judged, known_faults, selected, tree_at
 _NO_GAIN = "no gain was measured for this set-up"
 _LIVE_TITLES = (
     "Faults prevented",
-    "Gains for this set-up (stock → patched)",
+    "Gains measured in such a set-up (stock → patched, a number per run)",
     "Live, but the gain for this set-up was not measured",
 )
 _TITLES = {
@@ -154,8 +154,9 @@ def _head(live: int, kept: int, release: str, obstacle: str) -> str:
     known = len(faults.of_release(release))
     keeps = f"we know no fault of sglang {release}."
     if known:
-        which = f"the {known} faults of sglang {release} that we know"
-        keeps = f"of {which}, {kept or 'none'} can occur in it."
+        with_them = "with them, " if live else ""
+        still = f"{kept or 'none'} of the {known} known faults of sglang {release}"
+        keeps = f"{with_them}{still} can occur."
     if obstacle:
         return f"No patch will be live, because this server does not load them; {keeps} {obstacle}"
     patches = {0: "No patch", 1: "1 patch"}.get(live, f"{live} patches")

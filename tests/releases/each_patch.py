@@ -178,18 +178,21 @@ def checks(patch: str) -> dict[str, str | None]:
 def in_any_order(cycles: int) -> int:
     """All patches off one by one and on again, in ten orders: what shows is of those that are on.
 
+    A patch goes off with those that need it, as in a server.
+
     Returns:
         how often all were off, and stock's code was in each place.
     """
     patches, stock, seen = [*_applying], _held(), 0
 
     def exchange(order: list[str]) -> bool:
-        on = set(patches)
-        for change, steps in ((on.remove, order), (on.add, order[::-1])):
-            for patch in steps:
-                change(patch)
-                assert registry.show([registry[each] for each in on])
-                assert _changed(stock) == {name for each in on for name in _own(each)}, (patch, on)
+        shown = [
+            {each for each in patches if not {each, *_needed(each)} & {*order[:count]}}
+            for count in range(1, len(order) + 1)
+        ]
+        for on in [*shown, *reversed(shown), {*patches}]:
+            assert registry.show([registry[each] for each in on])
+            assert _changed(stock) == {name for each in on for name in _own(each)}, on
         return True
 
     with _live(*patches):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from functools import cache
 
 from sglang_perf_patches import downloads, sets
@@ -12,17 +13,7 @@ from sglang_perf_patches.model import releases
 
 def newest_of_each_group(name: str) -> tuple[str, ...]:
     """The newest of each group of releases that agree in every definition that a set declares."""
-    known = sets.declared(name).known
-    newest: dict[tuple[tuple[str, str], ...], str] = {}
-    for release in releases.KNOWN:
-        code = tuple(
-            (reference, digest)
-            for reference, digests in known.items()
-            for digest, where in digests.items()
-            if release in where
-        )
-        newest[code] = release
-    return tuple(newest.values())
+    return _newest_of_each(name, releases.KNOWN, sets.declared(name).known)
 
 
 @cache
@@ -32,26 +23,35 @@ def to_prove(name: str) -> dict[str, tuple[str, ...]]:
     Releases have the same code for a patch if they have the same variant of it, and agree in every
     definition that this one changes or relies on.
     """
-    known = sets.declared(name).known
-    newest: dict[tuple[object, ...], tuple[str, str]] = {}
-    for release in releases.KNOWN:
-        for patch in sets.declared(name).patches:
-            for variant in patch.variants if patch.id in applying(name, release) else ():
-                if release not in variant.releases:
-                    continue
-                code = tuple(
-                    (reference, digest)
-                    for reference in (*variant.targets, *variant.adds, *variant.depends)
-                    for digest, where in known.get(reference, {}).items()
-                    if release in where
-                )
-                newest[patch.id, variant.releases, code] = release, patch.id
-    chosen = set(newest.values())
+    chosen: set[tuple[str, str]] = set()
+    for patch in sets.declared(name).patches:
+        for variant in patch.variants:
+            known = [each for each in releases.KNOWN if each in variant.releases]
+            there = [each for each in known if patch.id in applying(name, each)]
+            references = (*variant.targets, *variant.adds, *variant.depends)
+            chosen |= {(each, patch.id) for each in _newest_of_each(name, there, references)}
     return {
         release: patches
         for release in releases.KNOWN
         if (patches := tuple(id for id in applying(name, release) if (release, id) in chosen))
     }
+
+
+def _newest_of_each(
+    name: str, by_age: Iterable[str], references: Collection[str]
+) -> tuple[str, ...]:
+    """Of releases, the newest of each group that agrees in these definitions of a set."""
+    known = sets.declared(name).known
+    newest: dict[tuple[tuple[str, str], ...], str] = {}
+    for release in by_age:
+        code = tuple(
+            (reference, digest)
+            for reference in references
+            for digest, where in known.get(reference, {}).items()
+            if release in where
+        )
+        newest[code] = release
+    return tuple(newest.values())
 
 
 @cache

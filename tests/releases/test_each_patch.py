@@ -3,7 +3,7 @@
 Its modules come before the activation and after it; it goes on, off and on again, twice; another
 plugin wraps what it changes, before and after it, or replaces that; what it changed is undone, as
 by a reload; and all patches of a set go off and on in ten orders. `each_patch` holds the checks. In
-the default tier the newest release plays them.
+the default tier the newest release runs them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CYCLES = 5
 
 
 @cache
-def played(name: str, release: str) -> tuple[list[str], dict[str, str], dict[str, Any], Any]:
+def checked(name: str, release: str) -> tuple[list[str], dict[str, str], dict[str, Any], Any]:
     """The patches that apply, those whose modules can't be imported here, and all checks' ends.
 
     At last what `in_any_order` answered.
@@ -70,14 +70,14 @@ def played(name: str, release: str) -> tuple[list[str], dict[str, str], dict[str
 
 @EACH
 def test_patches_go_live_as_their_modules_are_imported(name: str, release: str) -> None:
-    patches, missing, *_ = played(name, release)
+    patches, missing, *_ = checked(name, release)
     assert patches == of_kind(name, release)
     assert set(missing) <= {"mla.draft-metadata"}, missing
 
 
 @EACH
 def test_each_patch_passes_each_check(name: str, release: str) -> None:
-    *_, ends, _ = played(name, release)
+    *_, ends, _ = checked(name, release)
     assert ends
     failed = [
         f"{patch}, {check}: {error}"
@@ -91,5 +91,5 @@ def test_each_patch_passes_each_check(name: str, release: str) -> None:
 
 @EACH
 def test_patches_go_off_and_on_in_any_order(name: str, release: str) -> None:
-    *_, orders = played(name, release)
+    *_, orders = checked(name, release)
     assert orders.get("value") == 10 * CYCLES, orders

@@ -40,7 +40,7 @@ def test_the_table_says_what_gates_and_what_is_not_needed(publishing: Throwaway)
     plain = publishing.command(*every)
     assert plain.returncode == 0, plain.stderr
     assert plain.stdout.startswith(
-        "1 patch will be live in this server; we know no fault of sglang 1.0.\n\nsglang 1.0 at "
+        "1 patch will be live in this server. We know no fault of sglang 1.0.\n\nsglang 1.0 at "
     )
     assert "on no GPU" in plain.stdout
     assert "chatter" not in plain.stdout
@@ -50,10 +50,10 @@ def test_the_table_says_what_gates_and_what_is_not_needed(publishing: Throwaway)
     assert "bench server -- COMMAND" in plain.stdout
     brief = answered(publishing, *LAUNCH)
     assert "two.policy" not in brief
-    assert "turns no patch off. Not listed: 1 opt-in, 1 not needed (add --all)." in brief
-    assert "all (the default: all but opt-in), on no GPU" in brief
+    assert "Patches not listed: 1 opt-in, 1 not needed in this set-up (add --all)." in brief
+    assert "all (the default: all except opt-in), on no GPU" in brief
     gated = " ".join(publishing.command(*every, "--tp", "4").stdout.split())
-    assert gated.startswith("No patch will be live in this server; ")
+    assert gated.startswith("No patch will be live in this server. ")
     assert "bench server" not in gated
     assert "turns no patch off" not in gated
     words = "tensor parallelism is on (--tp-size): this patch was not tested with that"
@@ -80,12 +80,12 @@ def test_a_release_that_loads_no_plugin_has_nothing_live(publishing: Throwaway) 
     (publishing.site / "sglang/srt/plugins.py").unlink()
     strict = "SGLANG_PERF_PATCHES_STRICT=1"
     said = answered(publishing, strict, *LAUNCH)
-    assert said.startswith("No patch will be live, because this server does not load them;")
+    assert said.startswith("No patch will be live, because this server does not load them.")
     assert "sglang-perf-patches run COMMAND" in said.partition(" sglang 1.0 at ")[0]
     assert "bench server" not in said
     assert "STRICT" not in said
     under_run = answered(publishing, strict, "sglang-perf-patches", "run", *LAUNCH)
-    assert under_run.startswith("1 patch will be live in this server; ")
+    assert under_run.startswith("1 patch will be live in this server. ")
 
 
 def test_what_the_release_refuses_is_told_in_its_words(publishing: Throwaway) -> None:
@@ -103,7 +103,7 @@ def test_what_fails_without_the_compiler_is_asked_with_it(publishing: Throwaway)
     needs = "from torch._dynamo import Guard\nassert Guard.number == 1\n"
     publishing.put("sglang/srt/server_args.py", needs + SERVER_ARGS)
     said = answered(publishing, *LAUNCH, "--tp", "4")
-    assert said.startswith("No patch will be live in this server; ")
+    assert said.startswith("No patch will be live in this server. ")
     assert "Turned off by this set-up: one.step: " in said
 
 

@@ -200,6 +200,23 @@ def test_what_helps_is_what_can_help_in_this_server(state: str, would: str, reme
     assert "`--a` from 0.5.12 on" in one.text()
 
 
+@pytest.mark.parametrize(
+    ("could", "kept", "end"),
+    [
+        (0, 0, "none can occur in this set-up."),
+        (1, 0, "1 can occur in this set-up; a patch prevents it."),
+        (2, 0, "2 can occur in this set-up; patches prevent all of them."),
+        (2, 1, "2 can occur in this set-up; patches prevent 1 of them."),
+        (2, 2, "2 can occur in this set-up."),
+    ],
+)
+def test_an_answer_counts_the_faults_that_patches_prevent(could: int, kept: int, end: str) -> None:
+    count = len(faults.of_release("0.5.23"))
+    said = known_faults.counted("0.5.23", could, kept)
+    assert said == f"Of the {count} faults that we know in sglang 0.5.23, {end}"
+    assert known_faults.counted("1.0", could, kept) == "We know no fault of sglang 1.0."
+
+
 def test_the_page_of_symptoms_is_made_from_the_data() -> None:
     page = (ROOT / symptoms.PAGE).read_text(encoding="utf-8")
     assert symptoms.page(page) == page, "python3 -m tests.maintain.tables"

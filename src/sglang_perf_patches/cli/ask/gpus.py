@@ -29,9 +29,8 @@ class Gpu:
         """The GPUs in words."""
         major, minor = self.capability
         kind = self.rocm or f"compute capability {major}.{minor}"
-        return f"{self.name}, {self.memory:,} MiB, {kind}" + (
-            " (assumed, because no GPU is here: --gpu names another one)" if self.is_assumed else ""
-        )
+        assumed = " (assumed, as this machine has no GPU; name yours with --gpu)"
+        return f"{self.name}, {self.memory:,} MiB, {kind}{assumed if self.is_assumed else ''}"
 
 
 KINDS = {

@@ -25,7 +25,7 @@ from . import judged, known_faults, selected, tree_at
 _NO_GAIN = "no gain was measured for this set-up"
 _LIVE_TITLES = (
     "Faults prevented",
-    "Gains measured in such a set-up (stock → patched, a number per run)",
+    "Gains in similar set-ups (stock → patched; several numbers: one per run)",
     "Live, but the gain for this set-up was not measured",
 )
 _TITLES = {
@@ -43,7 +43,8 @@ _IN_SHORT = {
     answer.OFF: "not chosen",
     OPT_IN: "opt-in",
     "built-in": "already in this release",
-    "absent": "not made for this release",
+    "absent": "for other releases only",
+    "not needed": "not needed in this set-up",
 }
 """How many there are of what only ``--all`` shows, in words, if not by its state."""
 HELP = (
@@ -80,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
     is_here = args.gpu is None and gpu is not None and not gpu.is_assumed
     found = answer.outlooks(selection, verdicts, setup, is_here=is_here)
     live = {one.patch for one in found if one.state == LIVE and not obstacle}
-    known = faults.found(tree.version, conditions, live)
+    could = faults.found(tree.version, conditions)
+    known = [one for one in could if one[0].patch not in live]
     patches = {one.patch.id: one.patch for one in verdicts}
     headlines = _headlines(found, patches, tree.version, setup)
     lost = [one for one in found if selection.is_unavailable(one.patch, one.state)]
@@ -113,12 +115,14 @@ def run(args: argparse.Namespace) -> int:
         }
         print(json.dumps(data, indent=2))
     else:
+        counted = known_faults.counted(tree.version, len(could), len(known))
         machine = gpu.text if gpu else "no GPU"
         if command.computes_by_mlx(asked.environment) and sys.platform != "darwin":
             machine = "a Mac (assumed; no patch was ever tested on one)"
-        default = "" if switch.VARIABLE in asked.environment else " (the default: all but opt-in)"
+        is_set = switch.VARIABLE in asked.environment
+        default = "" if is_set else " (the default: all except opt-in)"
         parts = [
-            render.filled(_head(len(live), len(known), tree.version, obstacle)),
+            render.filled(f"{_head(len(live), obstacle)} {counted}"),
             f"sglang {tree.version} at {tree.root}\n"
             f"with SGLANG_PERF_PATCHES={selection.text or '(empty)'}{default}, on {machine}",
             "If the server loads them:" if obstacle else "",
@@ -149,18 +153,12 @@ def _strictly(lost: Sequence[Outlook]) -> str:
     return f"With {switch.STRICT_VARIABLE}=1 {does}."
 
 
-def _head(live: int, kept: int, release: str, obstacle: str) -> str:
-    """The answer in a sentence."""
-    known = len(faults.of_release(release))
-    keeps = f"we know no fault of sglang {release}."
-    if known:
-        with_them = "with them, " if live else ""
-        still = f"{kept or 'none'} of the {known} known faults of sglang {release}"
-        keeps = f"{with_them}{still} can occur."
+def _head(live: int, obstacle: str) -> str:
+    """How many patches will be live."""
     if obstacle:
-        return f"No patch will be live, because this server does not load them; {keeps} {obstacle}"
-    patches = {0: "No patch", 1: "1 patch"}.get(live, f"{live} patches")
-    return f"{patches} will be live in this server; {keeps}"
+        return f"No patch will be live, because this server does not load them. {obstacle}"
+    count = {0: "No patch", 1: "1 patch"}.get(live, f"{live} patches")
+    return f"{count} will be live in this server."
 
 
 def _sections(
@@ -193,7 +191,7 @@ def _hidden(found: Sequence[Outlook]) -> str:
     none = "" if any(count[word] for word in _TURNED_OFF) else "Your command turns no patch off."
     states = (word for word in _TITLES if word not in _TURNED_OFF and count[word])
     rest = ", ".join(f"{count[word]} {_IN_SHORT.get(word, word)}" for word in states)
-    return f"{none} {f'Not listed: {rest} (add --all).' if rest else ''}".strip()
+    return f"{none} {f'Patches not listed: {rest} (add --all).' if rest else ''}".strip()
 
 
 def _next_steps(

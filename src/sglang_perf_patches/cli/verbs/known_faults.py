@@ -11,6 +11,21 @@ from ..ask.answer import Outlook
 from ..table import LIVE
 
 
+def counted(release: str, could: int, kept: int) -> str:
+    """How many known faults a server could have without patches, and how many they prevent.
+
+    `kept`: those that it has with its patches.
+    """
+    known = len(of_release(release))
+    if not known:
+        return f"We know no fault of sglang {release}."
+    prevented = f"; patches prevent {could - kept} of them" if kept < could else ""
+    if could and not kept:
+        prevented = "; patches prevent all of them" if could > 1 else "; a patch prevents it"
+    can = f"{could or 'none'} can occur in this set-up{prevented}"
+    return f"Of the {known} faults that we know in sglang {release}, {can}."
+
+
 def of_server(
     release: str, found: Sequence[tuple[Fault, bool]], states: Mapping[str, Outlook]
 ) -> str:

@@ -193,7 +193,7 @@ def test_what_helps_is_what_can_help_in_this_server(state: str, would: str, reme
     states = {"mamba.slot-exhaustion": answer.Outlook("mamba.slot-exhaustion", state, "", would)}
     listed = known_faults.of_server("0.5.11", [(one, True)], states)
     words = " ".join(listed.split())
-    title = "Known faults of sglang 0.5.11 in this server: -"
+    title = "Known faults of sglang 0.5.11 that remain in this server: -"
     assert words == f"{title} it dies. What helps: upgrade to 0.5.12, or drop `--b`{remedy}"
     assert known_faults.of_server("0.5.11", [], states) == ""
     assert "or `--a`, or drop" in one.text("0.5.13")
@@ -213,7 +213,7 @@ def test_what_helps_is_what_can_help_in_this_server(state: str, would: str, reme
 def test_an_answer_counts_the_faults_that_patches_prevent(could: int, kept: int, end: str) -> None:
     count = len(faults.of_release("0.5.23"))
     said = known_faults.counted("0.5.23", could, kept)
-    assert said == f"Of the {count} faults that we know in sglang 0.5.23, {end}"
+    assert said == f"Of the {count} known faults of sglang 0.5.23, {end}"
     assert known_faults.counted("1.0", could, kept) == "We know no fault of sglang 1.0."
 
 

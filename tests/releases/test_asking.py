@@ -357,7 +357,7 @@ def test_the_transformers_that_fits_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole_matrix
-@pytest.mark.parametrize("selection", ["all", "none"])
+@pytest.mark.parametrize("selection", ["all,-mlx.relay-device", "none"])
 def test_a_hybrid_model_on_mlx_is_asked_with_its_patches(models: Path, selection: str) -> None:
     """Stock's own arguments refuse it: only `mlx.hybrid-defaults` makes them fit."""
     place = released.slim("0.5.23")
@@ -371,6 +371,8 @@ def test_a_hybrid_model_on_mlx_is_asked_with_its_patches(models: Path, selection
     data = json.loads(released.run(place, *ask, "--device", "cpu", HF_HUB_OFFLINE="1"))
     states = {each["id"]: each["state"] for each in data["patches"]}
     assert states["mlx.hybrid-cache"] == states["mlx.hybrid-defaults"] == "live"
+    # It asks about a Mac, whose device is not the CPU.
+    assert "mlx-relay-device" in [each["name"] for each in data["faults"]]
 
 
 @pytest.mark.whole_matrix  # it imports all of a release

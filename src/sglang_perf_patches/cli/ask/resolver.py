@@ -20,7 +20,8 @@ import sys
 import sysconfig
 import tempfile
 import traceback
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ from ...faults.fault import Fault
 from ...live import engine, published
 from ...live.executor import executor
 from ...model import switch
+from ...model.feature import Server
 from ...model.setups import FEATURES
 from . import hub
 from .command import computes_by_mlx
@@ -71,7 +73,7 @@ def main(task: dict[str, Any], words: list[str]) -> None:
                 pretend(gpu, Path(folder))
         else:
             stubs.define_torchvision_operators()
-            if computes_by_mlx(os.environ) and sys.platform != "darwin":
+            if is_pretended_mac():
                 pretend_mac()
         for option, device in hub.pairs(words):
             if option in _INFINIBAND and device and stubs.pretend_devices(device):
@@ -124,7 +126,7 @@ def _resolved(
         "on": setup.on,
         "lacking": setup.lacking,
         "having": sorted(setup.having),
-        "faults": faults.conditions(server),
+        "faults": faults.conditions(_OnMac(server) if is_pretended_mac() else server),
     }
 
 
@@ -205,6 +207,21 @@ def _is_of_sglang(error: BaseException) -> bool:
     if path.is_relative_to(Path(sys.modules["sglang"].__path__[0])):
         return isinstance(error, (AssertionError, OSError)) or str(last.line).startswith("raise")
     return path.is_relative_to(_LIBRARY) and "site-packages" not in path.parts
+
+
+@dataclass(frozen=True)
+class _OnMac:
+    """A Mac's server that was resolved with ``--device cpu``, as no ``mps`` is here."""
+
+    server: Server
+
+    def read(self, name: str) -> Any:
+        """See `model.feature.Server.read`."""
+        return "mps" if name == "device" else self.server.read(name)
+
+    def unlike_default(self) -> Mapping[str, Any]:
+        """See `model.feature.Server.unlike_default`."""
+        return self.server.unlike_default()
 
 
 class _Unresolved(published.Published):
@@ -312,6 +329,11 @@ def pretend(gpu: dict[str, Any], folder: Path) -> None:
     # 0.5.9 describes operators of a wheel that has a stand-in; nothing is compiled here.
     torch.library.register_fake = lambda *_, **__: lambda function: function
     ours.capability = _answering(".".join(map(str, capability)))
+
+
+def is_pretended_mac() -> bool:
+    """Whether the server is one for a Mac, and this machine is none."""
+    return computes_by_mlx(os.environ) and sys.platform != "darwin"
 
 
 def pretend_mac() -> None:

@@ -25,8 +25,8 @@ from . import judged, known_faults, selected, tree_at
 _NO_GAIN = "no gain was measured for this set-up"
 _LIVE_TITLES = (
     "Faults prevented",
-    "Gains in similar set-ups (stock → patched; several numbers: one per run)",
-    "Live, but the gain for this set-up was not measured",
+    "Gains in similar set-ups (stock → patched)",
+    "Live, but no gain was measured in a similar set-up",
 )
 _TITLES = {
     "gated": "Turned off by this set-up",

@@ -23,7 +23,7 @@ def counted(release: str, could: int, kept: int) -> str:
     if could and not kept:
         prevented = "; patches prevent all of them" if could > 1 else "; a patch prevents it"
     can = f"{could or 'none'} can occur in this set-up{prevented}"
-    return f"Of the {known} faults that we know in sglang {release}, {can}."
+    return f"Of the {known} known faults of sglang {release}, {can}."
 
 
 def of_server(
@@ -34,7 +34,7 @@ def of_server(
     `states` has each patch's outlook in that server.
     """
     return _listed(
-        f"Known faults of sglang {release} in this server:",
+        f"Known faults of sglang {release} that remain in this server:",
         (one.text(release, is_sure=is_sure, ours=_ours(one, states)) for one, is_sure in found),
     )
 

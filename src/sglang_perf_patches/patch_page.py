@@ -35,7 +35,8 @@ _BLOCK = re.compile(r"<!-- ([\w ]+) -->\n.*?<!-- /\1 -->\n?", re.DOTALL)
 _HEADING = re.compile(r"^## (.+)\n", re.MULTILINE)
 _NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 _MEASURED = re.compile(r"\(([\w.]+), [^()]*\)$")
-_SIDES = re.compile(rf"({_NUMBER}(?:, {_NUMBER})*)[^\d→]*→ ({_NUMBER}(?:, {_NUMBER})*)")
+_NUMBERS = rf"{_NUMBER}(?:(?:, | and ){_NUMBER})*"
+_SIDES = re.compile(rf"({_NUMBERS})[^\d→]*→ ({_NUMBERS})")
 
 
 class Headline(NamedTuple):
@@ -85,7 +86,7 @@ class Page(NamedTuple):
 
 
 def _mean(figures: str) -> float:
-    each = [float(one.replace(",", "")) for one in figures.split(", ")]
+    each = [float(one.replace(",", "")) for one in re.split(", | and ", figures)]
     return sum(each) / len(each)
 
 

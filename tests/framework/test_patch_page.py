@@ -105,6 +105,7 @@ def test_the_prose_of_a_page_is_plain_text() -> None:
         ("20 ms → 5 ms a step", 0.25),
         ("1,000 → 4,000 tokens fit", 0.25),
         ("330, 290 ms → 100, 51, 35 ms first token of 16 (0.5.23, H100)", 0.2),
+        ("3 and 5 s → 1.5 and 0.5 s (0.5.17, H200)", 0.25),
         ("537 MB → 53.7 MB held (0.5.23, Intel Xeon)", 0.1),
         ("76 → 0 retractions", 0.0),
         ("0.96 of a prompt's time", 0.96),

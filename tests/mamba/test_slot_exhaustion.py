@@ -20,8 +20,9 @@ EACH = pytest.mark.parametrize("release", RELEASES)
 HOSTED = tuple(each for each in RELEASES if not before(each, "0.5.17"))
 OTHERS = ("drafting", "late", "hosted", "sending")
 """Episodes with drafts, lazy tracking, the hierarchical cache, and of prefill servers."""
-ALONE = {"mamba.slot-exhaustion", "mamba.host-states"}
-"""The patch itself, and one that goes live on servers where this one is gated."""
+ALONE = {"mamba.slot-exhaustion", "mamba.host-states", "mamba.freed-rows"}
+"""The patch itself, and two that go live only on servers where it is gated: the last with NGRAM,
+or up to 0.5.16 with EAGLE."""
 ASSERTED = {
     "alloc",
     "_alloc_ping_pong_buffer",

@@ -70,7 +70,7 @@ def broken_rows() -> dict[str, Any]:
     from sglang_perf_patches.sets.mlx.batched_prefill.grouping import Group
     from sglang_perf_patches.verify.mlx import batched_prefill as proof
 
-    batches, layer = batched_prefill._Batches, passes.Layer
+    batches, layer = batched_prefill.Batches, passes.Layer
     compute, joined, filled = batched_prefill.compute, passes._joined, passes._filled
     init, cut, make_mask = Group.__init__, layer.cut, layer.make_mask
     first_part = batches.first_part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import zlib
@@ -68,7 +69,7 @@ class Places:
         """Lines, for `sys.settrace`."""
         if not self._is_watched(frame):
             return None
-        if event == "line":
+        if event == "line" and not _is_out_of_reach(frame):
             self._run(frame, str(frame.f_lineno))
         return self.trace
 
@@ -96,6 +97,18 @@ class Places:
 
     def _is_watched(self, frame: FrameType) -> bool:
         return frame.f_code.co_filename.startswith(self._watched)
+
+
+def _is_out_of_reach(frame: FrameType) -> bool:
+    """Whether no signal can come here: a ``with`` calls ``__exit__``, or a ``try`` begins.
+
+    Python handles a signal after a call or at a jump back. What is raised here all the same would
+    leave a lock of the ``with`` held, as no handler covers these instructions.
+    """
+    code, line = frame.f_code, frame.f_lineno
+    text = linecache.getline(code.co_filename, line).lstrip()
+    begins = min(start for start, _, of in code.co_lines() if of == line)
+    return text.startswith("try:") or (text.startswith("with ") and frame.f_lasti > begins)
 
 
 def sampled(names: Iterable[str], apart: int, salt: str = "") -> list[str]:

@@ -107,8 +107,9 @@ def _is_out_of_reach(frame: FrameType) -> bool:
     """
     code, line = frame.f_code, frame.f_lineno
     text = linecache.getline(code.co_filename, line).lstrip()
-    begins = min(start for start, _, of in code.co_lines() if of == line)
-    return text.startswith("try:") or (text.startswith("with ") and frame.f_lasti > begins)
+    if text.startswith("with "):
+        return frame.f_lasti > min(start for start, _, of in code.co_lines() if of == line)
+    return text.startswith("try:")
 
 
 def sampled(names: Iterable[str], apart: int, salt: str = "") -> list[str]:

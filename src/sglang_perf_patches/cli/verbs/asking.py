@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     found = answer.outlooks(selection, verdicts, setup, is_here=is_here)
     live = {one.patch for one in found if one.state == LIVE and not obstacle}
     could = faults.found(tree.version, conditions)
-    known = [one for one in could if one[0].patch not in live]
+    known = faults.found(tree.version, conditions, live)
     patches = {one.patch.id: one.patch for one in verdicts}
     headlines = _headlines(found, patches, tree.version, setup)
     lost = [one for one in found if selection.is_unavailable(one.patch, one.state)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +35,11 @@ class ParsedCommand(NamedTuple):
 def computes_by_mlx(environment: Mapping[str, str]) -> bool:
     """Whether these variables have a server compute by MLX."""
     return environment.get("SGLANG_USE_MLX", "0").lower() not in NO_MLX
+
+
+def is_for_another_mac(environment: Mapping[str, str]) -> bool:
+    """Whether these variables make a server for a Mac, and this machine is none."""
+    return computes_by_mlx(environment) and sys.platform != "darwin"
 
 
 def parse(command: Sequence[str], environment: Mapping[str, str]) -> ParsedCommand:

@@ -37,7 +37,7 @@ from ...model import switch
 from ...model.feature import Server
 from ...model.setups import FEATURES
 from . import hub
-from .command import computes_by_mlx
+from .command import is_for_another_mac
 
 _ARGUMENTS = "sglang.srt.server_args"
 _LIBRARY = sysconfig.get_paths()["stdlib"]
@@ -73,7 +73,7 @@ def main(task: dict[str, Any], words: list[str]) -> None:
                 pretend(gpu, Path(folder))
         else:
             stubs.define_torchvision_operators()
-            if is_pretended_mac():
+            if is_for_another_mac(os.environ):
                 pretend_mac()
         for option, device in hub.pairs(words):
             if option in _INFINIBAND and device and stubs.pretend_devices(device):
@@ -126,7 +126,7 @@ def _resolved(
         "on": setup.on,
         "lacking": setup.lacking,
         "having": sorted(setup.having),
-        "faults": faults.conditions(_OnMac(server) if is_pretended_mac() else server),
+        "faults": faults.conditions(_OnMac(server) if is_for_another_mac(os.environ) else server),
     }
 
 
@@ -329,11 +329,6 @@ def pretend(gpu: dict[str, Any], folder: Path) -> None:
     # 0.5.9 describes operators of a wheel that has a stand-in; nothing is compiled here.
     torch.library.register_fake = lambda *_, **__: lambda function: function
     ours.capability = _answering(".".join(map(str, capability)))
-
-
-def is_pretended_mac() -> bool:
-    """Whether the server is one for a Mac, and this machine is none."""
-    return computes_by_mlx(os.environ) and sys.platform != "darwin"
 
 
 def pretend_mac() -> None:

@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         counted = known_faults.counted(tree.version, len(could), len(known))
         machine = gpu.text if gpu else "no GPU"
-        if command.computes_by_mlx(asked.environment) and sys.platform != "darwin":
+        if command.is_for_another_mac(asked.environment):
             machine = "a Mac (assumed; no patch was ever tested on one)"
         is_set = switch.VARIABLE in asked.environment
         default = "" if is_set else " (the default: all except opt-in)"

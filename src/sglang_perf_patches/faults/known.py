@@ -101,7 +101,7 @@ FAULTS = (
         "mamba …` when the slots for states run out",
         threads=(36770, 37619, 34676),
         on="states prefix-cache",
-        help="more slots (`--max-mamba-cache-size`), or fewer `--max-running-requests`",
+        help="more slots (`--max-mamba-cache-size`), or a lower `--max-running-requests`",
         patch="mamba.slot-exhaustion",
     ),
     Fault(
@@ -118,7 +118,7 @@ FAULTS = (
         "`NotImplementedError` when its KV is full and it retracts a request",
         threads=(22493,),
         on="states decode-server",
-        help="fewer `--max-running-requests`",
+        help="a lower `--max-running-requests`",
     ),
     Fault(
         *("pinned-load-back", "0.5.18"),
@@ -162,7 +162,7 @@ FAULTS = (
         threads=(27645,),
         on="decode-server",
         reads={_ARCHITECTURE: ("deepseekv32forcausallm", "glmmoedsaforcausallm")},
-        help="fewer `--max-running-requests`",
+        help="a lower `--max-running-requests`",
     ),
     Fault(
         *("glm-stale-seeds", "0.5.15"),
@@ -310,7 +310,7 @@ FAULTS = (
         "computed again, for example by `/pause_generation` with mode `retract` or when the KV is "
         "full: `assert output.input_token_logprobs is not None`",
         on="mlx mlx-sampling",
-        help="pause with mode `in_place`, and fewer `--max-running-requests`",
+        help="pause with mode `in_place`, and a lower `--max-running-requests`",
     ),
     Fault(
         *("mlx-pages", "0.5.10 … 0.5.23"),

@@ -13,7 +13,7 @@ stock handled the same batch in the step before:
 
 A build copies the KV once, as stock does at each step, so it pays from the second step on. An
 arena lasts once it has served a second step. Stock reads and writes row by row, and MLX would copy
-a shared buffer each time; so before such a step each request gets its own buffers.
+a shared buffer each time; so before such a step each request gets buffers of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copies a request's KV into the radix cache's pool, so that its own buffers are freed."""
+"""Copies a request's KV into the radix cache's pool, so that the request's buffers are freed."""
 
 from ....model.declaration import Declaration, gains
 from ....model.patch import of

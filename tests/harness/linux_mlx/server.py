@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -11,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import cycle
 from pathlib import Path
 
@@ -36,12 +38,28 @@ def arguments_of(release: str) -> tuple[str, ...]:
 
 
 def write_model(environment: Environment, folder: Path, kind: str = "dense") -> Path:
-    """Write a model of `tiny_model.KINDS` with the environment's Python, which has mlx."""
+    """Write a model of `tiny_model.KINDS`: a copy of what the environment's Python, with mlx, made.
+
+    That takes five seconds of a CPU, so it is done once for each environment.
+    """
+    script = Path(tiny_model.__file__)
+    kept = environment.folder / "models" / f"{kind}-{sha256(script.read_bytes()).hexdigest()[:16]}"
     model = folder / "model"
-    command: list[str | Path] = [environment.python, tiny_model.__file__, model, kind]
-    if subprocess.run(command, env=variables(), check=False).returncode:
-        raise Failure("the tiny model could not be written")
-    return model
+    if not kept.exists():
+        command: list[str | Path] = [environment.python, script, model, kind]
+        if subprocess.run(command, env=variables(), check=False).returncode:
+            raise Failure("the tiny model could not be written")
+        _keep(model, kept)
+        return model
+    return Path(shutil.copytree(kept, model))
+
+
+def _keep(made: Path, kept: Path) -> None:
+    """Copy a file or a folder at once, unless another process was faster."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as folder, suppress(OSError):
+        copy = shutil.copytree if made.is_dir() else shutil.copy2
+        Path(copy(made, Path(folder) / made.name)).rename(kept)
 
 
 @dataclass(frozen=True)
@@ -92,6 +110,11 @@ def running_server(
     command = [*launcher, *server_command(environment, model), *listening, *arguments]
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlx-server-")))
+        kernels = environment.folder / "kernels"
+        for file in kernels.glob("*/*.so"):
+            copy = scratch / "mlx" / file.parent.name / "cpu" / file.name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, copy)
         environment_of_server = server_variables(
             selection, scratch, python_path=python_path, runtime=runtime
         ) | (settings or {})
@@ -99,6 +122,9 @@ def running_server(
         url = f"http://127.0.0.1:{port}"
         server = Server(environment, selection, url, process.pid, log, runtime or scratch)
         _wait_until_ready(server, process)
+        # MLX compiles its kernels at their first use, in seconds of a CPU, and finds them by name.
+        for file in (scratch / "mlx").glob("*/cpu/*.so"):
+            _keep(file, kernels / file.parents[1].name / file.name)
         try:
             yield server
         except (urllib.error.URLError, ConnectionResetError, TimeoutError) as error:

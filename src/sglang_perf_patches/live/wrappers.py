@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import re
 import sys
@@ -84,10 +85,8 @@ def is_function(link: Any) -> TypeGuard[FunctionType]:
 
 def first_replacement(links: Iterable[Any]) -> Any:
     """The outermost link that does not call the next one; None if each does."""
-    for outer, inner in itertools.pairwise(links):
-        if not _calls(outer, inner):
-            return outer
-    return None
+    pairs = itertools.pairwise(links)
+    return next((outer for outer, inner in pairs if not _calls(outer, inner)), None)
 
 
 def around(held: Any, value: Any) -> tuple[str, ...] | None:
@@ -102,16 +101,9 @@ def around(held: Any, value: Any) -> tuple[str, ...] | None:
 def describe(held: Any) -> str:
     """``module.name of OWNER``, where OWNER is the plugin, else the file or the module."""
     link = underlying(held)
-    hook = _hook_inside(link)
-    if hook is not None:
-        return describe(hook)
-    if issubclass(type(link), _PROXY):
-        wrapper = getattr(link, "_self_wrapper", None)
-        return describe(type(link) if wrapper is None else wrapper)
-    if is_function(link):
-        callee = callee_of(link)
-        if callee is not None:
-            return describe(callee)
+    behind = _behind(link)
+    if behind is not None:
+        return describe(behind)
     code = getattr(link, "__code__", None)
     file = code.co_filename if isinstance(code, CodeType) else None
     # Functions and objects may carry the names of what they wrap; globals and classes do not.
@@ -136,8 +128,7 @@ def _calls(outer: Any, inner: Any) -> bool:
         kept = [*_cells(outer).values(), *(outer.__defaults__ or ())]
         kept += (outer.__kwdefaults__ or {}).values()
     else:
-        calls = (vars(each).get("__call__") for each in type(outer).__mro__)
-        call = next(filter(None, calls), None)
+        call = inspect.getattr_static(type(outer), "__call__", None)
         if issubclass(type(outer), _PROXY) or not is_function(call):
             return True  # the latter is implemented in C, like functools.lru_cache's result
         attributes = getattr(outer, "__dict__", {})
@@ -159,11 +150,16 @@ def _cells(function: FunctionType) -> dict[str, Any]:
     return contents
 
 
-def _hook_inside(link: Any) -> Any:
-    """The plugin's own function in a wrapper that sglang's HookRegistry made for it."""
-    if is_function(link) and link.__code__.co_filename.endswith("hook_registry.py"):
-        return _cells(link).get("hook")
-    return None
+def _behind(link: Any) -> Any:
+    """The author's own object in a proxy, in sglang's wrapper of a hook, or in our trampoline."""
+    if issubclass(type(link), _PROXY):
+        wrapper = getattr(link, "_self_wrapper", None)
+        return type(link) if wrapper is None else wrapper
+    if not is_function(link):
+        return None
+    is_hook = link.__code__.co_filename.endswith("hook_registry.py")
+    hook = _cells(link).get("hook") if is_hook else None
+    return callee_of(link) if hook is None else hook
 
 
 def _module_at(file: str | None) -> str | None:

@@ -70,16 +70,18 @@ class Published:
         if name.startswith("attention.") or name in RESOLVED:
             return resolved(name, self.read)
         if "." in name:
-            return self._derived(*name.split("."))
+            group, name = name.split(".")
+            of_group = getattr(self._context, group, None)
+            return getattr(of_group, name) if hasattr(type(of_group), name) else MISSING
         kind = type(self._arguments)
         path = _namespaces(kind).get(name) if self._context is not None else None
         if path is None:
             return getattr(self._arguments, name, MISSING)
         group, *parts = path.split(".")
         bag = self._context.config_bag(group)
-        for part in parts:
+        for part in (*parts, name):
             bag = getattr(bag, part)
-        return getattr(bag, name)
+        return bag
 
     def unlike_default(self) -> Mapping[str, Any]:
         """See `model.feature.Server.unlike_default`."""
@@ -90,11 +92,6 @@ class Published:
             if value is not default and value != default:
                 changed[name] = value
         return changed
-
-    def _derived(self, group: str, name: str) -> Any:
-        """A value that the context computes from arguments; `MISSING` if the release has none."""
-        group_of_context = getattr(self._context, group, None)
-        return getattr(group_of_context, name) if hasattr(type(group_of_context), name) else MISSING
 
 
 def published() -> Server:
@@ -133,10 +130,7 @@ class Gatekeeper:
 
     `model.ruling` has the rule. It is applied before a patch goes live, after each publication of
     the server's arguments, and at each check, because sglang resolves some arguments later.
-
-    Args:
-        members: every patch of this process, by its id.
-        on_publication: called after each publication; it must lead to `rule`.
+    `on_publication`, called after each publication, must lead to `rule`.
     """
 
     def __init__(self, members: Mapping[str, Member], on_publication: Callable[[], None]) -> None:
@@ -160,19 +154,16 @@ class Gatekeeper:
 
         While any thread is publishing there is none: it is asked again when that call has returned.
         """
-        if members and not self._watched.is_under_way():
-            setup = self._setup()
-            for member in members:
-                yield member, self._rule(member, setup)
-
-    def _setup(self) -> Setup:
-        """The server as published now, with every use that it ever had."""
+        if not members or self._watched.is_under_way():
+            return
         # A draft model's arguments are published for a moment in between. They must not make a
-        # patch of the main model "not needed".
+        # patch of the main model "not needed": what the server ever had, it does not lack.
         setup = setups.FEATURES.setup(published())
         self._had |= setup.having
         lacking = {use: why for use, why in setup.lacking.items() if use not in self._had}
-        return dataclasses.replace(setup, lacking=lacking)
+        setup = dataclasses.replace(setup, lacking=lacking)
+        for member in members:
+            yield member, self._rule(member, setup)
 
     def _rule(self, member: Member, setup: Setup) -> Ruling | None:
         needed = [self._members[name] for name in member.patch.requires]
@@ -188,7 +179,6 @@ class Gatekeeper:
 
 
 def _publishing() -> tuple[Any, str]:
-    """The owner and the name of the function that publishes arguments."""
     context_class = _publishing_class()
     if context_class is not None:
         return context_class, "set_server_args"

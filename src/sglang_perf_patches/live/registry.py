@@ -63,24 +63,17 @@ class Registry:
         patches: every patch, in declared order, which is also the order of layers in a place.
         selection: the patches that are to go live.
         strict: whether losing a patch that was chosen by name ends the process.
-
-    Attributes:
-        selection: as given.
-        is_over: no further patch goes live.
-        loss: the line about the first demanded patch that was lost, which ends the process; or "".
-        observer: told of each change, and when everything is off again; None if nobody is.
-        is_stopping: `stop` was called: everything is to be removed.
-        is_ended: `stop` was called, and everything is off. After a fault it stays False, so that
-            `report` still shows the fault.
     """
 
     def __init__(self, patches: Iterable[Patch], selection: Selection, *, strict: bool) -> None:
         self.selection = selection
-        self.is_over = self.is_stopping = self.is_ended = False
-        self.observer: Observer | None = None
+        self.is_over = False  # no further patch goes live
+        self.is_stopping = False  # everything is to be removed
+        self.is_ended = False  # after `stop` all is off; never after a fault, which `report` shows
+        self.observer: Observer | None = None  # is told of each change, and when all is off again
+        self.loss = ""  # the line about the first demanded patch that was lost: ends the process
         self._demanded = selection.by_name if strict else frozenset()
         self._lines: deque[tuple[int, str]] = deque()
-        self.loss = ""
         self._version = "unknown"
         self._members = {patch.id: Member(patch) for patch in patches}
         self._verifier = Verifier()
@@ -99,8 +92,6 @@ class Registry:
         for verdict in verdicts:
             member = self[verdict.patch.id]
             member.verdict = verdict
-            if member.patch.id not in self.selection.ids:
-                continue
             if verdict.word == "applies":
                 member.status = ("pending", "")
                 continue
@@ -171,15 +162,11 @@ class Registry:
         for member in self:
             if member.state == "live" and member.end is None:
                 try:
-                    found = self._verifier.found(member)
-                    self._set(member, "live", found.reason)
+                    self._set(member, "live", self._verifier.found(member).reason)
                 except Conflict as conflict:
                     self._remove(member, "conflict", str(conflict))
-        members = [
-            each
-            for each in self._working()
-            if each.end is None and (each.state != "gated" or self.is_on(each))
-        ]
+        staying = [each for each in self._working() if each.end is None]
+        members = [each for each in staying if each.state != "gated" or self.is_on(each)]
         for member, ruled in self._gatekeeper.rule(members):
             if member.state == "not needed":  # it waits again if the server turns out to need it
                 if ruled is None or ruled[0] != "not needed":
@@ -283,13 +270,7 @@ class Registry:
                 self._remove(member, "failed", f"{type(error).__name__}: {error}")
 
     def _prepare_and_show(self, member: Member) -> None:
-        """Run the install function, make the new functions, and show them all or none.
-
-        Raises:
-            Conflict: other code has replaced a definition.
-            Gated: the patch does not support the situation of this process.
-            Exception: the install function failed, or a place can't be changed.
-        """
+        """Run the install function, make the new functions, and show them all or none."""
         member.forget()
         self._verifier.found(member)
         member.gate, member.drains = "", []
@@ -303,11 +284,7 @@ class Registry:
         places = {reference: place_of(reference, found) for reference in changed}
         member.layers = [(places[reference], make) for reference, make in patching.changes]
         member.places = places
-        on = [*self.on(), member]
-        # Makes the functions now: that may import, so it must not happen during the exchange.
-        for place in places.values():
-            place.made(self._layers(on, place))
-        if self.show(on):
+        if self.show([*self.on(), member]):
             state: State = "gated" if member.gate else "live"
             self._set(member, state, member.gate or found.reason)
             member.seen = self._verifier.identity_snapshot(member)
@@ -335,21 +312,18 @@ class Registry:
         """Show exactly these patches, all at once, if that is safe now. Idempotent.
 
         It is safe while no thread is inside a place that changes, and no patch with such a place
-        holds work.
-
-        Returns:
-            False if it was not safe: nothing has changed.
+        holds work. If it was not safe, nothing has changed, and this returns False.
 
         Raises:
             Exception: from making a function, or from an exchange, which was rolled back.
         """
         before, after = self.on(), [member for member in self if member in members]
         differing = [member for member in self if (member in before) != (member in after)]
-        places = {place for member in differing for place in member.places.values()}
+        places = [place for member in differing for place in member.places.values()]
+        # Makes the functions now: that may import, so it must not happen during the exchange.
         changes = {place: place.made(self._layers(after, place)) for place in places}
-        holding = [
-            each for each in before if each.drains and not places.isdisjoint(each.places.values())
-        ]
+        touched = (each for each in before if not changes.keys().isdisjoint(each.places.values()))
+        holding = [each for each in touched if each.drains]
         is_idle = (lambda: not any(each.waits_for() for each in holding)) if holding else None
         return exchange(changes, frozenset(member.patch.id for member in after), is_idle)
 

@@ -44,14 +44,15 @@ def owner_of(reference: str) -> tuple[Any, str]:
     for depth, class_name in enumerate(classes, 1):
         owner = vars(owner).get(class_name)
         qualname = ".".join(classes[:depth])
-        if not isinstance(owner, type) or not is_class_of(owner, name, qualname):
+        if not is_class_of(owner, name, qualname):
             raise Conflict(f"{name}:{qualname} is replaced by {describe(owner)}")
     return owner, last
 
 
-def is_class_of(held: type, module: str, qualname: str) -> bool:
-    """Whether a class was defined under that name in that module."""
-    return held.__module__ == module and held.__qualname__ == qualname
+def is_class_of(held: Any, module: str, qualname: str) -> bool:
+    """Whether an object is a class that was defined under that name in that module."""
+    is_class = isinstance(held, type)
+    return is_class and held.__module__ == module and held.__qualname__ == qualname
 
 
 def chain(held: Any) -> Iterator[Any]:

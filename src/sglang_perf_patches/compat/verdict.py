@@ -75,7 +75,8 @@ def judge(patch: Patch, known: Known, tree: Tree) -> Verdict:
     if patch.markers and all(_holds(marker, tree) for marker in patch.markers):
         since = f" since {patch.built_in_since}" if patch.built_in_since else ""
         return Verdict(patch, "built-in", f"upstream has it{since}")
-    if not any(tree.definition(anchor) for anchor in patch.all_anchors()):
+    anchors = patch.anchors or [name for each in patch.variants for name in each.targets]
+    if not any(map(tree.definition, anchors)):
         return Verdict(patch, "absent", patch.absent_because)
 
     there = {reference: tree.definition(reference) for reference in patch.references()}

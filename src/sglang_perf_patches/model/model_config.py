@@ -7,8 +7,7 @@ from typing import Any
 
 from .feature import MISSING
 
-_KEPT = ("_model_config", "model_config")
-"""The attribute of ``ServerArgs`` that holds the ``ModelConfig``: from 0.5.19 on, and before."""
+_KEPT = ("_model_config", "model_config")  # attribute of ``ServerArgs``: from 0.5.19 on, and before
 _WINDOWS = ("sliding_window", "sliding_window_size", "sliding_window_pattern")
 _CHUNKS = "attention_chunk_size"  # Llama 4's windows
 _STATES = "mamba2_cache_params"
@@ -24,14 +23,11 @@ short convolutions only, have another backend from 0.5.15 on, and were never tes
 def of_model(arguments: Any, name: str) -> Any:
     """Read a property of a server's model from the ``ModelConfig`` that the arguments hold.
 
-    sglang makes that object when it resolves the arguments.
+    sglang makes that object when it resolves the arguments. Without it this returns `MISSING`.
 
     Args:
         arguments: ``ServerArgs``.
         name: one of `ANSWERS`, such as ``has_mla``, or an attribute of ``ModelConfig``.
-
-    Returns:
-        its value; `MISSING` if there is no ``ModelConfig``, or it has no such attribute.
 
     Raises:
         Exception: the configuration lacks something that every known one has.

@@ -25,9 +25,7 @@ def cache() -> Path:
 def require(folder: str | os.PathLike[str], about: os.stat_result) -> None:
     """Refuse a folder that another user owns, can read or write, or could have put there.
 
-    Args:
-        folder: its path, for the message.
-        about: its ``lstat``, or its ``fstat`` if it is open.
+    `about` is its ``lstat``, or its ``fstat`` if it is open.
 
     Raises:
         PermissionError: it is such a folder, or not a folder.

@@ -67,11 +67,7 @@ class Definition:
 
     @property
     def text(self) -> str:
-        """The dedented source of all pieces, read from the file.
-
-        Raises:
-            TreeError: the file can't be read, or has changed since it was judged.
-        """
+        """The dedented source of all pieces; raises `TreeError` if the file is gone or changed."""
         text = text_of(lines_of(self.path), self.lines)
         if digest_of(text) != self.own:
             raise TreeError(f"{self.path} changed while it was read")
@@ -81,10 +77,7 @@ class Definition:
 def lines_of(path: Path) -> list[str]:
     """The lines of a source file, decoded as Python does: by its BOM, its coding line, or UTF-8.
 
-    A file with CRLF line ends has the same lines as one with LF.
-
-    Raises:
-        TreeError: it can't be read.
+    CRLF line ends count as LF. It raises `TreeError` if the file can't be read.
     """
     import tokenize
 

@@ -20,11 +20,7 @@ _CLASS = re.compile("_*[A-Z]")
 
 
 class Names:
-    """What the names of a file refer to, by its imports and class statements.
-
-    Attributes:
-        imported: ``(name, reference)`` of each import from another file of sglang.
-    """
+    """What the names of a file refer to, by its imports and class statements."""
 
     def __init__(self, syntax: ast.Module, module: str, *, is_package: bool) -> None:
         self._module = module
@@ -37,7 +33,7 @@ class Names:
                 self._references[node.name] = f"{module}:{node.name}"
 
     def origins(self, nodes: Iterable[ast.AST]) -> list[tuple[str, str]]:
-        """`imported` for some statements instead of the whole file."""
+        """``(name, reference)`` of each import from another file of sglang."""
         found = origins(nodes, self._package)
         return [(name, each) for name, each in found if module_of(each) != self._module]
 
@@ -52,13 +48,8 @@ class Names:
 def constants(own: Sequence[ast.stmt], read: set[str], names: Names) -> dict[str, str]:
     """The constants (by the convention for their names) and settings that come from other files.
 
-    Args:
-        own: the definition's statements.
-        read: the names that it reads.
-        names: of its file.
-
-    Returns:
-        reference → the name that the module gives it, "" if only the definition imports it.
+    They are among the names `read` by a definition, whose statements are `own`: reference → the
+    name that the module gives it, "" if only the definition imports it.
     """
     local = names.origins(walk(own))
     # A definition that is itself an import re-exports what it imports.
@@ -77,10 +68,7 @@ def classes(
 ) -> dict[str, tuple[str, ...]]:
     """The classes of sglang that a definition reads: reference → the attributes.
 
-    Args:
-        own: the definition's statements.
-        around: the classes around it, outermost first.
-        names: of its file.
+    `own` are its statements, `around` the classes around it, outermost first.
     """
     local = dict(names.origins(walk(own)))
     read: dict[str, set[str]] = {}

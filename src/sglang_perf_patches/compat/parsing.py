@@ -19,8 +19,7 @@ _Scope = ast.Module | ast.ClassDef
 class Module:
     """The text and syntax of one file; what its methods return can be written as JSON.
 
-    Raises:
-        TreeError: it can't be read or parsed.
+    It raises `TreeError` if the file can't be read or parsed.
     """
 
     def __init__(self, path: Path, name: str) -> None:

@@ -53,8 +53,7 @@ def at(path: str | Path) -> Tree:
 def find(path: str | Path) -> Path:
     """The ``sglang`` package at `path`: the package itself, its parent, or a checkout.
 
-    Raises:
-        TreeError: there is none.
+    It raises `TreeError` if there is none.
     """
     place = Path(path)
     try:
@@ -69,8 +68,7 @@ def find(path: str | Path) -> Path:
 def find_installed() -> Path:
     """The ``sglang`` package that this interpreter would import, without importing it.
 
-    Raises:
-        TreeError: there is none.
+    It raises `TreeError` if there is none.
     """
     try:
         spec = importlib.util.find_spec("sglang")
@@ -122,8 +120,7 @@ class Tree:
     def path(self, module: str) -> Path | None:
         """The file of a module such as ``sglang.srt.utils``; None if there is no such module.
 
-        Raises:
-            TreeError: a folder on the way can't be read, or the module exists without its source.
+        It raises `TreeError` if a folder can't be read, or the module exists without its source.
         """
         if module not in self._paths:
             self._paths[module] = self._path(module)
@@ -132,8 +129,7 @@ class Tree:
     def definition(self, reference: str) -> Definition | None:
         """The definition at a reference; None if the module or the name is missing.
 
-        Raises:
-            TreeError: the file can't be read or parsed, or the module exists without its source.
+        It raises `TreeError` as `path` does, or if the file can't be read or parsed.
         """
         if reference not in self._definitions:
             self._definitions[reference] = None  # ends the recursion of circular imports

@@ -58,11 +58,9 @@ def dotted(node: ast.expr) -> list[str]:
 
 
 def origins(nodes: Iterable[ast.AST], package: str) -> Iterator[tuple[str, str]]:
-    """``(name, reference)`` of each name that is imported from sglang.
+    """``(name, reference)`` of each name that these nodes import from sglang.
 
-    Args:
-        nodes: any nodes; those that are not imports are skipped.
-        package: the package of the file, to which relative imports refer.
+    Relative imports refer to `package`, the file's.
     """
     for node in nodes:
         if not isinstance(node, ast.ImportFrom):

@@ -35,13 +35,7 @@ def surroundings(
 ) -> dict[str, Any]:
     """The attributes of a `Definition` that are about what is around it.
 
-    Args:
-        lines: the file's.
-        syntax: the file's.
-        rebound: the file's `rebound_names`.
-        reference: the definition's.
-        own: the statements that bind it.
-        of_file: what the file's names refer to.
+    `own` are the statements that bind it, `rebound` its file's `rebound_names`.
     """
     module, _, qualname = reference.partition(":")
     *names, last = qualname.split(".")

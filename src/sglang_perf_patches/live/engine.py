@@ -88,7 +88,7 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
         return registry
     chosen = selection.parse(switch.from_environment() if text is None else text, patches)
     if strict is None:
-        strict = switch.strict_from_environment()
+        strict = switch.is_strict()
     registry = Registry(patches.values(), chosen, strict=strict)
     if chosen.ids:
         read = tree or source.installed()

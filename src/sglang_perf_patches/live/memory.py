@@ -23,7 +23,6 @@ from .member import Found, Member
 from .switch import PREFIX, Attribute, board, place_at, place_in, raw, shown_at, stock_code
 from .wrappers import (
     Conflict,
-    around,
     chain,
     describe,
     first_replacement,
@@ -43,8 +42,7 @@ class Verifier:
     def verify(self, member: Member) -> Found:
         """Check every definition of a patch in memory, each once.
 
-        Raises:
-            Conflict: other code replaced one, or already added what the patch would add.
+        It raises `Conflict` if other code replaced one, or already added what the patch would add.
         """
         variant, found = member.variant, Found()
         definitions = {each.reference: each for each in member.each_definition()}
@@ -163,11 +161,7 @@ def _held_at(reference: str) -> tuple[Any, str, Any, Attribute | None]:
 
 
 def place_of(reference: str, found: Found) -> Any:
-    """The place of a target or an added definition that was just verified.
-
-    Raises:
-        TypeError: its code can't be exchanged.
-    """
+    """The place of what was just verified; raises TypeError if its code can't be exchanged."""
     owner, name, held, _ = _held_at(reference)
     function = found.stock.get(reference)
     if function is None:
@@ -232,10 +226,13 @@ def _around_ours(reference: str, held: Any, value: Any) -> tuple[str, ...]:
     """The foreign wrappers around an attribute of ours, if its name still leads to our value."""
     if held is MISSING:
         raise Conflict(f"{reference} is gone from memory")
-    wrappers = around(held, value)
-    if wrappers is None:
-        raise Conflict(f"{reference} is replaced by {describe(held)}")
-    return wrappers
+    links = list(chain(held))
+    for depth, link in enumerate(links):
+        if link is underlying(value) and first_replacement(links[: depth + 1]) is None:
+            return tuple(map(describe, links[:depth]))
+    if held is value:
+        return ()
+    raise Conflict(f"{reference} is replaced by {describe(held)}")
 
 
 def _below(owner: type) -> Iterator[type]:

@@ -38,7 +38,7 @@ from .executor import executor
 from .imports import Watched, is_ready, stop_waiting, wait_for
 from .member import Member, Patching, forget_results, with_dependents
 from .memory import Verifier, place_of
-from .published import Gatekeeper
+from .published import ARGUMENTS, MODULES, Gatekeeper, publisher
 from .switch import board, exchange
 from .wrappers import Conflict
 
@@ -46,7 +46,6 @@ logger = logging.getLogger("sglang_perf_patches")
 
 # Bounded, because install code may import a module that the waiting thread is importing.
 _OTHER_THREAD_S = 1.0
-_OFF: tuple[State, str] = ("off", "")
 _HOOKS = "sglang.srt.plugins.hook_registry"
 _WORKING = frozenset({"live", "pending", "gated", "not needed"})
 _SERVING = _WORKING | {"built-in"}  # states that satisfy a requirement
@@ -77,8 +76,8 @@ class Registry:
         self._version = "unknown"
         self._members = {patch.id: Member(patch) for patch in patches}
         self._verifier = Verifier()
-        self._hooks = Watched(self.look_again)
-        self._gatekeeper = Gatekeeper(self._members, self.look_again)
+        self._hooks, self._publishing = Watched(self.look_again), Watched(self.look_again)
+        self._gatekeeper = Gatekeeper(self._members, self._publishing)
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -177,13 +176,13 @@ class Registry:
     def _settle(self) -> None:
         """Remove marked patches, put live those that are ready, and end if all are off."""
         if self.is_stopping and not self.is_ended:
-            self._remove_all(*_OFF)
+            self._remove_all("off", "")
         self._remove_marked()
         self._advance()
         self._remove_marked()  # one that failed to go live removes those that need it
         if not self.is_over or self.on():
             return
-        is_clear = all([self._hooks.unhook(), self._gatekeeper.unhook()])
+        is_clear = all([self._hooks.unhook(), self._publishing.unhook()])
         if self.is_stopping and not self.is_ended and is_clear:
             self.is_ended = True
             stop_waiting(self.look_again)
@@ -234,10 +233,11 @@ class Registry:
             return
         names = [name for member in working for name in member.variant.modules()]
         relied_on = [module_of(each) for member in working for each in member.definitions]
-        wait_for([*names, _HOOKS, *relied_on], self.look_again)
+        wait_for([*names, _HOOKS, *relied_on, *MODULES], self.look_again)
         if is_ready(_HOOKS):
             self._hooks.hook(sys.modules[_HOOKS].HookRegistry, "apply_hooks")
-        self._gatekeeper.watch()
+        if is_ready(ARGUMENTS):
+            self._publishing.hook(*publisher())
         for member in self:
             if member.state == "pending" and member.end is None:
                 self._attempt(member)

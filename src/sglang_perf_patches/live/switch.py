@@ -58,10 +58,8 @@ class Place:
     def made(self, layers: Collection[Make]) -> Any:
         """What the layers make of stock's value, the one nearest to stock first.
 
-        Results are kept: a layer may import modules, which must not happen during an exchange.
-
-        Raises:
-            TypeError: the value can't stand here.
+        Results are kept: a layer may import modules, which must not happen during an exchange. This
+        raises TypeError if the value can't stand here.
         """
         key: tuple[Make, ...] = ()
         for layer in layers:
@@ -81,8 +79,7 @@ class Place:
 class Function(Place):
     """A function of stock's, whose code is exchanged; `stock` is a copy that keeps stock's code.
 
-    Raises:
-        TypeError: its body does not run during the call.
+    It raises TypeError if the body does not run during the call.
     """
 
     def __init__(self, function: FunctionType) -> None:

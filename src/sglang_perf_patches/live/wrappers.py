@@ -33,8 +33,7 @@ class Conflict(Exception):
 def owner_of(reference: str) -> tuple[Any, str]:
     """The module or class that binds the last name of a reference, and that name.
 
-    Raises:
-        Conflict: the module is not loaded, or a class in the reference is gone or replaced.
+    It raises `Conflict` if the module is not loaded, or a class in between is gone or replaced.
     """
     name = module_of(reference)
     owner: Any = sys.modules.get(name)
@@ -88,15 +87,6 @@ def first_replacement(links: Iterable[Any]) -> Any:
     """The outermost link that does not call the next one; None if each does."""
     pairs = itertools.pairwise(links)
     return next((outer for outer, inner in pairs if not _calls(outer, inner)), None)
-
-
-def around(held: Any, value: Any) -> tuple[str, ...] | None:
-    """The wrappers around an object of ours, described; None if a name no longer leads to it."""
-    links = list(chain(held))
-    for depth, link in enumerate(links):
-        if link is underlying(value) and first_replacement(links[: depth + 1]) is None:
-            return tuple(map(describe, links[:depth]))
-    return () if held is value else None
 
 
 def describe(held: Any) -> str:

@@ -167,7 +167,12 @@ class Declaration:
         made = {k: v if isinstance(v, str) else tuple(dict.fromkeys(v)) for k, v in made.items()}
         # It depends on no definition that it changes.
         made["depends"] = tuple(name for name in made["depends"] if name not in made["targets"])
-        return Variant(releases=tuple(releases), install=partial(_install, parts), **made)
+
+        def install(patching: Patching) -> None:
+            for part in parts:
+                part.do(patching)
+
+        return Variant(releases=tuple(releases), install=install, **made)
 
     def _within(self, spans: str) -> tuple[str, ...]:
         """Those of the patch's own releases that are in the spans, whose ends are such releases."""
@@ -183,11 +188,6 @@ class Declaration:
         """A span with both ends: without one it reaches as far as the patch's releases."""
         first, to, last = (each.strip() for each in span.partition("…"))
         return f"{first or self.releases[0]}{TO}{last or self.releases[-1]}" if to else first
-
-
-def _install(parts: Iterable[_Part], patching: Patching) -> None:
-    for part in parts:
-        part.do(patching)
 
 
 def _override(reference: str, make: Callable[[Patching, Any], Any], patching: Patching) -> None:

@@ -29,8 +29,7 @@ class Server(Protocol):
     def read(self, name: str) -> Any:
         """The resolved value of an argument; `MISSING` if the release has no such argument.
 
-        Raises:
-            Exception: the value can't be read.
+        It raises an exception if the value can't be read.
         """
 
     def unlike_default(self) -> Mapping[str, Any]:

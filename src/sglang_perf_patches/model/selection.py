@@ -74,10 +74,10 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
     chosen = _with_requirements(chosen, patches)
     by_name = _with_requirements(by_name, patches)
     for patch_id in sorted(in_full - taken_out):
-        lost = _requirements(patch_id, patches) & taken_out
+        lost = _with_requirements({patch_id}, patches) & taken_out
         if lost:
             raise SelectionError(f"{patch_id!r} needs {min(lost)!r}, which {text!r} removes")
-    keep = {id for id in chosen - taken_out if not _requirements(id, patches) & taken_out}
+    keep = {id for id in chosen if not _with_requirements({id}, patches) & taken_out}
     ids = tuple(id for id in patches if id in keep)
     return Selection(text, ids, frozenset(by_name & keep), in_full & keep)
 
@@ -85,10 +85,8 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
 def members(name: str, patches: Mapping[str, Patch], *, policies: bool = False) -> set[str]:
     """The ids of the patch of this name, or of the exact patches of the set of this name.
 
-    With `policies` a set includes its policies, as when it is removed.
-
-    Raises:
-        SelectionError: the name is unknown.
+    With `policies` a set includes its policies, as when it is removed. This raises
+    `SelectionError` if the name is unknown.
     """
     if name in patches:
         return {name}
@@ -106,10 +104,6 @@ def _unknown(name: str, patches: Mapping[str, Patch]) -> str:
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"the sets are {', '.join(sets)}"
     return f"unknown set or patch {name!r}: {hint}"
-
-
-def _requirements(patch_id: str, patches: Mapping[str, Patch]) -> set[str]:
-    return _with_requirements({patch_id}, patches) - {patch_id}
 
 
 def _with_requirements(ids: Iterable[str], patches: Mapping[str, Patch]) -> set[str]:

@@ -44,11 +44,7 @@ class Report:
         return "\n".join([head, *lines])
 
     def of(self, patch_id: str) -> PatchState:
-        """The state of one patch.
-
-        Raises:
-            KeyError: there is no such patch.
-        """
+        """The state of one patch; raises KeyError if there is no such patch."""
         for state in self.patches:
             if state.id == patch_id:
                 return state

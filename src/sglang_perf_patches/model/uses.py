@@ -185,10 +185,7 @@ USES = (
     _use(
         "stock-window-ratio",
         "the operator or the model sizes the sliding-window pool (--swa-full-tokens-ratio)",
-        on={
-            "swa_full_tokens_ratio": (None, 0.8),
-            "_swa_full_tokens_ratio_explicitly_set": NOTHING,
-        },
+        on={"swa_full_tokens_ratio": (None, 0.8), "_swa_full_tokens_ratio_explicitly_set": NOTHING},
         every=True,
         gates=True,
     ),

@@ -113,7 +113,8 @@ def as_in(variant: Variant, release: str, known: Known) -> Variant:
         digests = known.get(name)
         return not digests or any(release in where for where in digests.values())
 
-    return replace(variant, depends=tuple(filter(is_there, variant.depends)))
+    depends = tuple(filter(is_there, variant.depends))
+    return variant if depends == variant.depends else replace(variant, depends=depends)
 
 
 def _refusal(

@@ -19,14 +19,7 @@ if TYPE_CHECKING:
     from .model.state import Report
 
 __version__ = "0.1.0"
-__all__ = [
-    "SelectionError",
-    "__version__",
-    "activate",
-    "deactivate",
-    "report",
-    "verdicts",
-]
+__all__ = ["SelectionError", "__version__", "activate", "deactivate", "report", "verdicts"]
 
 # How long to wait for another thread that is at work. While it only judges source, it can't be
 # waiting for this thread. Later its install code may wait for a module that this thread imports.

@@ -15,13 +15,9 @@ from .model.errors import OperatorError
 
 # Releases are wheels for one platform from 0.5.11 on; their Python files do not depend on it.
 _PLATFORM = (
-    "--python-version=3.11",
-    "--implementation=cp",
-    "--abi=cp311",
-    "--abi=abi3",
-    "--abi=none",
-    "--platform=any",
-    "--platform=manylinux2014_x86_64",
+    *("--python-version=3.11", "--implementation=cp"),
+    *("--abi=cp311", "--abi=abi3", "--abi=none"),
+    *("--platform=any", "--platform=manylinux2014_x86_64"),
     *(f"--platform=manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28, 31, 34, 35)),
 )
 

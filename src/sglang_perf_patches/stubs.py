@@ -100,9 +100,8 @@ def pretend_kernel_sources() -> None:
     exists: Any = Path.exists
 
     def seen(self: Path, **options: Any) -> bool:
-        if self.name in {"include", "csrc"} and "sglang" in self.parts:
-            return True
-        return bool(exists(self, **options))
+        is_pretended = self.name in {"include", "csrc"} and "sglang" in self.parts
+        return is_pretended or bool(exists(self, **options))
 
     Path.exists = seen  # type: ignore[method-assign]
 

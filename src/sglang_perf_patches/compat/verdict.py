@@ -91,14 +91,9 @@ def judge(patch: Patch, known: Known, tree: Tree) -> Verdict:
             unknown += [name for name in declared.depends if name not in needed and there[name]]
             unknown += brought
             if not unknown:
-                return Verdict(
-                    patch,
-                    "applies",
-                    f"this is the code of {release}, on which the patch was proven",
-                    variant,
-                    release,
-                    {name: definition for name in needed if (definition := there[name])},
-                )
+                reason = f"this is the code of {release}, on which the patch was proven"
+                read = {name: definition for name in needed if (definition := there[name])}
+                return Verdict(patch, "applies", reason, variant, release, read)
             others[release] = variant, unknown
     return _refusal(patch, known, tree, others)
 
@@ -133,14 +128,9 @@ def _refusal(
     variant, unknown = others[nearest]
     how = _how(unknown[0], tree.definition(unknown[0]), known, nearest)
     further = f", and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-    return Verdict(
-        patch,
-        "refused",
-        f"{unknown[0]} is {how}{further} (nearest known release: {nearest})",
-        nearest=nearest,
-        unknown=tuple(unknown),
-        closest=variant,
-    )
+    reason = f"{unknown[0]} is {how}{further} (nearest known release: {nearest})"
+    refused = Verdict(patch, "refused", reason)
+    return replace(refused, nearest=nearest, unknown=tuple(unknown), closest=variant)
 
 
 def _how(reference: str, definition: Definition | None, known: Known, nearest: str) -> str:

@@ -26,10 +26,8 @@ logger = logging.getLogger("sglang_perf_patches")
 class Found:
     """What a verification in memory found."""
 
-    # The foreign wrappers around what the patch changes, each with its owner.
-    wrappers: list[str] = field(default_factory=list)
-    # Reference → stock's function, among what it changes and relies on.
-    stock: dict[str, FunctionType] = field(default_factory=dict)
+    wrappers: list[str] = field(default_factory=list)  # foreign ones around what a patch changes
+    stock: dict[str, FunctionType] = field(default_factory=dict)  # what it reads too, by reference
 
     @property
     def reason(self) -> str:
@@ -53,8 +51,7 @@ class Member:
     # The work that it may hold between its calls: whether it holds none, and what ends that work,
     # worded to follow "until".
     drains: list[tuple[Callable[[], bool], str]] = field(default_factory=list)
-    # The state and reason it gets once it is removed; None unless it is marked for that.
-    end: tuple[State, str] | None = None
+    end: tuple[State, str] | None = None  # its status once it is removed, if it is marked for that
 
     @property
     def state(self) -> State:

@@ -36,13 +36,10 @@ MODULES = (UTILS, ARGUMENTS, CONTEXT)
 
 
 class Published:
-    """A `model.feature.Server`: the arguments that this process has published.
+    """A `model.feature.Server`: the ``ServerArgs`` that this process has published.
 
-    Before it has published any, only the platform can be read.
-
-    Args:
-        arguments: the published ``ServerArgs``.
-        context: the ``RuntimeContext`` that holds them, if the release has one.
+    Before it has published any, only the platform can be read. `context` is the ``RuntimeContext``
+    that holds them, if the release has one.
     """
 
     def __init__(self, arguments: Any = None, context: Any = None) -> None:

@@ -56,12 +56,8 @@ _FAULTS = frozenset({"conflict", "failed"})
 class Registry:
     """The patches of this process; at most one registry at a time has not ended.
 
-    Creating one changes nothing in stock.
-
-    Args:
-        patches: every patch, in declared order, which is also the order of layers in a place.
-        selection: the patches that are to go live.
-        strict: whether losing a patch that was chosen by name ends the process.
+    Creating one changes nothing in stock. The declared order of the patches is also the order of
+    layers in a place. If it is strict, losing a patch that was chosen by name ends the process.
     """
 
     def __init__(self, patches: Iterable[Patch], selection: Selection, *, strict: bool) -> None:
@@ -312,10 +308,8 @@ class Registry:
         """Show exactly these patches, all at once, if that is safe now. Idempotent.
 
         It is safe while no thread is inside a place that changes, and no patch with such a place
-        holds work. If it was not safe, nothing has changed, and this returns False.
-
-        Raises:
-            Exception: from making a function, or from an exchange, which was rolled back.
+        holds work. If it was not safe, nothing has changed, and this returns False. It raises what
+        the making of a function raises, or an exchange, which was rolled back.
         """
         before, after = self.on(), [member for member in self if member in members]
         differing = [member for member in self if (member in before) != (member in after)]

@@ -193,13 +193,12 @@ def exchange(
 ) -> bool:
     """Show all of a change at once, if no thread is inside what changes; else return False.
 
+    If a step fails, this rolls back and raises.
+
     Args:
         changes: place → its new value.
         patches: the ids of the patches that are on afterwards.
         is_idle: see `at_rest`.
-
-    Raises:
-        Exception: a step failed; it was rolled back.
     """
     before = board.now
     values = {place: value for place, value in before.values.items() if place not in changes}
@@ -236,8 +235,7 @@ def trampoline(code: CodeType, callee: str) -> CodeType:
     )
     for node in ast.walk(syntax):
         if hasattr(node, "lineno"):
-            place: Any = node
-            place.lineno = place.end_lineno = code.co_firstlineno
+            vars(node).update(lineno=code.co_firstlineno, end_lineno=code.co_firstlineno)
     inner = compile(syntax, code.co_filename, "exec", dont_inherit=True)
     for _ in ("outer", "inner"):
         inner = next(constant for constant in inner.co_consts if isinstance(constant, CodeType))

@@ -38,15 +38,12 @@ def at_rest(
 
     Generators and coroutines count only while they run. While another thread compiles with torch,
     nothing is done: the compiler records what it reads and compares it at its end. Without a GIL
-    nothing is ever done.
+    nothing is ever done. If a step raises, those before it were taken.
 
     Args:
         codes: the code objects; with none, no thread needs checking.
         steps: if memory is no longer as one of them has seen it, none is taken.
         is_idle: asked shortly before, in Python; None if there is nothing to ask.
-
-    Raises:
-        Exception: a step failed; those before it were taken.
     """
     if not _has_gil():
         return False

@@ -23,7 +23,6 @@ from ..model.patch import module_of, qualname_of
 from .switch import callee_of, function_in
 
 _PROXY: Any = getattr(wrapt, "BaseObjectProxy", wrapt.ObjectProxy)  # the former from wrapt 2 on
-_PLUGINS = "sglang.srt.plugins"
 
 
 class Conflict(Exception):
@@ -164,7 +163,7 @@ def _module_at(file: str | None) -> str | None:
 def plugin_with(package: str) -> str | None:
     """The distribution with a sglang plugin in that top-level package; None if there is none."""
     with contextlib.suppress(Exception):  # damaged metadata must not make a message fail
-        for entry_point in metadata.entry_points(group=_PLUGINS):
+        for entry_point in metadata.entry_points(group="sglang.srt.plugins"):
             if entry_point.dist and re.split("[.:]", entry_point.value)[0] == package:
                 return entry_point.dist.name
     return None

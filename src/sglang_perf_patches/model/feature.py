@@ -89,10 +89,7 @@ class Feature(Condition):
         """The clause with its flag: ``LoRA is on (--enable-lora)``; None if the feature is off.
 
         The flag is the first of those that switch it on, one that the operator typed before one
-        that the release resolved.
-
-        Raises:
-            Exception: an argument can't be read.
+        that the release resolved. An argument that can't be read raises an exception.
         """
         if any(plain(server.read(name)) not in values for name, values in self.only.items()):
             return None

@@ -10,7 +10,7 @@ from .feature import MISSING
 _KEPT = ("_model_config", "model_config")  # attribute of ``ServerArgs``: from 0.5.19 on, and before
 _WINDOWS = ("sliding_window", "sliding_window_size", "sliding_window_pattern")
 _CHUNKS = "attention_chunk_size"  # Llama 4's windows
-_STATES = "mamba2_cache_params"
+_STATES = "mamba2_cache_params"  # the property by which sglang sizes the pool of states
 _GRANITE, _BAILING = ("GraniteMoeHybridConfig",), ("BailingHybridConfig",)
 _MAMBA2 = (
     *("NemotronHConfig", "FalconH1Config", *_GRANITE),
@@ -37,11 +37,6 @@ def of_model(arguments: Any, name: str) -> Any:
     if config is None:
         return MISSING
     return ANSWERS[name](config) if name in ANSWERS else getattr(config, name, MISSING)
-
-
-def _has_states(config: Any) -> bool:
-    """Whether any part of the model has states, by the property that sglang sizes their pool by."""
-    return any(hasattr(type(part), _STATES) for part in _parts(config))
 
 
 def _has_delta_nets(config: Any) -> bool:
@@ -111,7 +106,7 @@ def _parts(config: Any) -> Iterator[Any]:
 ANSWERS: dict[str, Callable[[Any], Any]] = {
     "architecture": _architecture,
     "has_mla": lambda config: config.attention_arch.name == "MLA",
-    "has_states": _has_states,
+    "has_states": lambda config: any(hasattr(type(part), _STATES) for part in _parts(config)),
     "has_delta_nets": _has_delta_nets,
     "has_mamba2": _has_mamba2,
     "has_lightning": _has_lightning,

@@ -26,11 +26,7 @@ class Patching(Protocol):
     state: SimpleNamespace  # what its functions share
 
     def module(self, name: str) -> ModuleType:
-        """An imported module.
-
-        Raises:
-            RuntimeError: it is not imported yet; name it in the variant's ``awaits``.
-        """
+        """An imported module, named in the variant's ``awaits``; else this raises RuntimeError."""
 
     def get(self, reference: str) -> Any:
         """The object that the owner's ``__dict__`` holds at a reference; `MISSING` if none."""
@@ -38,12 +34,10 @@ class Patching(Protocol):
     def override(self, reference: str, make: Make) -> None:
         """Replace a declared target, or an added definition that other patches of ours add too.
 
-        Args:
-            reference: as declared.
-            make: takes the present value (stock's, or the lower layer's; of a static or class
-                method the function) and returns the new one, which may call the old one. The new
-                function gets the arguments as stock's signature binds them: positional parameters
-                by position, with defaults filled in, keyword-only parameters by name.
+        `make` takes the present value (stock's, or the lower layer's; of a static or class method
+        the function) and returns the new one, which may call the old one. The new function gets the
+        arguments as stock's signature binds them: positional parameters by position, with defaults
+        filled in, keyword-only parameters by name.
         """
 
     def drain(self, is_idle: Callable[[], bool], waits_for: str) -> None:

@@ -12,14 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from .feature import NOTHING, Feature, Features
-from .uses import USES
+from .uses import AT_MOST_ONE, TRACKING, USES
 
 OTHER_GPU = "other-gpu"
 """The one feature that a record of ``verify`` can prove a patch with (`verified`)."""
 
-_AT_MOST_ONE = (None, 0, 1)
 _PLAIN_KV = (None, "auto", "bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32")
-_TRACKING = ("mamba_scheduler_strategy", "mamba_radix_cache_strategy")
 _SPECULATION = {
     "eagle": ("eagle", "eagle3", "nextn"),
     "standalone": ("standalone",),
@@ -43,7 +41,7 @@ def _feature(
     `off` has further ones, with the values that leave the feature off.
     """
     plain: dict[str, tuple[Any, ...]] = {
-        argument.removesuffix(">1"): _AT_MOST_ONE if argument.endswith(">1") else NOTHING
+        argument.removesuffix(">1"): AT_MOST_ONE if argument.endswith(">1") else NOTHING
         for argument in arguments.split()
     }
     return Feature(name=name, clause=clause, off={**plain, **(off or {})}, **more)
@@ -240,12 +238,12 @@ _FEATURES = (
     _feature(
         "tracked-states",
         "states are tracked in extra buffers",
-        on=dict.fromkeys(_TRACKING, ("extra_buffer",)),
+        on=dict.fromkeys(TRACKING, ("extra_buffer",)),
     ),
     _feature(
         "other-tracking",
         "states are tracked in another way",
-        off=dict.fromkeys(_TRACKING, (None, "auto", "no_buffer", "extra_buffer")),
+        off=dict.fromkeys(TRACKING, (None, "auto", "no_buffer", "extra_buffer")),
     ),
     _feature(
         "packed-states",

@@ -45,11 +45,10 @@ class Report:
 
     def of(self, patch_id: str) -> PatchState:
         """The state of one patch; raises KeyError if there is no such patch."""
-        for state in self.patches:
-            if state.id == patch_id:
-                return state
-        ids = ", ".join(state.id for state in self.patches)
-        raise KeyError(f"no patch is named {patch_id!r}; the patches are {ids}")
+        states = {state.id: state for state in self.patches}
+        if patch_id not in states:
+            raise KeyError(f"no patch is named {patch_id!r}; the patches are {', '.join(states)}")
+        return states[patch_id]
 
 
 class Observer(Protocol):
@@ -58,12 +57,10 @@ class Observer(Protocol):
     def keep(
         self, report: Callable[[], Report | None], look_again: Callable[[], None], of: object
     ) -> None:
-        """Patches were activated.
+        """Patches were activated, by an activation that `drop` names when everything is off.
 
-        Args:
-            report: gives their states; None once everything is off again.
-            look_again: checks the patches; call it about once a second, from any thread.
-            of: the activation, which `drop` names when everything is off.
+        `report` gives their states, None once everything is off again. `look_again` checks them;
+        call it about once a second, from any thread.
         """
 
     def changed(self) -> None:

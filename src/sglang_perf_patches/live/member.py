@@ -26,8 +26,8 @@ logger = logging.getLogger("sglang_perf_patches")
 class Found:
     """What a verification in memory found."""
 
-    wrappers: list[str] = field(default_factory=list)  # foreign ones around what a patch changes
-    stock: dict[str, FunctionType] = field(default_factory=dict)  # what it reads too, by reference
+    wrappers: list[str] = field(default_factory=list)  # with owners, around what it changes
+    stock: dict[str, FunctionType] = field(default_factory=dict)  # what it changes or needs, by reference
 
     @property
     def reason(self) -> str:

@@ -27,7 +27,7 @@ class Found:
     """What a verification in memory found."""
 
     wrappers: list[str] = field(default_factory=list)  # with owners, around what it changes
-    stock: dict[str, FunctionType] = field(default_factory=dict)  # what it changes or needs, by reference
+    stock: dict[str, FunctionType] = field(default_factory=dict)  # by reference, also what it needs
 
     @property
     def reason(self) -> str:

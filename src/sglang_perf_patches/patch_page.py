@@ -142,10 +142,7 @@ def words(text: str) -> str:
 
 
 def works_with(patches: Mapping[str, Patch], *ids: str) -> tuple[str, ...]:
-    """The words for patches that are on together; `ONE` comes first.
-
-    They follow from what a patch, and each patch that it requires, was proven with.
-    """
+    """`ONE`, and the words for what patches that are on together were all proven with."""
     together = [patches[name] for id in ids for name in (id, *patches[id].requires)]
     proven = [patch.proven_with for patch in together if patch.proven_with is not None]
     return (ONE, *(word for word, name in WORDS.items() if all(name in each for each in proven)))

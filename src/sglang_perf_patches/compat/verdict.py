@@ -99,10 +99,7 @@ def judge(patch: Patch, known: Known, tree: Tree) -> Verdict:
 
 
 def as_in(variant: Variant, release: str, known: Known) -> Variant:
-    """The variant with only those `depends` that a release has, according to the fingerprints.
-
-    A definition without any fingerprint stays.
-    """
+    """The variant with only those `depends` that a release has, by the fingerprints, if any."""
 
     def is_there(name: str) -> bool:
         digests = known.get(name)

@@ -27,10 +27,7 @@ class Server(Protocol):
     """The arguments of a server, as far as they are known."""
 
     def read(self, name: str) -> Any:
-        """The resolved value of an argument; `MISSING` if the release has no such argument.
-
-        It raises an exception if the value can't be read.
-        """
+        """The resolved value of an argument, or an exception; `MISSING` if the release lacks it."""
 
     def unlike_default(self) -> Mapping[str, Any]:
         """The arguments that differ from the release's defaults, with their values."""

@@ -23,7 +23,6 @@ NO_MLX = (None, False, "0", "false", "no", "n")
 
 
 def _use(name: str, lacking: str, **rest: Any) -> Use:
-    """A use with its name and the clause for a server without it."""
     return Use(name=name, lacking=lacking, **rest)
 
 

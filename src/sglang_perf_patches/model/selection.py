@@ -32,7 +32,7 @@ class Selection:
     in_full: frozenset[str]  # those whose own id was named
 
     def is_unavailable(self, patch_id: str, word: str) -> bool:
-        """Whether a patch that the operator named does not work (exit code 1), by its word."""
+        """Whether a patch that was named does not work (exit code 1), by its verdict or state."""
         if word == "absent":  # a set's name selects only patches with an effect there
             return patch_id in self.in_full
         return word in UNAVAILABLE and patch_id in self.by_name

@@ -19,19 +19,11 @@ if TYPE_CHECKING:
     from .model.state import Report
 
 __version__ = "0.1.0"
-__all__ = [
-    "SelectionError",
-    "__version__",
-    "activate",
-    "deactivate",
-    "report",
-    "verdicts",
-]
+__all__ = ["SelectionError", "__version__", "activate", "deactivate", "report", "verdicts"]
 
 # How long to wait for another thread that is at work. While it only judges source, it can't be
 # waiting for this thread. Later its install code may wait for a module that this thread imports.
-_JUDGING_S = 30.0
-_WAIT_S = 1.0
+_JUDGING_S, _WAIT_S = 30.0, 1.0
 
 
 def activate(selection: str | Iterable[str] | None = None, *, strict: bool | None = None) -> Report:
@@ -65,14 +57,7 @@ def deactivate() -> None:
     that depend on it. This call does not wait for that: a warning says what ends it, and the
     process tries again once a second, as does the next call of this function.
     """
-
-    def now() -> None:
-        engine = sys.modules.get(f"{__name__}.live.engine")
-        ask = getattr(engine, "deactivate_now", None)  # as in `report`
-        if ask is not None:
-            ask()
-
-    executor.do(now, wait_s=_JUDGING_S if report() is None else _WAIT_S)
+    executor.do(lambda: _ask("deactivate_now"), wait_s=_JUDGING_S if report() is None else _WAIT_S)
 
 
 def report() -> Report | None:
@@ -80,9 +65,7 @@ def report() -> Report | None:
 
     It changes nothing and imports nothing.
     """
-    engine = sys.modules.get(f"{__name__}.live.engine")
-    ask = getattr(engine, "report", None)  # missing while the engine is being imported
-    happened: Report | None = ask() if ask is not None else None
+    happened: Report | None = _ask("report")
     return happened
 
 
@@ -110,6 +93,12 @@ def __getattr__(name: str) -> Any:
 
         return SelectionError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _ask(function: str) -> Any:
+    """Call a function of the engine, unless that is not imported, or only half."""
+    ask = getattr(sys.modules.get(f"{__name__}.live.engine"), function, None)
+    return ask() if ask is not None else None
 
 
 def _known_faults(release: str, live: Sequence[str]) -> list[str]:

@@ -15,13 +15,9 @@ from .model.errors import OperatorError
 
 # Releases are wheels for one platform from 0.5.11 on; their Python files do not depend on it.
 _PLATFORM = (
-    "--python-version=3.11",
-    "--implementation=cp",
-    "--abi=cp311",
-    "--abi=abi3",
-    "--abi=none",
-    "--platform=any",
-    "--platform=manylinux2014_x86_64",
+    *("--python-version=3.11", "--implementation=cp"),
+    *("--abi=cp311", "--abi=abi3", "--abi=none"),
+    *("--platform=any", "--platform=manylinux2014_x86_64"),
     *(f"--platform=manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28, 31, 34, 35)),
 )
 
@@ -31,9 +27,7 @@ class DownloadError(OperatorError, RuntimeError):
 
 
 def tree(version: str) -> Path:
-    """The folder with the ``sglang`` package of a release; the first call downloads it.
-
-    It unpacks only Python files. A line on stderr says that it downloads.
+    """The folder with the Python files of a release; the first call downloads it, and says so.
 
     Raises:
         DownloadError: the text is no version, the package index has no such release or did not
@@ -77,7 +71,7 @@ def _download(version: str, into: Path) -> Path:
     download = subprocess.run([*command, f"sglang=={version}"], capture_output=True, text=True)
     wheels = sorted(into.glob("sglang-*.whl"))
     if download.returncode or not wheels:
-        lines = [line.strip() for line in download.stderr.splitlines() if line.strip()]
+        lines = list(filter(None, map(str.strip, download.stderr.splitlines())))
         errors = [line for line in lines if line.startswith("ERROR")] or lines
         why = errors[-1] if errors else f"pip ended with {download.returncode} without a message"
         raise DownloadError(f"sglang {version} could not be fetched: {why[:300]}")

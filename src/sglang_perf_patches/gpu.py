@@ -11,21 +11,14 @@ import functools
 import sys
 from typing import Any, NamedTuple
 
-_LIBRARY = "libnvidia-ml.so.1"
-_OK = 0
-_UNKNOWN = "unknown"
+_OK, _UNKNOWN = 0, "unknown"
 
 
 class Machine(NamedTuple):
-    """What the driver tells of a machine.
+    """What the driver tells of a machine."""
 
-    Attributes:
-        driver: its version.
-        kinds: name and compute capability of each kind of GPU, sorted.
-    """
-
-    driver: str
-    kinds: tuple[tuple[str, str], ...]
+    driver: str  # its version
+    kinds: tuple[tuple[str, str], ...]  # name and compute capability of each kind of GPU, sorted
 
     @property
     def is_known(self) -> bool:
@@ -51,7 +44,7 @@ def capability() -> str | None:
 def machine() -> Machine | None:
     """What the driver tells of this machine; None without a driver. It is asked once."""
     try:
-        library = ctypes.CDLL(_LIBRARY)
+        library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return None
     if library.nvmlInit_v2() != _OK:
@@ -67,13 +60,11 @@ def machine() -> Machine | None:
 
 
 def _of_device(library: Any, at: int) -> tuple[str, str]:
-    """The name and the capability of a GPU."""
     device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
     if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(at), ctypes.byref(device)) != _OK:
         return _UNKNOWN, _UNKNOWN
-    found = library.nvmlDeviceGetCudaComputeCapability(
-        device, ctypes.byref(major), ctypes.byref(minor)
-    )
+    pair = ctypes.byref(major), ctypes.byref(minor)
+    found = library.nvmlDeviceGetCudaComputeCapability(device, *pair)
     of_it = _written((major.value, minor.value)) if found == _OK else _UNKNOWN
     return _text(library.nvmlDeviceGetName, device), of_it
 

@@ -14,12 +14,8 @@ from typing import NamedTuple
 from .model.patch import Patch, room_of
 from .model.releases import KNOWN
 
-FOLDER = Path(__file__).parent / "sets"
-"""The folder of the patches' packages, each with its page."""
-
-USE_IT_IF = "**Use it if** "
-"""The first words of the paragraph that says who gains and who does not."""
-
+FOLDER = Path(__file__).parent / "sets"  # of the patches' packages, each with its page
+USE_IT_IF = "**Use it if** "  # begins the paragraph that says who gains and who does not
 ONE = "1 GPU"
 WORDS: Mapping[str, str] = {
     "TP": "tensor-parallel",
@@ -58,8 +54,8 @@ class Headline(NamedTuple):
     def ratio(self) -> float:
         """The gain as a ratio below 1, smaller for better; 1 if the gain has no figure."""
         if sides := _SIDES.match(self.gain):
-            ratio = _mean(sides[2]) / _mean(sides[1])
-            return min(ratio, 1 / ratio) if ratio else 0.0
+            less, more = sorted(map(_mean, sides.groups()))
+            return less / more
         first = re.match(_NUMBER, self.gain)
         return float(first[0]) if first else 1.0
 
@@ -104,10 +100,9 @@ def path(patch_id: str) -> Path:
 def read(patch_id: str) -> Page:
     """The page of a patch; an empty one if there is none or it lacks these sections."""
     try:
-        text = path(patch_id).read_text(encoding="utf-8")
+        return parse(path(patch_id).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         return Page()
-    return parse(text)
 
 
 def parse(text: str) -> Page:
@@ -147,16 +142,7 @@ def words(text: str) -> str:
 
 
 def works_with(patches: Mapping[str, Patch], *ids: str) -> tuple[str, ...]:
-    """The words for patches that are on together; `ONE` comes first.
-
-    They follow from what a patch, and each patch that it requires, was proven with.
-    """
-    each = [patches[name] for one in ids for name in (one, *patches[one].requires)]
-    return (
-        ONE,
-        *(
-            word
-            for word, feature in WORDS.items()
-            if all(one.proven_with is None or feature in one.proven_with for one in each)
-        ),
-    )
+    """`ONE`, and the words for what patches that are on together were all proven with."""
+    together = [patches[name] for id in ids for name in (id, *patches[id].requires)]
+    proven = [patch.proven_with for patch in together if patch.proven_with is not None]
+    return (ONE, *(word for word, name in WORDS.items() if all(name in each for each in proven)))

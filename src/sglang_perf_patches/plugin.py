@@ -11,7 +11,7 @@ def load() -> None:
     # from here, and the server runs as stock.
     strict = False
     try:
-        strict = switch.strict_from_environment()
+        strict = switch.is_strict()
         text = switch.from_environment()
         if switch.is_off(text):
             return

@@ -23,9 +23,7 @@ from typing import Any
 KERNELS = ("sgl_kernel", "flashinfer")
 """Wheels of GPU kernels, which a CPU can't run even if they are installed."""
 
-
 _DEVICES = "/sys/class/infiniband"
-
 OPTIONAL = (
     "deep_gemm",
     *("torchao", "xgrammar", "outlines", "llguidance", "grpc", "openai_harmony", "watchfiles"),
@@ -37,13 +35,9 @@ would take a stub for the real package."""
 
 
 def install(*, rocm: bool = False) -> None:
-    """Prepare this process to import sglang without a GPU.
+    """Prepare this process to import sglang without a GPU, with `rocm` as for GPUs of AMD.
 
-    Args:
-        rocm: whether it is to import it as for GPUs of AMD.
-
-    Raises:
-        RuntimeError: triton or sglang is imported already.
+    It raises RuntimeError if triton or sglang is imported already.
     """
     if "triton" in sys.modules or "sglang" in sys.modules:
         raise RuntimeError("triton or sglang is imported already")
@@ -63,18 +57,13 @@ def install_packages() -> None:
     Also tolerate configurations that sglang registers and that a newer transformers already has.
     """
     sys.meta_path.append(StubFinder(OPTIONAL))
-    mapping: Any = importlib.import_module(
-        "transformers.models.auto.configuration_auto"
-    ).CONFIG_MAPPING
-    register = mapping.register
+    auto: Any = importlib.import_module("transformers.models.auto.configuration_auto")
+    mapping, register = auto.CONFIG_MAPPING, auto.CONFIG_MAPPING.register
     mapping.register = lambda key, value, **_: register(key, value, exist_ok=True)
 
 
 def define_torchvision_operators() -> None:
-    """Define the two operators of torchvision's library, if that can't be loaded.
-
-    A wheel that does not fit the installed torch has such a library.
-    """
+    """Define the two operators of torchvision's library, if that does not fit the torch here."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None:
         return
@@ -83,32 +72,26 @@ def define_torchvision_operators() -> None:
         for library in Path(folder).glob("_C*.so"):
             with contextlib.suppress(OSError):
                 torch.ops.load_library(library)
+    signature = "(Tensor dets, Tensor scores, float iou) -> Tensor"
     for operator in ("nms", "qnms"):
         with contextlib.suppress(RuntimeError):  # it is defined
-            torch.library.define(
-                f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou) -> Tensor"
-            )
+            torch.library.define(f"torchvision::{operator}", signature)
 
 
 def pretend_devices(named: str) -> bool:
-    """Pretend that InfiniBand devices exist which this machine may lack.
+    """Pretend that InfiniBand devices exist; False if this machine has some.
 
-    Args:
-        named: their names, in any notation; or a file with them.
-
-    Returns:
-        whether this machine has none.
+    `named` has their names, in any notation; or it is a file with them.
     """
     with contextlib.suppress(OSError):
         named = Path(named).read_text("utf-8")
+    system: Any = os
     is_folder, listed = os.path.isdir, os.listdir
     if is_folder(_DEVICES):
         return False
-    os.path.isdir = lambda path: path == _DEVICES or is_folder(path)  # type: ignore[assignment]
     names = re.findall(r"[\w.-]+", named)
-    os.listdir = lambda path=".": (  # type: ignore[assignment]
-        names if path == _DEVICES else listed(path)
-    )
+    system.path.isdir = lambda path: path == _DEVICES or is_folder(path)
+    system.listdir = lambda path=".": names if path == _DEVICES else listed(path)
     return True
 
 
@@ -117,26 +100,21 @@ def pretend_kernel_sources() -> None:
     exists: Any = Path.exists
 
     def seen(self: Path, **options: Any) -> bool:
-        if self.name in {"include", "csrc"} and "sglang" in self.parts:
-            return True
-        return bool(exists(self, **options))
+        is_pretended = self.name in {"include", "csrc"} and "sglang" in self.parts
+        return is_pretended or bool(exists(self, **options))
 
     Path.exists = seen  # type: ignore[method-assign]
 
 
 class _Anything(dict[str, inspect.Parameter]):
-    """Parameters among which each name is."""
-
     def __contains__(self, name: object) -> bool:
         return True
 
 
 class _Signature(inspect.Signature):
-    """A signature that has any parameter."""
-
     @property
     def parameters(self) -> Any:
-        """See `inspect.Signature.parameters`."""
+        """Among which each name is."""
         return _Anything(super().parameters)
 
 
@@ -152,11 +130,10 @@ class _Names(type):
 
 
 def _made(name: str) -> Any:
-    """The stand-in for a name of a replaced module.
+    """The stand-in for a name of a replaced module: a class without content.
 
-    A class without content, which also serves as a field of a pydantic model, as a base class and
-    as one of flashinfer's wrappers, which takes any plan and computes nothing; called by a name in
-    lower case it is a kernel, which raises.
+    It also serves as a field of a pydantic model, as a base class and as one of flashinfer's
+    wrappers, which takes any plan and computes nothing; in lower case it is a kernel, which raises.
     """
 
     def new(cls: type, *_args: Any, **_kwargs: Any) -> Any:

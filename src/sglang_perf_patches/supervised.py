@@ -28,10 +28,7 @@ _START = (
 )
 _ROOT = str(Path(__file__).parents[1])
 _POLITELY, _NOW = b"p", b"n"
-_ASK_S = 20.0
-_ASK_REST_S = 3.0
-_KILL_S = 30.0
-_LOOK_S = 0.1
+_ASK_S, _ASK_REST_S, _KILL_S, _LOOK_S = 20.0, 3.0, 30.0, 0.1
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _library = ctypes.CDLL(None)  # made before a fork, not in its child
 
@@ -40,7 +37,7 @@ class Supervised:
     """A command that ends with all of its descendants, at the latest when this process does.
 
     It starts at once, with an empty stdin. `stdout` and `stderr` are as for `subprocess.Popen`, in
-    text mode. If the command fails, its descendants are killed. It has the attribute `stdout`.
+    text mode. If the command fails, its descendants are killed.
     """
 
     def __init__(
@@ -101,11 +98,9 @@ class Supervised:
 
 
 def main(command: Sequence[str]) -> None:
-    """Start a command, and exit as it did; end its descendants before.
-
-    `_POLITELY` from stdin tells this to end the command. Anything more, and the end of stdin, tells
-    it to kill all processes now.
-    """
+    """Start a command, and exit as it did; end its descendants before."""
+    # `_POLITELY` from stdin tells this to end the command. Anything more, and the end of stdin,
+    # tells it to kill all processes now.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, lambda *_: None)  # a script's `kill 0` is not for this process
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # not as the caller's, also for the command
@@ -141,7 +136,7 @@ def _must_end_politely(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _wait_until(is_over: Callable[[], bool], seconds: float) -> None:
-    """Wait for something, at most some seconds, and only until the caller is in a hurry."""
+    """Wait at most some seconds, and only until the caller is in a hurry."""
     deadline = time.monotonic() + seconds
     while not is_over() and time.monotonic() < deadline and not _is_told(_LOOK_S):
         pass
@@ -153,10 +148,8 @@ def _is_told(seconds: float) -> bool:
 
 
 def _family(leader: int) -> list[procfs.Process]:
-    """A leader's process group and all descendants, without itself and without those that ended.
-
-    Where orphans do not become the leader's children, most are still in its group.
-    """
+    """A leader's process group and all descendants, without itself and without those that ended."""
+    # Where orphans do not become the leader's children, most are still in its group.
     table = procfs.table()
     mine = {leader, *(each.pid for each in table if each.group == leader)}
     while more := {each.pid for each in table if each.parent in mine} - mine:
@@ -165,9 +158,8 @@ def _family(leader: int) -> list[procfs.Process]:
 
 
 def _send(pids: Sequence[int], number: signal.Signals) -> None:
-    """Send a signal to processes, some of which may have ended."""
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it may have ended
             os.kill(pid, number)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import gpu
+from .compat.definition import digest_of
 from .compat.verdict import Verdict
 from .model import private
 from .model.patch import room_of
@@ -35,10 +36,7 @@ is_proving = False
 def lacking(verdict: Verdict) -> str | None:
     """None if records prove a patch on this machine's GPUs; else what to add to the gate's reason.
 
-    A patch that was lifted once in this process stays lifted.
-
-    Args:
-        verdict: on the installed sglang; the patch applies.
+    A patch that was lifted once in this process stays lifted. The verdict is that it applies.
     """
     if is_proving or verdict.patch.id in _lifted:
         return None
@@ -63,10 +61,8 @@ def hint(patch_id: str) -> str:
 def records(verdict: Verdict) -> list[dict[str, Any]]:
     """The records that lift a patch here, one for each kind of GPU.
 
-    None if the driver does not tell all GPUs, or if this package has no source.
-
-    Raises:
-        OSError: our own code can't be read.
+    Empty if the driver does not tell all GPUs, or if this package has no source. Our own code may
+    be unreadable, which raises OSError.
     """
     machine = gpu.machine()
     if machine is None or not machine.is_known or not _our_code():
@@ -78,29 +74,20 @@ def records(verdict: Verdict) -> list[dict[str, Any]]:
         "driver": machine.driver,
         "versions": {name: _version(name) for name in _KERNELS},
         "sglang": verdict.release,
-        "sglang's code": hashlib.sha256(code.encode()).hexdigest(),
+        "sglang's code": digest_of(code),
         "our code": _our_code(),
     }
     return [{**same, "gpu": name, "capability": of_it} for name, of_it in machine.kinds]
 
 
 def path(record: dict[str, Any]) -> Path:
-    """Where a record is kept; other values have another place, so environments do not compete.
-
-    Raises:
-        OSError: this user has no home.
-    """
-    digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    """Where a record is kept; other values have another place, so environments do not compete."""
+    digest = digest_of(json.dumps(record, sort_keys=True))
     return private.cache() / "verified" / f"{record['patch']}-{digest[:16]}.json"
 
 
 def _read(place: Path) -> Any:
-    """What a file has that only this user can read and write, in such a folder.
-
-    Raises:
-        OSError: there is none.
-        ValueError: it is not JSON.
-    """
+    """The JSON in a file that only this user can read and write, in such a folder."""
     folder = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         private.require(place.parent, os.fstat(folder))
@@ -129,4 +116,4 @@ def _our_code() -> str:
         f"{file.relative_to(_PACKAGE)} {hashlib.sha256(file.read_bytes()).hexdigest()}"
         for file in sorted(_PACKAGE.rglob("*.py"))
     ]
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest() if digests else ""
+    return digest_of("\n".join(digests)) if digests else ""

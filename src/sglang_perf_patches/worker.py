@@ -53,8 +53,8 @@ class Child:
     """A Python child process, as a context manager; iterate over it for what it emits.
 
     It runs `module` as ``python -m`` does, with every patch off, in this Python or another one.
-    After `limit_s` seconds, or when the context is left, it ends with all that it started.
-    `was_late` says whether the limit ended it.
+    After `limit_s` seconds (then it `was_late`), or when the context is left, it ends with all that
+    it started.
     """
 
     def __init__(
@@ -71,11 +71,9 @@ class Child:
         self._limit_s = limit_s
         self.was_late = False
         self._kept = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        places = __package__, str(Path(__file__).parents[1]), lent
         self._process = Supervised(
-            [
-                *(*python, "-W", "ignore", "-c", _START),
-                *(__package__, str(Path(__file__).parents[1]), lent, module, *words),
-            ],
+            [*python, "-W", "ignore", "-c", _START, *places, module, *words],
             environment={**environment, "SGLANG_PERF_PATCHES": "none"},
             stdout=subprocess.PIPE,
             stderr=self._kept,

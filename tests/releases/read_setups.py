@@ -47,7 +47,7 @@ def main() -> None:
     """Publish a plain server, and one for the example of each feature."""
     import sglang.srt.server_args  # noqa: F401
 
-    Watched(lambda: _seen.append(None)).hook(*published._publishing())
+    Watched(lambda: _seen.append(None)).hook(*published.publisher())
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(MODEL))
         servers: dict[str, tuple[Any, Any]] = {

@@ -23,17 +23,11 @@ class TreeError(OperatorError, ValueError):
 
 
 class ClassBody(NamedTuple):
-    """A class whose attributes other code reads, or an import that re-exports one.
+    """A class whose attributes other code reads, or an import that re-exports one."""
 
-    Attributes:
-        own: the part digest of its source.
-        bases: the reference of each base that is a class of sglang, the last name of any other.
-        constants: name that its body assigns → part digest of the assignments.
-    """
-
-    own: str
-    bases: Sequence[str]
-    constants: Mapping[str, str]
+    own: str  # the part digest of its source
+    bases: Sequence[str]  # the reference of a class of sglang, the last name of any other
+    constants: Mapping[str, str]  # name that its body assigns → part digest of the assignments
 
     @property
     def is_enumeration(self) -> bool:
@@ -43,58 +37,37 @@ class ClassBody(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Definition:
-    """One definition as read from source, with what around it decides how it behaves.
+    """One definition as read from source, with what around it decides how it behaves."""
 
-    Attributes:
-        reference: ``"module:Qual.name"``.
-        path: the file.
-        lines: first line (decorators included) and last line of each piece. A name that is bound
-            several times, such as a property and its setter, has several pieces.
-        own: sha256 of `text`, in hexadecimal.
-        decorators: the number of decorators of the last piece.
-        is_class: whether it is a class.
-        is_function: whether it is a function, also a coroutine function or a generator.
-        members: the functions in the body of a class.
-        parts: key of `PARTS` → digest of that part.
-        values: literal that it reads: reference → ``repr``.
-        defaults: parameter with a default: name → ``repr`` of a literal, or `OF_NAME` and a dotted
-            name, or "" for any other expression.
-        bases: the bases of the class that it is, or is in: the last name of each, "" for an
-            expression that is no name.
-        imports: constant of another file that it reads: reference → the name that its module gives
-            it, "" if only a function imports it.
-        classes: class of sglang whose attributes it reads, or from which it inherits: reference →
-            the attributes.
-    """
-
-    reference: str
+    reference: str  # "module:Qual.name"
     path: Path
+    # Of each piece, with decorators. A property and its setter are two pieces of one name.
     lines: tuple[Span, ...]
-    own: str
-    decorators: int
+    own: str  # sha256 of `text`, in hexadecimal
+    decorators: int  # how many the last piece has
     is_class: bool
-    is_function: bool
-    members: tuple[Definition, ...]
-    parts: Mapping[str, str]
-    values: Mapping[str, str]
+    is_function: bool  # also a coroutine function or a generator
+    members: tuple[Definition, ...]  # the functions in the body of a class
+    parts: Mapping[str, str]  # key of `PARTS` → digest of that part
+    values: Mapping[str, str]  # literal that it reads: reference → ``repr``
+    # Parameter → ``repr`` of a literal; or `OF_NAME` and a dotted name; "" for anything else.
     defaults: Mapping[str, str]
+    # Of the class that it is, or is in: the last name of each, "" for an expression.
     bases: tuple[str, ...]
+    # Constant of another file that it reads: reference → its name here, "" within a function only.
     imports: Mapping[str, str]
+    # Class of sglang that it reads or inherits from: reference → the attributes.
     classes: Mapping[str, tuple[str, ...]]
 
     @property
     def digest(self) -> str:
-        """The digests of its own source and of the parts around it; two equal ones are the same."""
+        """The digests of its own source and of the parts around it."""
         parts = (f"{name}={self.parts[name]}" for name in PARTS if name in self.parts)
         return " ".join([self.own, *parts])
 
     @property
     def text(self) -> str:
-        """The dedented source of all pieces, read from the file.
-
-        Raises:
-            TreeError: the file can't be read, or has changed since it was judged.
-        """
+        """The dedented source of all pieces; raises `TreeError` if the file is gone or changed."""
         text = text_of(lines_of(self.path), self.lines)
         if digest_of(text) != self.own:
             raise TreeError(f"{self.path} changed while it was read")
@@ -104,10 +77,7 @@ class Definition:
 def lines_of(path: Path) -> list[str]:
     """The lines of a source file, decoded as Python does: by its BOM, its coding line, or UTF-8.
 
-    A file with CRLF line ends has the same lines as one with LF.
-
-    Raises:
-        TreeError: it can't be read.
+    CRLF line ends count as LF. It raises `TreeError` if the file can't be read.
     """
     import tokenize
 
@@ -115,12 +85,18 @@ def lines_of(path: Path) -> list[str]:
         with tokenize.open(path) as file:
             return file.read().split("\n")
     except OSError as error:
-        raise TreeError(f"{path} can't be read: {error.strerror or error}") from error
+        raise unreadable(path, error) from error
     except UnicodeDecodeError as error:
-        raise TreeError(f"{path} can't be read: it is not {error.encoding.upper()} text") from error
+        what = f"it is not {error.encoding.upper()} text"
+        raise TreeError(f"{path} can't be read: {what}") from error
     except (SyntaxError, LookupError) as error:
         what = "it is not UTF-8 text and names no other encoding that fits"
         raise TreeError(f"{path} can't be read: {what}") from error
+
+
+def unreadable(path: Path, error: OSError) -> TreeError:
+    """The error for a path that can't be read."""
+    return TreeError(f"{path} can't be read: {error.strerror or error}")
 
 
 def text_of(lines: Sequence[str], spans: Sequence[Span]) -> str:
@@ -135,9 +111,9 @@ def differing(known: str, actual: str) -> str:
         dict(part.partition("=")[::2] for part in f"={digest}".split(" "))
         for digest in (known, actual)
     )
-    for name in ("", *PARTS):
+    for name, words in {"": "its source", **PARTS}.items():
         if before.get(name) != after.get(name):
-            return PARTS.get(name, "its source")
+            return words
     return ""
 
 
@@ -157,5 +133,5 @@ def digest_of(text: str) -> str:
 
 
 def part_digest_of(text: str) -> str:
-    """The first 12 digits of `digest_of`: shorter, because the table in the package has many."""
+    """The first 12 digits of `digest_of`: the table in the package has many."""
     return digest_of(text)[:12]

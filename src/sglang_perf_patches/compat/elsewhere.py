@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..model.patch import module_of, qualname_of
 from .definition import ClassBody, Span, part_digest_of, text_of
-from .statements import Named, assigned, dotted, origins, span, statements
+from .statements import Named, assigned, dotted, origins, span, statements, walk
 
 FORWARD_MODE = "sglang.srt.model_executor.forward_batch_info:ForwardMode"
 """The enumeration of which everything named ``forward_mode`` in stock is a member."""
@@ -20,15 +20,10 @@ _CLASS = re.compile("_*[A-Z]")
 
 
 class Names:
-    """What the names of a file refer to, by its imports and class statements.
-
-    Attributes:
-        module: the name of the file's module.
-        imported: ``(name, reference)`` of each import from another file of sglang.
-    """
+    """What the names of a file refer to, by its imports and class statements."""
 
     def __init__(self, syntax: ast.Module, module: str, *, is_package: bool) -> None:
-        self.module = module
+        self._module = module
         self._package = module if is_package else module.rpartition(".")[0]
         there = list(statements(syntax.body))
         self.imported = self.origins(there)
@@ -38,16 +33,14 @@ class Names:
                 self._references[node.name] = f"{module}:{node.name}"
 
     def origins(self, nodes: Iterable[ast.AST]) -> list[tuple[str, str]]:
-        """`imported` for some statements instead of the whole file."""
+        """``(name, reference)`` of each import from another file of sglang."""
         found = origins(nodes, self._package)
-        return [(name, each) for name, each in found if module_of(each) != self.module]
+        return [(name, each) for name, each in found if module_of(each) != self._module]
 
     def reference(self, name: str, local: Mapping[str, str]) -> str:
         """The reference of a name; "" if it is neither imported from sglang nor a class here.
 
-        Args:
-            name: as written in the file.
-            local: name → reference of the imports inside the definition, which come first.
+        `local` are the imports inside the definition, which come first: name → reference.
         """
         return local.get(name) or self._references.get(name, "")
 
@@ -55,15 +48,10 @@ class Names:
 def constants(own: Sequence[ast.stmt], read: set[str], names: Names) -> dict[str, str]:
     """The constants (by the convention for their names) and settings that come from other files.
 
-    Args:
-        own: the definition's statements.
-        read: the names that it reads.
-        names: of its file.
-
-    Returns:
-        reference → the name that the module gives it, "" if only the definition imports it.
+    They are among the names `read` by a definition, whose statements are `own`: reference → the
+    name that the module gives it, "" if only the definition imports it.
     """
-    local = names.origins(each for node in own for each in ast.walk(node))
+    local = names.origins(walk(own))
     # A definition that is itself an import re-exports what it imports.
     passed = {name for name, _ in names.origins(own)}
     found = {reference: "" for name, reference in local if name in read | passed}
@@ -80,12 +68,9 @@ def classes(
 ) -> dict[str, tuple[str, ...]]:
     """The classes of sglang that a definition reads: reference → the attributes.
 
-    Args:
-        own: the definition's statements.
-        around: the classes around it, outermost first.
-        names: of its file.
+    `own` are its statements, `around` the classes around it, outermost first.
     """
-    local = dict(names.origins(each for node in own for each in ast.walk(node)))
+    local = dict(names.origins(walk(own)))
     read: dict[str, set[str]] = {}
     inherited = set()
     for base, name in _attributes(own):
@@ -125,11 +110,10 @@ def class_body(lines: Sequence[str], node: ast.stmt, name: str, names: Names) ->
 
 def _attributes(own: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
     """``(name, attribute)`` of each attribute that code reads; the name is "" for expressions."""
-    for node in own:
-        for each in ast.walk(node):
-            if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load):
-                of = each.value.func if isinstance(each.value, ast.Call) else each.value
-                yield (of.id if isinstance(of, ast.Name) else ""), each.attr
+    for each in walk(own):
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load):
+            of = each.value.func if isinstance(each.value, ast.Call) else each.value
+            yield (of.id if isinstance(of, ast.Name) else ""), each.attr
 
 
 def _bound_in(node: ast.ClassDef) -> Iterator[str]:

@@ -10,19 +10,16 @@ from typing import Any
 from ..model.patch import qualname_of
 from .definition import ClassBody, TreeError, digest_of, lines_of, text_of
 from .elsewhere import Names, class_body
-from .statements import Function, Named, span, statements
+from .statements import Function, Named, span, statements, walk
 from .surroundings import rebound_names, surroundings
 
 _Scope = ast.Module | ast.ClassDef
 
 
 class Module:
-    """The text and syntax of one file.
+    """The text and syntax of one file; what its methods return can be written as JSON.
 
-    What its methods return can be written as JSON.
-
-    Raises:
-        TreeError: it can't be read or parsed.
+    It raises `TreeError` if the file can't be read or parsed.
     """
 
     def __init__(self, path: Path, name: str) -> None:
@@ -36,18 +33,13 @@ class Module:
         self._rebound = rebound_names(self.lines, self.syntax)
 
     def definition(self, reference: str) -> dict[str, Any] | None:
-        """The attributes of the `Definition` at a reference of this module, without its path.
-
-        None if the file has no such name. The members of a class are by their references.
-        """
+        """The attributes of the `Definition` at a reference, without its path; None if none."""
         pieces = self._pieces(reference)
         if not pieces:
             return None
         last = pieces[-1]
-        members: dict[str, Any] = {}
-        if isinstance(last, ast.ClassDef):
-            functions = (node for node in last.body if isinstance(node, Function))
-            members = dict.fromkeys(f"{reference}.{node.name}" for node in functions)
+        body = last.body if isinstance(last, ast.ClassDef) else []
+        members = [f"{reference}.{node.name}" for node in body if isinstance(node, Function)]
         spans = [span(node) for node in pieces]
         return {
             **surroundings(self.lines, self.syntax, self._rebound, reference, pieces, self._names),
@@ -84,7 +76,7 @@ def _bound_by(node: ast.stmt) -> Iterator[str]:
     else:
         inside = (ast.stmt, ast.ExceptHandler, ast.match_case)
         parts = [part for part in ast.iter_child_nodes(node) if not isinstance(part, inside)]
-        for part in [below for child in parts for below in ast.walk(child)]:
+        for part in walk(parts):
             if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load):
                 yield part.id
         yield from (handler.name for handler in getattr(node, "handlers", ()) if handler.name)

@@ -24,11 +24,7 @@ def makers() -> str:
 
 
 def key(path: Path, root: Path) -> str:
-    """The key in the table of a file below a ``sglang`` package: its content and its place.
-
-    Raises:
-        OSError: it can't be read.
-    """
+    """The key in the table of a file below a ``sglang`` package: its content and its place."""
     stamp = hashlib.sha256(path.read_bytes()).hexdigest()
     return f"{stamp} {path.relative_to(root).as_posix()}"
 

@@ -13,64 +13,47 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..model.patch import module_of
 from . import shipped
-from .definition import (
-    ClassBody,
-    Definition,
-    TreeError,
-    digest_of,
-    lines_of,
-    part_digest_of,
-    text_of,
-)
+from .definition import ClassBody, Definition, TreeError, lines_of, part_digest_of, unreadable
 
 if TYPE_CHECKING:
     from .parsing import Module
 
 _Found = TypeVar("_Found")
+_VERSION = re.compile(r"^__version__\s*=[^'\"\n]*['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 __all__ = [
     "Definition",
     "Tree",
     "TreeError",
     "at",
-    "digest_of",
     "find",
     "find_installed",
     "installed",
     "lines_of",
-    "text_of",
 ]
 
 
 def installed() -> Tree:
-    """The tree that this interpreter would import.
-
-    Raises:
-        TreeError: there is none.
-    """
+    """The tree that this interpreter would import; raises TreeError if there is none."""
     return Tree(find_installed())
 
 
 def at(path: str | Path) -> Tree:
-    """The tree at `path` (see `find`).
-
-    Raises:
-        TreeError: there is none.
-    """
+    """The tree at `path` (see `find`); raises TreeError if there is none."""
     return Tree(find(path))
 
 
 def find(path: str | Path) -> Path:
     """The ``sglang`` package at `path`: the package itself, its parent, or a checkout.
 
-    Raises:
-        TreeError: there is none.
+    It raises `TreeError` if there is none.
     """
     place = Path(path)
     try:
@@ -78,21 +61,20 @@ def find(path: str | Path) -> Path:
             if (candidate / "srt").is_dir() and _is_package(candidate):
                 return candidate.resolve()
     except OSError as error:
-        raise TreeError(f"{place} can't be read: {error.strerror or error}") from error
+        raise unreadable(place, error) from error
     raise TreeError(f"{place} is not a sglang tree: it has no sglang package with a folder 'srt'")
 
 
 def find_installed() -> Path:
     """The ``sglang`` package that this interpreter would import, without importing it.
 
-    Raises:
-        TreeError: there is none.
+    It raises `TreeError` if there is none.
     """
     try:
         spec = importlib.util.find_spec("sglang")
     except (ImportError, ValueError):
         spec = None
-    for place in (spec.submodule_search_locations or ()) if spec else ():
+    for place in (spec and spec.submodule_search_locations) or ():
         if (Path(place) / "srt").is_dir():
             return Path(place).resolve()
     raise TreeError("sglang is not installed for this Python; use one that has it")
@@ -101,14 +83,12 @@ def find_installed() -> Path:
 class Tree:
     """A sglang package on disk, read lazily: each file, and each definition in it, once.
 
-    Attributes:
-        root: the package folder itself (see `find`).
-        read: file → what was read of it, as `shipped` has it.
+    `root` is the package folder itself (see `find`).
     """
 
     def __init__(self, root: Path, table: Callable[[], Mapping[str, str]] = shipped.table) -> None:
         self.root = root
-        self.read: dict[Path, dict[str, Any]] = {}
+        self.read: dict[Path, dict[str, Any]] = {}  # what was read of files, as `shipped` has it
         self._read_table = table
         self._table: Mapping[str, str] | None = None
         self._version = ""
@@ -129,10 +109,7 @@ class Tree:
                 text = (self.root / name).read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError):
                 continue
-            assignment = re.search(
-                r"^__version__\s*=[^'\"\n]*['\"]([^'\"]+)['\"]", text, re.MULTILINE
-            )
-            if assignment:
+            if assignment := _VERSION.search(text):
                 return assignment[1]
         from importlib import metadata
 
@@ -143,8 +120,7 @@ class Tree:
     def path(self, module: str) -> Path | None:
         """The file of a module such as ``sglang.srt.utils``; None if there is no such module.
 
-        Raises:
-            TreeError: a folder on the way can't be read, or the module exists without its source.
+        It raises `TreeError` if a folder can't be read, or the module exists without its source.
         """
         if module not in self._paths:
             self._paths[module] = self._path(module)
@@ -153,13 +129,13 @@ class Tree:
     def definition(self, reference: str) -> Definition | None:
         """The definition at a reference; None if the module or the name is missing.
 
-        Raises:
-            TreeError: the file can't be read or parsed, or the module exists without its source.
+        It raises `TreeError` as `path` does, or if the file can't be read or parsed.
         """
         if reference not in self._definitions:
             self._definitions[reference] = None  # ends the recursion of circular imports
+            made = partial(_made, reference)
             try:
-                definition = self._look_up(reference)
+                definition = self._read("definition", reference, made)
                 self._definitions[reference] = definition and self._with_read(definition)
             except BaseException:
                 del self._definitions[reference]
@@ -177,24 +153,15 @@ class Tree:
                     if os.path.isfile(f"{stem}{suffix}"):
                         raise TreeError(f"no source: {module} has only {stem}{suffix}")
         except OSError as error:
-            raise TreeError(f"{below} can't be read: {error.strerror or error}") from error
+            raise unreadable(below, error) from error
         return None
-
-    def _look_up(self, reference: str) -> Definition | None:
-        return self._read("definition", reference, lambda path, kept: _made(reference, path, kept))
-
-    def _class_body(self, reference: str) -> ClassBody | None:
-        return self._read("class_body", reference, lambda _, kept: ClassBody(*kept))
 
     def _read(
         self, what: str, reference: str, made: Callable[[Path, Any], _Found]
     ) -> _Found | None:
-        """Call a method of `parsing.Module`, or take its result from the table.
+        """What `made` makes of a file and of the result of the method `what` of `parsing.Module`.
 
-        Args:
-            what: the name of the method.
-            reference: its argument.
-            made: makes the result from the file's path and what the method returned.
+        That result is in the table, or else the method is called.
         """
         module = module_of(reference)
         path = self.path(module)
@@ -214,7 +181,7 @@ class Tree:
             try:
                 key = shipped.key(path, self.root)
             except OSError as error:
-                raise TreeError(f"{path} can't be read: {error.strerror or error}") from error
+                raise unreadable(path, error) from error
             if self._table is None:
                 self._table = self._read_table()
             self.read[path] = json.loads(self._table.get(key, "{}"))
@@ -247,7 +214,9 @@ class Tree:
         waiting = [reference]
         while waiting:
             name = waiting.pop()
-            body = None if name in family or ":" not in name else self._class_body(name)
+            if name in family or ":" not in name:
+                continue
+            body = self._read("class_body", name, lambda _, kept: ClassBody(*kept))
             if body is not None:
                 family[name] = body
                 waiting += body.bases

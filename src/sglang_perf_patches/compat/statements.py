@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from .definition import Span
 
@@ -20,6 +21,11 @@ def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from statements(getattr(node, block, ()))
             for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
                 yield from statements(part.body)
+
+
+def walk(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Some nodes, and all that is below them."""
+    return chain.from_iterable(map(ast.walk, nodes))
 
 
 def span(node: ast.stmt) -> Span:
@@ -39,8 +45,7 @@ def targets(node: ast.stmt) -> list[ast.expr]:
 def assigned(node: ast.stmt) -> Iterator[str]:
     """The plain names to which a statement assigns a value."""
     if getattr(node, "value", None) is not None:  # a bare annotation or ``del`` has none
-        for target in targets(node):
-            yield from (each.id for each in ast.walk(target) if isinstance(each, ast.Name))
+        yield from (each.id for each in walk(targets(node)) if isinstance(each, ast.Name))
 
 
 def dotted(node: ast.expr) -> list[str]:
@@ -53,19 +58,16 @@ def dotted(node: ast.expr) -> list[str]:
 
 
 def origins(nodes: Iterable[ast.AST], package: str) -> Iterator[tuple[str, str]]:
-    """``(name, reference)`` of each name that is imported from sglang.
+    """``(name, reference)`` of each name that these nodes import from sglang.
 
-    Args:
-        nodes: any nodes; those that are not imports are skipped.
-        package: the package of the file, to which relative imports refer.
+    Relative imports refer to `package`, the file's.
     """
     for node in nodes:
-        if isinstance(node, ast.ImportFrom):
-            whence = node.module or ""
-            if node.level:
-                above = package.split(".")[: len(package.split(".")) - node.level + 1]
-                whence = ".".join([*above, *whence.split(".")]).rstrip(".")
-            if whence.partition(".")[0] == "sglang":
-                yield from (
-                    (each.asname or each.name, f"{whence}:{each.name}") for each in node.names
-                )
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        whence = node.module or ""
+        if node.level:
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            whence = ".".join([*above, *whence.split(".")]).rstrip(".")
+        if whence.partition(".")[0] == "sglang":
+            yield from ((each.asname or each.name, f"{whence}:{each.name}") for each in node.names)

@@ -8,12 +8,13 @@ definition's digest, without a declaration naming them.
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from . import elsewhere
 from .definition import OF_NAME, Span, part_digest_of, text_of
-from .statements import Function, Named, assigned, dotted, span, statements, targets
+from .statements import Function, Named, assigned, dotted, span, statements, targets, walk
 
 
 def rebound_names(lines: Sequence[str], syntax: ast.Module) -> frozenset[str]:
@@ -34,13 +35,7 @@ def surroundings(
 ) -> dict[str, Any]:
     """The attributes of a `Definition` that are about what is around it.
 
-    Args:
-        lines: the file's lines.
-        syntax: the file's syntax.
-        rebound: its `rebound_names`.
-        reference: the definition's.
-        own: the statements that bind it.
-        of_file: what the file's names refer to.
+    `own` are the statements that bind it, `rebound` its file's `rebound_names`.
     """
     module, _, qualname = reference.partition(":")
     *names, last = qualname.split(".")
@@ -55,27 +50,20 @@ def surroundings(
         for name, bindings in _assignments(each, attributes | read).items()
         if not (depth == len(classes) - 1 and name == last)
     }
+    read_here = constants | fields
     spans = {
         "header": [_header(each) for each in classes],
-        "values": _spans(
-            [each for bindings in (*constants.values(), *fields.values()) for each in bindings]
-        ),
+        "values": _spans(itertools.chain(*constants.values(), *fields.values())),
         "later": _spans(_later(syntax, names, last)),
     }
-    overriding = " ".join(sorted(_overriding(syntax, names[-1], last))) if names else ""
-    texts = {name: text_of(lines, pieces) for name, pieces in spans.items() if pieces}
-    if overriding:
-        texts["override"] = overriding
-    literals = {
-        name: _literal(bindings)
-        for name, bindings in (constants | fields).items()
-        if name not in rebound
-    }
+    texts = {name: text_of(lines, pieces) for name, pieces in spans.items()}
+    texts["override"] = " ".join(sorted(_overriding(syntax, names[-1], last))) if names else ""
+    literals = {name: _literal(read_here[name]) for name in read_here if name not in rebound}
     if not isinstance(own[-1], Named):
         literals[qualname] = _literal(own)
     values = {f"{module}:{name}": text for name, text in literals.items() if text is not None}
     return {
-        "parts": {name: part_digest_of(text) for name, text in texts.items()},
+        "parts": {name: part_digest_of(text) for name, text in texts.items() if text},
         "values": values,
         "defaults": _defaults(own[-1]),
         "bases": _base_names([*classes, own[-1]]),
@@ -86,13 +74,12 @@ def surroundings(
 
 def _enclosing(syntax: ast.Module, names: Sequence[str]) -> list[ast.ClassDef]:
     enclosing: list[ast.ClassDef] = []
-    scope: ast.Module | ast.ClassDef = syntax
     for name in names:
+        scope: ast.Module | ast.ClassDef = enclosing[-1] if enclosing else syntax
         classes = (each for each in statements(scope.body) if isinstance(each, ast.ClassDef))
         bound = [each for each in classes if each.name == name]
         if not bound:
             break
-        scope = bound[-1]
         enclosing.append(bound[-1])
     return enclosing
 
@@ -100,12 +87,11 @@ def _enclosing(syntax: ast.Module, names: Sequence[str]) -> list[ast.ClassDef]:
 def _read_by(nodes: Iterable[ast.AST]) -> tuple[set[str], set[str]]:
     """The plain names and the attribute names that code reads."""
     names, attributes = set(), set()
-    for node in nodes:
-        for each in ast.walk(node):
-            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load):
-                names.add(each.id)
-            elif isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load):
-                attributes.add(each.attr)
+    for each in walk(nodes):
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load):
+            names.add(each.id)
+        elif isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load):
+            attributes.add(each.attr)
     return names, attributes
 
 
@@ -127,12 +113,10 @@ def _assignments(scope: ast.Module | ast.ClassDef, names: set[str]) -> dict[str,
 
 
 def _later(syntax: ast.Module, names: Sequence[str], last: str) -> list[ast.stmt]:
-    """The statements of a file that replace a definition, or a class around it.
-
-    They assign to (or delete) ``Class.method`` or an attribute of it, bind the class's name again,
-    or call ``setattr`` or ``delattr`` on the class. A second definition of the same name is not
-    among them: it is a piece of the definition itself.
-    """
+    """The statements of a file that replace a definition, or a class around it."""
+    # They assign to (or delete) ``Class.method`` or an attribute of it, bind the class's name
+    # again, or call ``setattr`` or ``delattr`` on the class. A second definition of the same name
+    # is not among them: it is a piece of the definition itself.
     qualname = [*names, last]
     replacing: list[ast.stmt] = []
     for node in statements(syntax.body):
@@ -164,7 +148,7 @@ def _sets_attribute(call: ast.expr, name: str) -> bool:
 def _overriding(syntax: ast.Module, base: str, method: str) -> set[str]:
     """The subclasses of a class in the same file that override a method."""
     classes = [node for node in statements(syntax.body) if isinstance(node, ast.ClassDef)]
-    # Until nothing is added: a subclass may stand anywhere in the file, after its own subclass too.
+    # Until nothing is added: a subclass may stand after its own subclass.
     family = {base}
     while subclasses := {each.name for each in classes if family & _bases(each)} - family:
         family |= subclasses
@@ -201,9 +185,8 @@ def _literal(nodes: Sequence[ast.stmt]) -> str | None:
     """The ``repr`` of the literal that a name is bound to; None if it is bound otherwise."""
     if len(nodes) != 1 or not isinstance(nodes[0], ast.Assign | ast.AnnAssign):
         return None
-    if isinstance(nodes[0], ast.Assign) and not isinstance(nodes[0].targets[0], ast.Name):
-        return None
-    return _repr(nodes[0].value)
+    is_plain = isinstance(nodes[0], ast.AnnAssign) or isinstance(nodes[0].targets[0], ast.Name)
+    return _repr(nodes[0].value) if is_plain else None
 
 
 def _repr(node: ast.expr | None) -> str | None:
@@ -221,11 +204,9 @@ def _defaults(node: ast.stmt) -> dict[str, str]:
     if not isinstance(node, Function):
         return {}
     of = node.args
-    positional = [*of.posonlyargs, *of.args]
-    pairs: list[tuple[ast.arg, ast.expr | None]] = list(
-        zip(positional[len(positional) - len(of.defaults) :], of.defaults, strict=True)
-    )
-    pairs += zip(of.kwonlyargs, of.kw_defaults, strict=True)
+    names = [*of.posonlyargs, *of.args, *of.kwonlyargs]
+    without = len(names) - len(of.defaults) - len(of.kw_defaults)
+    pairs = zip(names[without:], [*of.defaults, *of.kw_defaults], strict=True)
     return {name.arg: _default(default) for name, default in pairs if default is not None}
 
 

@@ -18,29 +18,19 @@ Known = Mapping[str, Mapping[str, tuple[str, ...]]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A patch, a word, and why.
-
-    Attributes:
-        patch: the patch that was judged.
-        word: ``applies``, ``built-in``, ``absent`` or ``refused``.
-        reason: one sentence.
-        variant: the variant that applies, with only those `depends` that `release` has; else None.
-        release: the release whose code the tree has, if the patch applies.
-        definitions: reference → target or depend of `variant`, as read from the tree.
-        nearest: for a refusal, the known release whose code differs least, if any.
-        unknown: for a refusal, the definitions that differ from `nearest`.
-        closest: for a refusal, the variant for `nearest`.
-    """
+    """A patch, a word, and why in one sentence."""
 
     patch: Patch
     word: Word
     reason: str
-    variant: Variant | None = None
-    release: str | None = None
-    definitions: Mapping[str, Definition] | None = None
-    nearest: str | None = None
-    unknown: tuple[str, ...] = ()
-    closest: Variant | None = None
+    # If the patch applies:
+    variant: Variant | None = None  # with only those `depends` that `release` has
+    release: str | None = None  # whose code the tree has
+    definitions: Mapping[str, Definition] | None = None  # the variant's targets and depends
+    # For a refusal:
+    nearest: str | None = None  # the known release whose code differs least, if any
+    unknown: tuple[str, ...] = ()  # the definitions that differ from `nearest`
+    closest: Variant | None = None  # the variant for `nearest`
 
     def __str__(self) -> str:
         """``mlx.kv-arena applies: this is the code of 0.5.23, on which …``."""
@@ -50,14 +40,10 @@ class Verdict:
 def judge_each(
     sets: Iterable[PatchSet], tree: Tree, only: Collection[str] | None = None
 ) -> list[Verdict]:
-    """Judge patches, each together with those it requires.
+    """Judge patches in the order of their sets, each together with those it requires.
 
-    A file that can't be read, or has no source, refuses only the patches that need it.
-
-    Args:
-        sets: they give the order of the verdicts.
-        tree: the tree.
-        only: ids of the patches to judge; None for every patch.
+    A file that can't be read, or has no source, refuses only the patches that need it. `only` has
+    the ids of the patches to judge; None for every patch.
     """
     homes = {patch.id: (patch, each.known) for each in sets for patch in each.patches}
     wanted = set(homes) if only is None else set(only) & set(homes)
@@ -65,10 +51,14 @@ def judge_each(
     waiting = sorted(wanted)
     while waiting:
         id = waiting.pop()
-        if id not in alone:
-            patch, known = homes[id]
-            alone[id] = _alone(patch, known, tree)
-            waiting.extend(patch.requires)
+        if id in alone:
+            continue
+        patch, known = homes[id]
+        try:
+            alone[id] = judge(patch, known, tree)
+        except TreeError as error:
+            alone[id] = Verdict(patch, "refused", str(error))
+        waiting.extend(patch.requires)
     return [_with_requirements(alone[id], alone) for id in homes if id in wanted]
 
 
@@ -85,7 +75,8 @@ def judge(patch: Patch, known: Known, tree: Tree) -> Verdict:
     if patch.markers and all(_holds(marker, tree) for marker in patch.markers):
         since = f" since {patch.built_in_since}" if patch.built_in_since else ""
         return Verdict(patch, "built-in", f"upstream has it{since}")
-    if not any(tree.definition(anchor) for anchor in patch.all_anchors()):
+    anchors = patch.anchors or [name for each in patch.variants for name in each.targets]
+    if not any(map(tree.definition, anchors)):
         return Verdict(patch, "absent", patch.absent_because)
 
     there = {reference: tree.definition(reference) for reference in patch.references()}
@@ -100,44 +91,28 @@ def judge(patch: Patch, known: Known, tree: Tree) -> Verdict:
             unknown += [name for name in declared.depends if name not in needed and there[name]]
             unknown += brought
             if not unknown:
-                return Verdict(
-                    patch,
-                    "applies",
-                    f"this is the code of {release}, on which the patch was proven",
-                    variant,
-                    release,
-                    {name: definition for name in needed if (definition := there[name])},
-                )
+                reason = f"this is the code of {release}, on which the patch was proven"
+                read = {name: definition for name in needed if (definition := there[name])}
+                return Verdict(patch, "applies", reason, variant, release, read)
             others[release] = variant, unknown
-    return _refusal(patch, known, tree, there, others)
+    return _refusal(patch, known, tree, others)
 
 
 def as_in(variant: Variant, release: str, known: Known) -> Variant:
-    """The variant with only those `depends` that a release has, according to the fingerprints.
-
-    A definition without any fingerprint stays.
-    """
+    """The variant with only those `depends` that a release has, by the fingerprints, if any."""
 
     def is_there(name: str) -> bool:
         digests = known.get(name)
         return not digests or any(release in where for where in digests.values())
 
-    depends = tuple(name for name in variant.depends if is_there(name))
+    depends = tuple(filter(is_there, variant.depends))
     return variant if depends == variant.depends else replace(variant, depends=depends)
-
-
-def _alone(patch: Patch, known: Known, tree: Tree) -> Verdict:
-    try:
-        return judge(patch, known, tree)
-    except TreeError as error:
-        return Verdict(patch, "refused", str(error))
 
 
 def _refusal(
     patch: Patch,
     known: Known,
     tree: Tree,
-    there: Mapping[str, Definition | None],
     others: Mapping[str, tuple[Variant, list[str]]],
 ) -> Verdict:
     """Refuse, and name what differs from the nearest release.
@@ -145,35 +120,22 @@ def _refusal(
     That is the one that differs in the fewest definitions. Among several it is the one with the
     tree's version, else the newest.
     """
-    version = tree.version.partition("+")[0]
+    version = _version(tree)
     nearest = min(others, key=lambda each: (len(others[each][1]), each != version, -_age(each)))
     variant, unknown = others[nearest]
-    gone = [name for name in unknown if name not in variant.adds and not tree.definition(name)]
-    what = f"{unknown[0]} is {_how(unknown[0], gone, there, known, nearest)}"
+    how = _how(unknown[0], tree.definition(unknown[0]), known, nearest)
     further = f", and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-    return Verdict(
-        patch,
-        "refused",
-        f"{what}{further} (nearest known release: {nearest})",
-        nearest=nearest,
-        unknown=tuple(unknown),
-        closest=variant,
-    )
+    reason = f"{unknown[0]} is {how}{further} (nearest known release: {nearest})"
+    refused = Verdict(patch, "refused", reason)
+    return replace(refused, nearest=nearest, unknown=tuple(unknown), closest=variant)
 
 
-def _how(
-    reference: str,
-    gone: Collection[str],
-    there: Mapping[str, Definition | None],
-    known: Known,
-    nearest: str,
-) -> str:
+def _how(reference: str, definition: Definition | None, known: Known, nearest: str) -> str:
     """How a definition differs from the nearest release's, to follow "NAME is"."""
-    if reference in gone:
+    if definition is None:
         return "missing"
-    definition = there.get(reference)
     for digest, where in known.get(reference, {}).items():
-        if definition is not None and nearest in where and digest.startswith(definition.own):
+        if nearest in where and digest.startswith(definition.own):
             part = differing(digest, definition.digest)
             return f"not the code we know: {part} changed" if part else "not the code we know"
     return "not the code we know"
@@ -204,10 +166,14 @@ def _releases_with(
     with_it = hashes.get(definition.digest, ())
     # For a source build only the digest of the definition's own source is known, without its
     # surroundings. That is too little to identify a tree that is a release or was made from one.
-    if tree.version.partition("+")[0] in releases.KNOWN:
+    if _version(tree) in releases.KNOWN:
         return with_it
     builds = (name for name in hashes.get(definition.own, ()) if name not in releases.KNOWN)
     return (*with_it, *builds)
+
+
+def _version(tree: Tree) -> str:
+    return tree.version.partition("+")[0]
 
 
 def _age(release: str) -> int:

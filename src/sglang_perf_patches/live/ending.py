@@ -19,14 +19,9 @@ def end_process(line: str) -> NoReturn:
         sys.stdout.flush()
     try:
         print(line, file=sys.stderr, flush=True)
-        _kill_children()
+        for child in getattr(sys.modules.get("multiprocessing"), "active_children", tuple)():
+            with contextlib.suppress(Exception):  # after a fork it may be the parent's
+                if child.is_alive():
+                    child.kill()
     finally:
         os._exit(1)
-
-
-def _kill_children() -> None:
-    find = getattr(sys.modules.get("multiprocessing"), "active_children", tuple)
-    for child in find():
-        with contextlib.suppress(Exception):  # after a fork it may be the parent's
-            if child.is_alive():
-                child.kill()

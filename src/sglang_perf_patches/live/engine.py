@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 from .. import sets
 from ..compat import source
 from ..compat.verdict import judge_each
 from ..model import selection, switch
-from ..model.patch import Patch, by_id
+from ..model.patch import by_id
 from ..model.state import Observer, Report
 from .registry import Registry
 
@@ -63,10 +62,8 @@ def report() -> Report | None:
 
 
 def _recorded() -> Report | None:
-    """What the observer records: nothing of a process that a lost patch ends.
-
-    The line about that patch is its only one, but another thread may log gates before it.
-    """
+    # A process that a lost patch ends records nothing: the line about that patch is its only one,
+    # but another thread may log gates before it.
     registry = _present()
     return None if registry is None or registry.loss else registry.report()
 
@@ -79,7 +76,7 @@ def look_again() -> None:
 
 
 def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None) -> Registry:
-    """The present registry, else a new one with its verdicts."""
+    """The present registry, which the first call decided, else a new one with its verdicts."""
     patches = by_id(sets.load())
     registry = _present()
     if registry is not None and registry.is_stopping:
@@ -87,14 +84,12 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
         registry = _present()
     if registry is not None:
         if text is not None:
-            _compare(text, patches, registry.selection)
+            _compare(text, registry.selection)
         return registry
     chosen = selection.parse(switch.from_environment() if text is None else text, patches)
-    registry = Registry(
-        patches.values(),
-        chosen,
-        strict=switch.strict_from_environment() if strict is None else strict,
-    )
+    if strict is None:
+        strict = switch.is_strict()
+    registry = Registry(patches.values(), chosen, strict=strict)
     if chosen.ids:
         read = tree or source.installed()
         registry.accept(read, judge_each(sets.load(), read, only=chosen.ids))
@@ -102,14 +97,10 @@ def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None)
     return registry
 
 
-def _compare(text: str, patches: Mapping[str, Patch], decided: selection.Selection) -> None:
-    """Warn if a later call selects other patches than the first one, which decided.
-
-    Raises:
-        SelectionError: the later selection is malformed.
-    """
+def _compare(text: str, decided: selection.Selection) -> None:
+    """Warn if a later call selects other patches than the first one, or raise SelectionError."""
     try:
-        selected = selection.parse(text, patches)
+        selected = selection.parse(text, by_id(sets.load()))
     except selection.SelectionError as error:
         first = f"and the first call has decided already, for {decided.text!r}"
         raise selection.SelectionError(f"{error} ({first})") from None

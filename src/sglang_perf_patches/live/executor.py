@@ -18,19 +18,14 @@ from typing import Any
 from .threads import runs_here
 
 _POLL_S = 0.001
-_FORK_S = 6.0
-"""How long a fork waits for the thread at work, which may itself wait for the one forking."""
+_FORK_S = 6.0  # how long a fork waits for the thread at work, which may wait for the one forking
 
 
 class Executor:
-    """Runs requests, one after the other.
-
-    Attributes:
-        cut_off: why this forked child applies no patch; "" if it may.
-    """
+    """Runs requests, one after the other."""
 
     def __init__(self) -> None:
-        self.cut_off = ""
+        self.cut_off = ""  # why this forked child applies no patch
         self._requests: deque[tuple[Callable[[], Any], list[Any]]] = deque()
         self._lock = threading.RLock()
         self._is_kept = False
@@ -39,12 +34,8 @@ class Executor:
     def do(self, work: Callable[[], Any], *, wait_s: float = 0) -> Any:
         """Run `work` here, or leave it to the thread at work, which is awaited for `wait_s`.
 
-        Returns:
-            what it returned. None if this was called inside another request, or if the wait was too
-            short: then it runs later.
-
-        Raises:
-            Exception: it was run, and raised that.
+        Returns what it returned, or raises what it raised. None if this was called inside another
+        request, or if the wait was too short: then it runs later.
         """
         self._guard_forks()
         outcome: list[Any] = []  # what it returned, and what it raised
@@ -88,10 +79,8 @@ class Executor:
             self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        """The same; without the thread that is at work in the parent, stock's code runs.
-
-        That thread may hold the lock of an import, for which the child would wait forever.
-        """
+        """The same; without the thread that is at work in the parent, stock's code runs."""
+        # That thread may hold the lock of an import, for which the child would wait forever.
         self.after_fork()
         if not self.is_at_work_here():
             was_at_work = not self._lock.acquire(blocking=False)
@@ -102,9 +91,9 @@ class Executor:
     def _guard_forks(self) -> None:
         if not self._is_guarded:
             self._is_guarded = True
-            # It takes its own lock at a fork, and must do so after the executor has waited: those
-            # registered later wait earlier.
-            import logging  # noqa: F401  a process with every patch off need not load it
+            # Its own lock must be taken after the executor has waited: what is registered later
+            # waits earlier. A process with every patch off need not load it.
+            import logging  # noqa: F401
 
             os.register_at_fork(
                 before=self.before_fork,
@@ -121,14 +110,11 @@ class Executor:
                 except Exception as error:  # an interruption such as Ctrl-C passes
                     outcome += None, error
         finally:
-            # As often as it is held: an interruption between `acquire` and this `try` leaves it
-            # held once more, and the lock is reentrant.
+            # An interruption between `acquire` and this `try` leaves the lock held once more.
             with contextlib.suppress(RuntimeError):
                 while True:
                     self._lock.release()
 
 
 _WORK = (Executor._work.__code__,)
-
 executor = Executor()
-"""The executor of this process."""

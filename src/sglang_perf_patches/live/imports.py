@@ -35,14 +35,12 @@ def is_ready(name: str) -> bool:
 def wait_for(names: Iterable[str], on_import: Callable[[], None]) -> None:
     """Await these modules, as far as they are not imported yet. Idempotent.
 
-    Args:
-        names: the modules.
-        on_import: called when the import of any awaited module ends, in the thread that imported
-            it, until `stop_waiting`.
+    When the import of any awaited module ends, the thread that imported it calls `on_import`, until
+    `stop_waiting`.
     """
     if on_import not in _listening:
         _listening.append(on_import)
-    for name in dict.fromkeys(names):
+    for name in names:
         # wrapt would call at once for a module that is still executing. Such a module is
         # covered by the next import that ends, or by the next check.
         if name not in sys.modules and name not in _awaited:
@@ -78,8 +76,9 @@ class Watched:
         # Another plugin's object stays: the checks once a second see its effects.
         if self._place is None and is_function(function):
             self._place = place_in(function)
-        if self._place is not None and self._place not in board.now.values:
-            exchange({self._place: self._place.made([self._around])}, board.now.patches)
+        place = self._place
+        if place is not None and place not in board.now.values:
+            exchange({place: place.made([self._around])}, board.now.patches)
 
     def unhook(self) -> bool:
         """Remove the hook; False if a thread is inside it."""

@@ -24,52 +24,34 @@ logger = logging.getLogger("sglang_perf_patches")
 
 @dataclass
 class Found:
-    """What a verification in memory found.
+    """What a verification in memory found."""
 
-    Attributes:
-        wrappers: the foreign wrappers around what the patch changes, each with its owner.
-        stock: the stock functions among what it changes and relies on, by reference.
-    """
-
-    wrappers: list[str] = field(default_factory=list)
-    stock: dict[str, FunctionType] = field(default_factory=dict)
+    wrappers: list[str] = field(default_factory=list)  # with owners, around what it changes
+    stock: dict[str, FunctionType] = field(default_factory=dict)  # by reference, also what it needs
 
     @property
     def reason(self) -> str:
-        """The reason to show for a live patch; "" if no foreign wrapper is around it."""
+        """The reason to show for a live patch."""
         return f"wrapped by {'; '.join(self.wrappers)}" if self.wrappers else ""
 
 
 @dataclass(eq=False)
 class Member:
-    """One patch in this process.
-
-    Attributes:
-        patch: its declaration.
-        status: its state and the reason, in one object: a reader never sees half of a change.
-        verdict: on the installed sglang.
-        ran: its run flag.
-        gate: why its code now runs only stock's; "" if it doesn't.
-        places: reference → the place that it changes; set before the first change.
-        layers: the places, each with what makes its value, in the order of their declaration.
-        found: what the last verification found.
-        seen: the identity snapshot of that.
-        drains: the work that it may hold between its calls: whether it holds none, and what ends
-            that work, worded to follow "until".
-        end: the state and reason it gets once it is removed; None unless it is marked for that.
-    """
+    """One patch in this process."""
 
     patch: Patch
-    status: tuple[State, str] = ("off", "not chosen")
-    verdict: Verdict | None = None
+    status: tuple[State, str] = ("off", "not chosen")  # one object: nobody reads half of a change
+    verdict: Verdict | None = None  # on the installed sglang
     ran: RunFlag = field(default_factory=RunFlag)
-    gate: str = ""
-    places: dict[str, Any] = field(default_factory=dict)
-    layers: list[tuple[Any, Make]] = field(default_factory=list)
-    found: Found = field(default_factory=Found)
-    seen: list[Any] = field(default_factory=list)
+    gate: str = ""  # why its code now runs only stock's
+    places: dict[str, Any] = field(default_factory=dict)  # reference → what it changes
+    layers: list[tuple[Any, Make]] = field(default_factory=list)  # places, in declared order
+    found: Found = field(default_factory=Found)  # by the last verification
+    seen: list[Any] = field(default_factory=list)  # the identity snapshot of that
+    # The work that it may hold between its calls: whether it holds none, and what ends that work,
+    # worded to follow "until".
     drains: list[tuple[Callable[[], bool], str]] = field(default_factory=list)
-    end: tuple[State, str] | None = None
+    end: tuple[State, str] | None = None  # its status once it is removed, if it is marked for that
 
     @property
     def state(self) -> State:
@@ -120,12 +102,7 @@ class Member:
 
 @dataclass(eq=False)
 class Patching:
-    """Collects the changes that an install function declares; see `model.patching.Patching`.
-
-    Attributes:
-        gate: see `model.patching.Patching.gate`.
-        changes: ``(reference, make)``, in the order of the calls.
-    """
+    """Collects the changes that an install function declares; see `model.patching.Patching`."""
 
     _member: Member
     ran: RunFlag
@@ -146,11 +123,9 @@ class Patching:
 
     def override(self, reference: str, make: Make) -> None:
         """See `model.patching.Patching.override`."""
-        variant = self._member.variant
+        variant, id = self._member.variant, self._member.patch.id
         if reference not in variant.targets + variant.adds:
-            raise RuntimeError(
-                f"{reference} is not declared as a target of {self._member.patch.id}"
-            )
+            raise RuntimeError(f"{reference} is not declared as a target of {id}")
         self.changes.append((reference, make))
 
     def drain(self, is_idle: Callable[[], bool], waits_for: str) -> None:

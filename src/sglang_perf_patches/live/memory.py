@@ -15,8 +15,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from ..compat.definition import OF_NAME
-from ..compat.source import Definition, TreeError, digest_of, lines_of, text_of
+from ..compat.definition import OF_NAME, Definition, TreeError, digest_of, lines_of, text_of
 from ..model.patch import module_of, qualname_of
 from ..model.patching import MISSING
 from .imports import is_ready
@@ -24,7 +23,6 @@ from .member import Found, Member
 from .switch import PREFIX, Attribute, board, place_at, place_in, raw, shown_at, stock_code
 from .wrappers import (
     Conflict,
-    around,
     chain,
     describe,
     first_replacement,
@@ -36,16 +34,15 @@ from .wrappers import (
 
 
 class Verifier:
-    """Verifies patches against memory, and remembers compiled code. It changes nothing."""
+    """Verifies patches against memory. It changes nothing."""
 
     def __init__(self) -> None:
-        self._compiled: dict[str, CodeType] = {}
+        self._compiled: dict[str, CodeType] = {}  # what is known to be its source's
 
     def verify(self, member: Member) -> Found:
         """Check every definition of a patch in memory, each once.
 
-        Raises:
-            Conflict: other code replaced one, or already added what the patch would add.
+        It raises `Conflict` if other code replaced one, or already added what the patch would add.
         """
         variant, found = member.variant, Found()
         definitions = {each.reference: each for each in member.each_definition()}
@@ -63,10 +60,8 @@ class Verifier:
                 is_on = place in board.now.values
                 is_ours = found.stock[reference] is place.function and place.stands() == is_on
             if not is_ours:
-                raise Conflict(
-                    f"{reference} is stock's own again: somebody restored it, "
-                    f"or reloaded {module_of(reference)}"
-                )
+                why = f"somebody restored it, or reloaded {module_of(reference)}"
+                raise Conflict(f"{reference} is stock's own again: {why}")
         for reference in variant.adds:
             _, _, held, shown = _held_at(reference)
             if shown is not None:
@@ -85,15 +80,13 @@ class Verifier:
         return member.found
 
     def identity_snapshot(self, member: Member) -> list[Any]:
-        """Every object that a replacement of anything relied on would exchange.
-
-        This runs once a second for every live patch. So it only collects objects, to compare by
-        identity; `verify` reads and compiles source when one of them has changed.
-        """
-        variant = member.variant
-        read = dict.fromkeys(name for each in member.each_definition() for name in each.values)
-        members = [each.reference for own in member.definitions.values() for each in own.members]
-        names = (*variant.targets, *variant.adds, *variant.depends, *members, *read)
+        """Every object that a replacement of anything relied on would exchange."""
+        # This runs once a second for every live patch. So it only collects objects, to compare by
+        # identity; `verify` reads and compiles source when one of them has changed.
+        definitions = list(member.each_definition())
+        read = (name for each in definitions for name in each.values)
+        own = (each.reference for each in definitions)
+        names = dict.fromkeys((*own, *member.variant.adds, *read))
         objects: list[Any] = []
         for reference in names:
             held: Any = sys.modules.get(module_of(reference))
@@ -110,23 +103,16 @@ class Verifier:
         return objects
 
     def _check(self, definition: Definition, found: Found) -> tuple[str, ...]:
-        """Verify that a definition's name holds stock's object, and note its function.
-
-        Returns:
-            the foreign wrappers around it, each described with its owner.
-
-        Raises:
-            Conflict: other code replaced the object or the class that holds it.
-        """
-        owner, _, held, shown = _held_at(definition.reference)
+        """Verify a definition's object, note its function, and describe the wrappers around it."""
+        reference = definition.reference
+        owner, _, held, shown = _held_at(reference)
         if held is MISSING:
-            raise Conflict(f"{definition.reference} is gone from memory")
+            raise Conflict(f"{reference} is gone from memory")
         if shown is not None:
-            return _around_ours(definition.reference, held, shown.value)
+            return _around_ours(reference, held, shown.value)
         if definition.is_class:
-            module, qualname = module_of(definition.reference), qualname_of(definition.reference)
-            if not isinstance(held, type) or not is_class_of(held, module, qualname):
-                raise Conflict(f"{definition.reference} is replaced by {describe(held)}")
+            if not is_class_of(held, module_of(reference), qualname_of(reference)):
+                raise Conflict(f"{reference} is replaced by {describe(held)}")
             _check_bases(held, definition)
             return ()
         if isinstance(owner, type):
@@ -138,27 +124,23 @@ class Verifier:
             if is_function(link) and is_at(link.__code__, definition):
                 replacement = first_replacement(links[: depth + 1])
                 if replacement is not None:
-                    raise Conflict(f"{definition.reference} is replaced by {describe(replacement)}")
+                    raise Conflict(f"{reference} is replaced by {describe(replacement)}")
                 self._check_function(link, definition)
-                found.stock[definition.reference] = link
+                found.stock[reference] = link
                 # Stock's own decorators wrap too; only further wrappers come from other code.
                 return tuple(map(describe, links[: max(0, depth - definition.decorators)]))
-        raise Conflict(f"{definition.reference} is replaced by {describe(links[0])}")
+        raise Conflict(f"{reference} is replaced by {describe(links[0])}")
 
     def _check_function(self, function: FunctionType, definition: Definition) -> None:
-        """Verify the code, the globals and the defaults of a function.
-
-        Raises:
-            Conflict: they are not those of its source.
-        """
+        """Verify the code, the globals and the defaults of a function."""
         reference, code = definition.reference, stock_code(function)
         if any(name.startswith(PREFIX) for name in code.co_names):
             raise Conflict(f"{reference} is patched by another copy: {describe(function)}")
         if code is not self._compiled.get(reference):
             if not is_compiled_from(code, definition):
+                why = "the file or the code in memory was changed"
                 raise Conflict(
-                    f"{reference} in memory is not what its source said when it was "
-                    f"judged: the file or the code in memory was changed"
+                    f"{reference} in memory is not what its source said when it was judged: {why}"
                 )
             self._compiled[reference] = code
         # A copy in another module has equal code, but its own globals.
@@ -179,11 +161,7 @@ def _held_at(reference: str) -> tuple[Any, str, Any, Attribute | None]:
 
 
 def place_of(reference: str, found: Found) -> Any:
-    """The place of a target or an added definition that was just verified.
-
-    Raises:
-        TypeError: its code can't be exchanged.
-    """
+    """The place of what was just verified; raises TypeError if its code can't be exchanged."""
     owner, name, held, _ = _held_at(reference)
     function = found.stock.get(reference)
     if function is None:
@@ -198,7 +176,7 @@ def place_of(reference: str, found: Found) -> Any:
 
 def second_name(function: FunctionType, reference: str) -> str:
     """Another name of a function, in its module or in a class there or related to its own."""
-    owner, name, _, _ = _held_at(reference)
+    owner, name = owner_of(reference)
     module = sys.modules[module_of(reference)]
     classes = [each for each in vars(module).values() if isinstance(each, type)]
     scopes: list[Any] = [module, *(each for each in classes if each.__module__ == module.__name__)]
@@ -211,11 +189,7 @@ def second_name(function: FunctionType, reference: str) -> str:
 
 
 def check_values(definition: Definition) -> None:
-    """Verify that each literal that a definition reads has the value in its source.
-
-    Raises:
-        Conflict: a value was changed, or is gone.
-    """
+    """Verify that each literal that a definition reads has the value in its source."""
     for reference, text in definition.values.items():
         if not _is_ready(reference):
             continue  # not imported yet, or only when the function that reads it runs
@@ -224,30 +198,21 @@ def check_values(definition: Definition) -> None:
         for each in classes:
             owner = vars(owner).get(each) if owner is not None else None
         held = raw(owner, name) if owner is not None else MISSING
+        read = f"{reference}, which {definition.reference} reads,"
         if held is MISSING and not classes:
-            raise Conflict(f"{reference}, which {definition.reference} reads, is gone from memory")
+            raise Conflict(f"{read} is gone from memory")
         # A class may replace its literals when it is made, as an enumeration does with members.
         is_kept = isinstance(held, int | float | str | bytes | tuple | None)
         if (is_kept or not classes) and repr(held) != text and shown_at(owner, name) is None:
-            raise Conflict(
-                f"{reference}, which {definition.reference} reads, is {held!r:.80} "
-                f"in memory and {text} in the source"
-            )
+            raise Conflict(f"{read} is {held!r:.80} in memory and {text} in the source")
 
 
 def check_relatives(reference: str, verified: Collection[str]) -> None:
-    """Verify that no unknown base or subclass has the attribute that a patch adds to a class.
+    """Verify that no base or subclass has the attribute to be added, except `verified` references.
 
     The new attribute would hide a base's, and a subclass's would hide the new one.
-
-    Args:
-        reference: the attribute to add.
-        verified: references that may exist there, because they were verified.
-
-    Raises:
-        Conflict: a base or a subclass has the name, and it is not in `verified`.
     """
-    owner, name, _, _ = _held_at(reference)
+    owner, name = owner_of(reference)
     if not isinstance(owner, type):
         return
     for each in (*owner.__mro__[1:-1], *_below(owner)):
@@ -258,17 +223,16 @@ def check_relatives(reference: str, verified: Collection[str]) -> None:
 
 
 def _around_ours(reference: str, held: Any, value: Any) -> tuple[str, ...]:
-    """The foreign wrappers around an attribute of ours.
-
-    Raises:
-        Conflict: its name no longer leads to our value.
-    """
+    """The foreign wrappers around an attribute of ours, if its name still leads to our value."""
     if held is MISSING:
         raise Conflict(f"{reference} is gone from memory")
-    wrappers = around(held, value)
-    if wrappers is None:
-        raise Conflict(f"{reference} is replaced by {describe(held)}")
-    return wrappers
+    links = list(chain(held))
+    for depth, link in enumerate(links):
+        if link is underlying(value) and first_replacement(links[: depth + 1]) is None:
+            return tuple(map(describe, links[:depth]))
+    if held is value:
+        return ()
+    raise Conflict(f"{reference} is replaced by {describe(held)}")
 
 
 def _below(owner: type) -> Iterator[type]:
@@ -279,11 +243,7 @@ def _below(owner: type) -> Iterator[type]:
 
 
 def _check_bases(held: type, definition: Definition) -> None:
-    """Verify that a class has the bases that its source names.
-
-    Raises:
-        Conflict: a base was replaced, added or removed.
-    """
+    """Verify that a class has the bases that its source names."""
     names = definition.bases
     bases = [base for base in held.__bases__ if base is not object]
     module = sys.modules.get(module_of(definition.reference))
@@ -299,21 +259,12 @@ def _check_bases(held: type, definition: Definition) -> None:
         raise Conflict(f"{what} has {len(bases)} bases, not {len(names)}")
 
 
-# -- compiled code ---------------------------------------------------------------------------------
-
-
 def is_compiled_from(code: CodeType, definition: Definition) -> bool:
-    """Whether `code` is what this Python compiles from the source of `definition`.
-
-    Args:
-        code: a function's, with the definition's file and one of its first lines (`is_at`).
-        definition: one function, or several of one name such as a property and its setter.
-    """
+    """Whether `code`, which `is_at` a definition, is what this Python compiles from its source."""
     try:
         lines, compiled = _file(definition.path)
-        if digest_of(text_of(lines, definition.lines)) != definition.own:
-            return False  # the file has changed since the verdict
-        return code in compiled
+        # The file may have changed since the verdict.
+        return digest_of(text_of(lines, definition.lines)) == definition.own and code in compiled
     except (TreeError, SyntaxError, ValueError, RecursionError):
         return False
 
@@ -354,8 +305,8 @@ def changed_default(function: FunctionType, definition: Definition) -> str:
 
 def is_at(code: CodeType, definition: Definition) -> bool:
     """Whether code names the file and a first line of a definition."""
-    first_lines = {first for first, _ in definition.lines}
-    return code.co_firstlineno in first_lines and _same_file(code.co_filename, definition.path)
+    is_first = any(code.co_firstlineno == first for first, _ in definition.lines)
+    return is_first and _same_file(code.co_filename, definition.path)
 
 
 @lru_cache(maxsize=1024)

@@ -14,8 +14,9 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, cast
 
 from .. import verified
 from ..model import setups
@@ -24,7 +25,7 @@ from ..model.model_config import of_model
 from ..model.patch import Patch
 from ..model.resolved import RESOLVED, resolved
 from ..model.ruling import Ruling, ruling
-from .imports import Watched, is_loaded, is_ready, wait_for
+from .imports import Watched, is_loaded
 from .member import Member
 
 ARGUMENTS = "sglang.srt.server_args"
@@ -35,13 +36,10 @@ MODULES = (UTILS, ARGUMENTS, CONTEXT)
 
 
 class Published:
-    """A `model.feature.Server`: the arguments that this process has published.
+    """A `model.feature.Server`: the ``ServerArgs`` that this process has published.
 
-    Before it has published any, only the platform can be read.
-
-    Args:
-        arguments: the published ``ServerArgs``.
-        context: the ``RuntimeContext`` that holds them, if the release has one.
+    Before it has published any, only the platform can be read. `context` is the ``RuntimeContext``
+    that holds them, if the release has one.
     """
 
     def __init__(self, arguments: Any = None, context: Any = None) -> None:
@@ -70,16 +68,20 @@ class Published:
         if name.startswith("attention.") or name in RESOLVED:
             return resolved(name, self.read)
         if "." in name:
-            return self._derived(*name.split("."))
-        kind = type(self._arguments)
-        path = _namespaces(kind).get(name) if self._context is not None else None
+            group, name = name.split(".")
+            of_group = getattr(self._context, group, None)
+            return getattr(of_group, name) if hasattr(type(of_group), name) else MISSING
+        groups: Any = sys.modules.get("sglang.srt.arg_groups.arg_utils")
+        path = None
+        if self._context is not None and hasattr(groups, "namespace_of"):
+            path = groups.namespace_of(type(self._arguments)).get(name)
         if path is None:
             return getattr(self._arguments, name, MISSING)
         group, *parts = path.split(".")
         bag = self._context.config_bag(group)
-        for part in parts:
+        for part in (*parts, name):
             bag = getattr(bag, part)
-        return getattr(bag, name)
+        return bag
 
     def unlike_default(self) -> Mapping[str, Any]:
         """See `model.feature.Server.unlike_default`."""
@@ -90,11 +92,6 @@ class Published:
             if value is not default and value != default:
                 changed[name] = value
         return changed
-
-    def _derived(self, group: str, name: str) -> Any:
-        """A value that the context computes from arguments; `MISSING` if the release has none."""
-        group_of_context = getattr(self._context, group, None)
-        return getattr(group_of_context, name) if hasattr(type(group_of_context), name) else MISSING
 
 
 def published() -> Server:
@@ -112,20 +109,17 @@ def published() -> Server:
     except ValueError:  # nothing yet
         pass
     except Exception as error:
-        return _Unreadable(error)
+        return _unreadable(error)
     return Published()
 
 
-class _Unreadable:
-    """A server whose arguments can't be read: each feature counts as on, each use as unknown."""
+def _unreadable(error: Exception) -> Server:
+    """A server of which each feature counts as on, and each use as unknown."""
 
-    def __init__(self, error: Exception) -> None:
-        self._error = error
+    def read(_: str = "") -> Any:
+        raise error
 
-    def read(self, name: str = "") -> Any:
-        raise self._error
-
-    unlike_default = read
+    return cast("Server", SimpleNamespace(read=read, unlike_default=read))
 
 
 class Gatekeeper:
@@ -133,46 +127,29 @@ class Gatekeeper:
 
     `model.ruling` has the rule. It is applied before a patch goes live, after each publication of
     the server's arguments, and at each check, because sglang resolves some arguments later.
-
-    Args:
-        members: every patch of this process, by its id.
-        on_publication: called after each publication; it must lead to `rule`.
+    `publishing` watches for publications.
     """
 
-    def __init__(self, members: Mapping[str, Member], on_publication: Callable[[], None]) -> None:
+    def __init__(self, members: Mapping[str, Member], publishing: Watched) -> None:
         self._members = members
+        self._publishing = publishing
         self._had: frozenset[str] = frozenset()
-        self._on_publication = on_publication
-        self._watched = Watched(on_publication)
-
-    def watch(self) -> None:
-        """Hook the publishing function once its module is imported. Idempotent."""
-        wait_for(MODULES, self._on_publication)
-        if is_ready(ARGUMENTS):
-            self._watched.hook(*_publishing())
-
-    def unhook(self) -> bool:
-        """Stop watching publications; False if a thread is publishing."""
-        return self._watched.unhook()
 
     def rule(self, members: Collection[Member]) -> Iterator[tuple[Member, Ruling | None]]:
         """Each patch, and why this server keeps it off; None if it doesn't.
 
         While any thread is publishing there is none: it is asked again when that call has returned.
         """
-        if members and not self._watched.is_under_way():
-            setup = self._setup()
-            for member in members:
-                yield member, self._rule(member, setup)
-
-    def _setup(self) -> Setup:
-        """The server as published now, with every use that it ever had."""
+        if not members or self._publishing.is_under_way():
+            return
         # A draft model's arguments are published for a moment in between. They must not make a
-        # patch of the main model "not needed".
+        # patch of the main model "not needed": what the server ever had, it does not lack.
         setup = setups.FEATURES.setup(published())
         self._had |= setup.having
         lacking = {use: why for use, why in setup.lacking.items() if use not in self._had}
-        return dataclasses.replace(setup, lacking=lacking)
+        setup = dataclasses.replace(setup, lacking=lacking)
+        for member in members:
+            yield member, self._rule(member, setup)
 
     def _rule(self, member: Member, setup: Setup) -> Ruling | None:
         needed = [self._members[name] for name in member.patch.requires]
@@ -187,7 +164,7 @@ class Gatekeeper:
         return verified.lacking(verdict)
 
 
-def _publishing() -> tuple[Any, str]:
+def publisher() -> tuple[Any, str]:
     """The owner and the name of the function that publishes arguments."""
     context_class = _publishing_class()
     if context_class is not None:
@@ -199,12 +176,6 @@ def _publishing_class() -> Any:
     """The ``RuntimeContext`` class that holds arguments; None up to 0.5.14, whose has none."""
     context_class = getattr(sys.modules.get(CONTEXT), "RuntimeContext", None)
     return context_class if hasattr(context_class, "set_server_args") else None
-
-
-def _namespaces(kind: type) -> Mapping[str, str]:
-    """Argument → path of its group in the context; empty before 0.5.17, which has no groups."""
-    module = sys.modules.get("sglang.srt.arg_groups.arg_utils")
-    return module.namespace_of(kind) if hasattr(module, "namespace_of") else {}  # type: ignore[union-attr]
 
 
 @functools.cache

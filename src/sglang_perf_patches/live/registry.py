@@ -38,7 +38,7 @@ from .executor import executor
 from .imports import Watched, is_ready, stop_waiting, wait_for
 from .member import Member, Patching, forget_results, with_dependents
 from .memory import Verifier, place_of
-from .published import Gatekeeper
+from .published import ARGUMENTS, MODULES, Gatekeeper, publisher
 from .switch import board, exchange
 from .wrappers import Conflict
 
@@ -46,7 +46,6 @@ logger = logging.getLogger("sglang_perf_patches")
 
 # Bounded, because install code may import a module that the waiting thread is importing.
 _OTHER_THREAD_S = 1.0
-_OFF: tuple[State, str] = ("off", "")
 _HOOKS = "sglang.srt.plugins.hook_registry"
 _WORKING = frozenset({"live", "pending", "gated", "not needed"})
 _SERVING = _WORKING | {"built-in"}  # states that satisfy a requirement
@@ -57,35 +56,24 @@ _FAULTS = frozenset({"conflict", "failed"})
 class Registry:
     """The patches of this process; at most one registry at a time has not ended.
 
-    Creating one changes nothing in stock.
-
-    Args:
-        patches: every patch, in declared order, which is also the order of layers in a place.
-        selection: the patches that are to go live.
-        strict: whether losing a patch that was chosen by name ends the process.
-
-    Attributes:
-        selection: as given.
-        is_over: no further patch goes live.
-        loss: the line about the first demanded patch that was lost, which ends the process; or "".
-        observer: told of each change, and when everything is off again; None if nobody is.
-        is_stopping: `stop` was called: everything is to be removed.
-        is_ended: `stop` was called, and everything is off. After a fault it stays False, so that
-            `report` still shows the fault.
+    Creating one changes nothing in stock. The declared order of the patches is also the order of
+    layers in a place. If it is strict, losing a patch that was chosen by name ends the process.
     """
 
     def __init__(self, patches: Iterable[Patch], selection: Selection, *, strict: bool) -> None:
         self.selection = selection
-        self.is_over = self.is_stopping = self.is_ended = False
-        self.observer: Observer | None = None
+        self.is_over = False  # no further patch goes live
+        self.is_stopping = False  # everything is to be removed
+        self.is_ended = False  # after `stop` all is off; never after a fault, which `report` shows
+        self.observer: Observer | None = None  # is told of each change, and when all is off again
+        self.loss = ""  # the line about the first demanded patch that was lost: ends the process
         self._demanded = selection.by_name if strict else frozenset()
         self._lines: deque[tuple[int, str]] = deque()
-        self.loss = ""
         self._version = "unknown"
         self._members = {patch.id: Member(patch) for patch in patches}
         self._verifier = Verifier()
-        self._hooks = Watched(self.look_again)
-        self._gatekeeper = Gatekeeper(self._members, self.look_again)
+        self._hooks, self._publishing = Watched(self.look_again), Watched(self.look_again)
+        self._gatekeeper = Gatekeeper(self._members, self._publishing)
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -99,8 +87,6 @@ class Registry:
         for verdict in verdicts:
             member = self[verdict.patch.id]
             member.verdict = verdict
-            if member.patch.id not in self.selection.ids:
-                continue
             if verdict.word == "applies":
                 member.status = ("pending", "")
                 continue
@@ -171,15 +157,11 @@ class Registry:
         for member in self:
             if member.state == "live" and member.end is None:
                 try:
-                    found = self._verifier.found(member)
-                    self._set(member, "live", found.reason)
+                    self._set(member, "live", self._verifier.found(member).reason)
                 except Conflict as conflict:
                     self._remove(member, "conflict", str(conflict))
-        members = [
-            each
-            for each in self._working()
-            if each.end is None and (each.state != "gated" or self.is_on(each))
-        ]
+        staying = [each for each in self._working() if each.end is None]
+        members = [each for each in staying if each.state != "gated" or self.is_on(each)]
         for member, ruled in self._gatekeeper.rule(members):
             if member.state == "not needed":  # it waits again if the server turns out to need it
                 if ruled is None or ruled[0] != "not needed":
@@ -190,13 +172,13 @@ class Registry:
     def _settle(self) -> None:
         """Remove marked patches, put live those that are ready, and end if all are off."""
         if self.is_stopping and not self.is_ended:
-            self._remove_all(*_OFF)
+            self._remove_all("off", "")
         self._remove_marked()
         self._advance()
         self._remove_marked()  # one that failed to go live removes those that need it
         if not self.is_over or self.on():
             return
-        is_clear = all([self._hooks.unhook(), self._gatekeeper.unhook()])
+        is_clear = all([self._hooks.unhook(), self._publishing.unhook()])
         if self.is_stopping and not self.is_ended and is_clear:
             self.is_ended = True
             stop_waiting(self.look_again)
@@ -247,10 +229,11 @@ class Registry:
             return
         names = [name for member in working for name in member.variant.modules()]
         relied_on = [module_of(each) for member in working for each in member.definitions]
-        wait_for([*names, _HOOKS, *relied_on], self.look_again)
+        wait_for([*names, _HOOKS, *relied_on, *MODULES], self.look_again)
         if is_ready(_HOOKS):
             self._hooks.hook(sys.modules[_HOOKS].HookRegistry, "apply_hooks")
-        self._gatekeeper.watch()
+        if is_ready(ARGUMENTS):
+            self._publishing.hook(*publisher())
         for member in self:
             if member.state == "pending" and member.end is None:
                 self._attempt(member)
@@ -283,13 +266,7 @@ class Registry:
                 self._remove(member, "failed", f"{type(error).__name__}: {error}")
 
     def _prepare_and_show(self, member: Member) -> None:
-        """Run the install function, make the new functions, and show them all or none.
-
-        Raises:
-            Conflict: other code has replaced a definition.
-            Gated: the patch does not support the situation of this process.
-            Exception: the install function failed, or a place can't be changed.
-        """
+        """Run the install function, make the new functions, and show them all or none."""
         member.forget()
         self._verifier.found(member)
         member.gate, member.drains = "", []
@@ -303,11 +280,7 @@ class Registry:
         places = {reference: place_of(reference, found) for reference in changed}
         member.layers = [(places[reference], make) for reference, make in patching.changes]
         member.places = places
-        on = [*self.on(), member]
-        # Makes the functions now: that may import, so it must not happen during the exchange.
-        for place in places.values():
-            place.made(self._layers(on, place))
-        if self.show(on):
+        if self.show([*self.on(), member]):
             state: State = "gated" if member.gate else "live"
             self._set(member, state, member.gate or found.reason)
             member.seen = self._verifier.identity_snapshot(member)
@@ -335,21 +308,16 @@ class Registry:
         """Show exactly these patches, all at once, if that is safe now. Idempotent.
 
         It is safe while no thread is inside a place that changes, and no patch with such a place
-        holds work.
-
-        Returns:
-            False if it was not safe: nothing has changed.
-
-        Raises:
-            Exception: from making a function, or from an exchange, which was rolled back.
+        holds work. If it was not safe, nothing has changed, and this returns False. It raises what
+        the making of a function raises, or an exchange, which was rolled back.
         """
         before, after = self.on(), [member for member in self if member in members]
         differing = [member for member in self if (member in before) != (member in after)]
-        places = {place for member in differing for place in member.places.values()}
+        places = [place for member in differing for place in member.places.values()]
+        # Makes the functions now: that may import, so it must not happen during the exchange.
         changes = {place: place.made(self._layers(after, place)) for place in places}
-        holding = [
-            each for each in before if each.drains and not places.isdisjoint(each.places.values())
-        ]
+        touched = (each for each in before if not changes.keys().isdisjoint(each.places.values()))
+        holding = [each for each in touched if each.drains]
         is_idle = (lambda: not any(each.waits_for() for each in holding)) if holding else None
         return exchange(changes, frozenset(member.patch.id for member in after), is_idle)
 

@@ -9,6 +9,7 @@ attribute, which is set and put back.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,23 +21,16 @@ from typing import Any, NamedTuple
 from ..model.patching import MISSING, Make
 from .threads import Step, at_rest, runs_here
 
-PREFIX = "_sglang_perf_patches_"
-"""Prefix of the private globals."""
-
+PREFIX = "_sglang_perf_patches_"  # of the private globals
 _NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _places: dict[Any, Any] = {}  # every place that was ever used
 
 
 class Shown(NamedTuple):
-    """What our code shows in this process.
+    """What our code shows in this process."""
 
-    Attributes:
-        patches: ids of the patches that are on.
-        values: place → what it shows, where that is not stock's.
-    """
-
-    patches: frozenset[str]
-    values: Mapping[Any, Any]
+    patches: frozenset[str]  # ids of those that are on
+    values: Mapping[Any, Any]  # place → what it shows, where that is not stock's
 
 
 class Board:
@@ -49,12 +43,7 @@ board = Board()
 
 
 class Place:
-    """What several patches may change, each in a layer of its own.
-
-    Attributes:
-        name: for messages and for the private global.
-        stock: what the lowest layer gets.
-    """
+    """What several patches may change, each in a layer of its own; the lowest gets `stock`."""
 
     def __init__(self, name: str, stock: Any) -> None:
         self.name = name
@@ -69,17 +58,15 @@ class Place:
     def made(self, layers: Collection[Make]) -> Any:
         """What the layers make of stock's value, the one nearest to stock first.
 
-        Results are kept: a layer may import modules, which must not happen during an exchange.
-
-        Raises:
-            TypeError: the value can't stand here.
+        Results are kept: a layer may import modules, which must not happen during an exchange. This
+        raises TypeError if the value can't stand here.
         """
-        whole = tuple(layers)
-        for number in range(1, len(whole) + 1):
-            key = whole[:number]
+        key: tuple[Make, ...] = ()
+        for layer in layers:
+            below, key = key, (*key, layer)
             if key not in self._made:
-                self._made[key] = self._fit(key[-1](self._made[key[:-1]]))
-        return self._made[whole]
+                self._made[key] = self._fit(layer(self._made[below]))
+        return self._made[key]
 
     def forget(self, layer: Make) -> None:
         """Drop what a layer has part in."""
@@ -92,15 +79,13 @@ class Place:
 class Function(Place):
     """A function of stock's, whose code is exchanged; `stock` is a copy that keeps stock's code.
 
-    Raises:
-        TypeError: its body does not run during the call.
+    It raises TypeError if the body does not run during the call.
     """
 
     def __init__(self, function: FunctionType) -> None:
         if function.__code__.co_flags & _NOT_PLAIN:
-            raise TypeError(
-                f"{function.__qualname__} is a coroutine or generator: not exchangeable"
-            )
+            what = "is a coroutine or generator: not exchangeable"
+            raise TypeError(f"{function.__qualname__} {what}")
         super().__init__(f"{PREFIX}{function.__name__}_{id(function):x}", copy_of(function))
         self.function = function
         self.code = function.__code__
@@ -118,18 +103,18 @@ class Function(Place):
         """What is left to do until memory shows a value."""
         function, names = self.function, self.function.__globals__
         code, held = function.__code__, names.get(self.name, MISSING)
-        of_code = partial(getattr, function, "__code__")
-        of_name = partial(names.get, self.name, MISSING)
+        of_code = partial(getattr, function, "__code__"), code
+        of_name = partial(names.get, self.name, MISSING), held
         if value is self.stock:
             if code is self.trampoline:
-                yield of_code, code, partial(setattr, function, "__code__", self.code)
+                yield *of_code, partial(setattr, function, "__code__", self.code)
             if held is not MISSING:
-                yield of_name, held, partial(delitem, names, self.name)
+                yield *of_name, partial(delitem, names, self.name)
             return
         if held is not value:
-            yield of_name, held, partial(setitem, names, self.name, value)
+            yield *of_name, partial(setitem, names, self.name, value)
         if code is self.code:
-            yield of_code, code, partial(setattr, function, "__code__", self.trampoline)
+            yield *of_code, partial(setattr, function, "__code__", self.trampoline)
 
     def _fit(self, value: Any) -> Any:
         value = function_in(value)
@@ -174,11 +159,7 @@ class Attribute(Place):
 
 
 def place_in(function: FunctionType) -> Function:
-    """The place of a function; the same one as long as nobody else exchanges its code.
-
-    Raises:
-        TypeError: see `Function`.
-    """
+    """The place of a function; the same one as long as nobody else exchanges its code."""
     place: Function | None = _places.get(id(function))
     if place is None or not (place.stands() or function.__code__ is place.code):
         place = _places[id(function)] = Function(function)
@@ -210,18 +191,14 @@ def exchange(
     patches: frozenset[str],
     is_idle: Callable[[], bool] | None = None,
 ) -> bool:
-    """Show all of a change at once, if no thread is inside what changes.
+    """Show all of a change at once, if no thread is inside what changes; else return False.
+
+    If a step fails, this rolls back and raises.
 
     Args:
         changes: place → its new value.
         patches: the ids of the patches that are on afterwards.
         is_idle: see `at_rest`.
-
-    Returns:
-        False if it was not safe: nothing has changed.
-
-    Raises:
-        Exception: a step failed; it was rolled back.
     """
     before = board.now
     values = {place: value for place, value in before.values.items() if place not in changes}
@@ -242,9 +219,6 @@ def exchange(
         raise
 
 
-# -- functions ------------------------------------------------------------------------------------
-
-
 def trampoline(code: CodeType, callee: str) -> CodeType:
     """Code that passes every argument of `code` on to the global `callee`.
 
@@ -261,8 +235,7 @@ def trampoline(code: CodeType, callee: str) -> CodeType:
     )
     for node in ast.walk(syntax):
         if hasattr(node, "lineno"):
-            place: Any = node
-            place.lineno = place.end_lineno = code.co_firstlineno
+            vars(node).update(lineno=code.co_firstlineno, end_lineno=code.co_firstlineno)
     inner = compile(syntax, code.co_filename, "exec", dont_inherit=True)
     for _ in ("outer", "inner"):
         inner = next(constant for constant in inner.co_consts if isinstance(constant, CodeType))
@@ -306,9 +279,7 @@ def copy_of(function: FunctionType) -> FunctionType:
     """A new function object with the same code and attributes."""
     parts = function.__code__, function.__globals__, function.__name__
     copy = FunctionType(*parts, function.__defaults__, function.__closure__)
-    # From 3.14 on, to read the annotations evaluates them.
-    annotations = "__annotate__" if sys.version_info >= (3, 14) else "__annotations__"
-    for name in ("__kwdefaults__", "__qualname__", "__module__", "__doc__", annotations):
-        setattr(copy, name, getattr(function, name))
-    copy.__dict__.update(function.__dict__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(copy, function)
+    copy.__dict__ = dict(function.__dict__)  # without the `__wrapped__` that this has set
     return copy

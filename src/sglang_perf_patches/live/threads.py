@@ -21,9 +21,7 @@ from operator import attrgetter, is_, itemgetter, methodcaller, not_
 from types import CodeType, FrameType
 from typing import Any
 
-_INTERVAL_S = 0.005
-_GIVE_UP_S = 0.0001
-_TRIES = 50
+_INTERVAL_S, _GIVE_UP_S, _TRIES = 0.005, 0.0001, 50
 _COMPILER = "torch._dynamo.convert_frame"
 _CALL = methodcaller("__call__")
 
@@ -36,21 +34,16 @@ def at_rest(
     steps: Sequence[Step],
     is_idle: Callable[[], bool] | None = None,
 ) -> bool:
-    """Take all steps at once if no other thread is inside one of `codes`; else take none.
+    """Take all steps at once if no other thread is inside one of `codes`; else return False.
 
     Generators and coroutines count only while they run. While another thread compiles with torch,
-    nothing is done: the compiler records what it reads and compares it at its end.
+    nothing is done: the compiler records what it reads and compares it at its end. Without a GIL
+    nothing is ever done. If a step raises, those before it were taken.
 
     Args:
         codes: the code objects; with none, no thread needs checking.
         steps: if memory is no longer as one of them has seen it, none is taken.
         is_idle: asked shortly before, in Python; None if there is nothing to ask.
-
-    Returns:
-        whether they were taken. Without a GIL they never are.
-
-    Raises:
-        Exception: a step failed; those before it were taken.
     """
     if not _has_gil():
         return False
@@ -77,11 +70,8 @@ def at_rest(
 
 
 def _in_one_call(codes: Collection[CodeType], steps: Sequence[Step]) -> bool:
-    """Check the threads and take the steps, in one call into C.
-
-    Only Python code gives the GIL up or runs signal handlers. So no other code runs in between,
-    however many threads there are.
-    """
+    # One call into C checks the threads and takes the steps. Only Python code gives the GIL up or
+    # runs signal handlers. So no other code runs in between, however many threads there are.
     with _without_collections():
         reads, held, acts = zip(*steps, strict=True) if steps else ((), (), ())
         some, same = tee(_elsewhere() if codes else ())
@@ -99,7 +89,7 @@ def runs_here(codes: Collection[CodeType]) -> bool:
     """Whether the calling thread is executing one of `codes`, or something that it called."""
     identities = _identities(codes)
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and id(frame.f_code) not in identities:
+    while frame and id(frame.f_code) not in identities:
         frame = frame.f_back
     return frame is not None
 
@@ -125,7 +115,6 @@ def _has_gil() -> bool:
 
 
 def _of_compiler(codes: Iterator[CodeType]) -> Iterator[bool]:
-    """Of each code object, whether it is part of what traces for ``torch.compile``."""
     file = getattr(sys.modules.get(_COMPILER), "__file__", None) or ""
     return map(file.__eq__, map(attrgetter("co_filename"), codes if file else ()))
 
@@ -138,13 +127,11 @@ def _elsewhere() -> Iterator[CodeType]:
 
 
 def _stacks() -> Iterator[tuple[int, Iterator[CodeType]]]:
-    """Of each thread its number, and the code objects that it executes, innermost first.
-
-    To be used up in one call into C, `_without_collections`: a frame that has ended by then can
-    point at freed memory. On 3.11, with torch, that was seen to end processes. A loop in Python
-    over ``f_back`` gives the GIL up in between if it takes long. So does a finaliser, and up to
-    3.11 garbage is collected inside of C.
-    """
+    """Of each thread its number, and the code objects that it executes, innermost first."""
+    # To be used up in one call into C, `_without_collections`: a frame that has ended by then can
+    # point at freed memory. On 3.11, with torch, that was seen to end processes. A loop in Python
+    # over ``f_back`` gives the GIL up in between if it takes long. So does a finaliser, and up to
+    # 3.11 garbage is collected inside of C.
     items = map(dict.items, islice(iter(sys._current_frames, None), 1))
     threads, innermost = tee(chain.from_iterable(items))
     backwards = map(chain, zip(map(itemgetter(1), innermost)), repeat(repeat("f_back")))
@@ -166,5 +153,4 @@ def _without_collections() -> Iterator[None]:
 
 
 def _identities(codes: Collection[CodeType]) -> set[int]:
-    # By identity: code objects of equal content are equal.
-    return {id(code) for code in codes}
+    return {id(code) for code in codes}  # code objects of equal content are equal

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import re
 import sys
@@ -22,7 +23,6 @@ from ..model.patch import module_of, qualname_of
 from .switch import callee_of, function_in
 
 _PROXY: Any = getattr(wrapt, "BaseObjectProxy", wrapt.ObjectProxy)  # the former from wrapt 2 on
-_PLUGINS = "sglang.srt.plugins"
 
 
 class Conflict(Exception):
@@ -32,8 +32,7 @@ class Conflict(Exception):
 def owner_of(reference: str) -> tuple[Any, str]:
     """The module or class that binds the last name of a reference, and that name.
 
-    Raises:
-        Conflict: the module is not loaded, or a class in the reference is gone or replaced.
+    It raises `Conflict` if the module is not loaded, or a class in between is gone or replaced.
     """
     name = module_of(reference)
     owner: Any = sys.modules.get(name)
@@ -43,14 +42,15 @@ def owner_of(reference: str) -> tuple[Any, str]:
     for depth, class_name in enumerate(classes, 1):
         owner = vars(owner).get(class_name)
         qualname = ".".join(classes[:depth])
-        if not isinstance(owner, type) or not is_class_of(owner, name, qualname):
+        if not is_class_of(owner, name, qualname):
             raise Conflict(f"{name}:{qualname} is replaced by {describe(owner)}")
     return owner, last
 
 
-def is_class_of(held: type, module: str, qualname: str) -> bool:
-    """Whether a class was defined under that name in that module."""
-    return held.__module__ == module and held.__qualname__ == qualname
+def is_class_of(held: Any, module: str, qualname: str) -> bool:
+    """Whether an object is a class that was defined under that name in that module."""
+    is_class = isinstance(held, type)
+    return is_class and held.__module__ == module and held.__qualname__ == qualname
 
 
 def chain(held: Any) -> Iterator[Any]:
@@ -84,34 +84,16 @@ def is_function(link: Any) -> TypeGuard[FunctionType]:
 
 def first_replacement(links: Iterable[Any]) -> Any:
     """The outermost link that does not call the next one; None if each does."""
-    for outer, inner in itertools.pairwise(links):
-        if not _calls(outer, inner):
-            return outer
-    return None
-
-
-def around(held: Any, value: Any) -> tuple[str, ...] | None:
-    """The wrappers around an object of ours, described; None if a name no longer leads to it."""
-    links = list(chain(held))
-    for depth, link in enumerate(links):
-        if link is underlying(value) and first_replacement(links[: depth + 1]) is None:
-            return tuple(map(describe, links[:depth]))
-    return () if held is value else None
+    pairs = itertools.pairwise(links)
+    return next((outer for outer, inner in pairs if not _calls(outer, inner)), None)
 
 
 def describe(held: Any) -> str:
     """``module.name of OWNER``, where OWNER is the plugin, else the file or the module."""
     link = underlying(held)
-    hook = _hook_inside(link)
-    if hook is not None:
-        return describe(hook)
-    if issubclass(type(link), _PROXY):
-        wrapper = getattr(link, "_self_wrapper", None)
-        return describe(type(link) if wrapper is None else wrapper)
-    if is_function(link):
-        callee = callee_of(link)
-        if callee is not None:
-            return describe(callee)
+    behind = _behind(link)
+    if behind is not None:
+        return describe(behind)
     code = getattr(link, "__code__", None)
     file = code.co_filename if isinstance(code, CodeType) else None
     # Functions and objects may carry the names of what they wrap; globals and classes do not.
@@ -136,8 +118,7 @@ def _calls(outer: Any, inner: Any) -> bool:
         kept = [*_cells(outer).values(), *(outer.__defaults__ or ())]
         kept += (outer.__kwdefaults__ or {}).values()
     else:
-        calls = (vars(each).get("__call__") for each in type(outer).__mro__)
-        call = next(filter(None, calls), None)
+        call = inspect.getattr_static(type(outer), "__call__", None)
         if issubclass(type(outer), _PROXY) or not is_function(call):
             return True  # the latter is implemented in C, like functools.lru_cache's result
         attributes = getattr(outer, "__dict__", {})
@@ -159,11 +140,16 @@ def _cells(function: FunctionType) -> dict[str, Any]:
     return contents
 
 
-def _hook_inside(link: Any) -> Any:
-    """The plugin's own function in a wrapper that sglang's HookRegistry made for it."""
-    if is_function(link) and link.__code__.co_filename.endswith("hook_registry.py"):
-        return _cells(link).get("hook")
-    return None
+def _behind(link: Any) -> Any:
+    """The author's own object in a proxy, in sglang's wrapper of a hook, or in our trampoline."""
+    if issubclass(type(link), _PROXY):
+        wrapper = getattr(link, "_self_wrapper", None)
+        return type(link) if wrapper is None else wrapper
+    if not is_function(link):
+        return None
+    is_hook = link.__code__.co_filename.endswith("hook_registry.py")
+    hook = _cells(link).get("hook") if is_hook else None
+    return callee_of(link) if hook is None else hook
 
 
 def _module_at(file: str | None) -> str | None:
@@ -177,7 +163,7 @@ def _module_at(file: str | None) -> str | None:
 def plugin_with(package: str) -> str | None:
     """The distribution with a sglang plugin in that top-level package; None if there is none."""
     with contextlib.suppress(Exception):  # damaged metadata must not make a message fail
-        for entry_point in metadata.entry_points(group=_PLUGINS):
+        for entry_point in metadata.entry_points(group="sglang.srt.plugins"):
             if entry_point.dist and re.split("[.:]", entry_point.value)[0] == package:
                 return entry_point.dist.name
     return None

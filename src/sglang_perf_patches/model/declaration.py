@@ -20,7 +20,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from types import FunctionType, MappingProxyType
+from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
 from .patch import Patch, Variant, Worth
@@ -53,7 +53,7 @@ class _Part(NamedTuple):
     """What holds on some releases: attributes of their variants, and what is done there."""
 
     releases: tuple[str, ...]
-    holds: Mapping[str, Any] = MappingProxyType({})
+    holds: Mapping[str, Any]
     do: Callable[[Patching], None] = lambda _: None
 
 
@@ -63,8 +63,7 @@ class Declaration:
     Args:
         module: the ``__name__`` of the patch's package.
         spans: all of its releases, as in `releases.from_spans`.
-        depends: see `Variant.depends`.
-        awaits: see `Variant.awaits`.
+        depends: see `Variant`, as for `awaits`.
         anytime: why it may be removed whenever none of its calls runs. A patch that holds work
             between its calls calls `Patching.drain` in its set-up instead.
         rest: the other attributes of `Patch`. Without a `worth` it is opt-in.
@@ -84,11 +83,9 @@ class Declaration:
         self.id = f"{family}.{name.replace('_', '-')}"
         self.anytime = anytime
         summary = (sys.modules[module].__doc__ or "").partition("\n")[0].rstrip(".")
-        self.rest = {
-            "summary": summary[:1].lower() + summary[1:],
-            "kind": "exact" if "worth" in rest else "policy",
-            **rest,
-        }
+        summary = summary[:1].lower() + summary[1:]
+        kind = "exact" if "worth" in rest else "policy"
+        self.rest = {"summary": summary, "kind": kind, **rest}
         self.releases = from_spans(spans)
         self._parts: list[_Part] = []
         self.on("", depends=depends, awaits=awaits)
@@ -141,7 +138,7 @@ class Declaration:
         """
 
         def declare(function: F) -> F:
-            self._parts.append(_Part(self._within(releases), do=function))
+            self._parts.append(_Part(self._within(releases), {}, function))
             return function
 
         return declare
@@ -165,33 +162,32 @@ class Declaration:
     def _variant(self, releases: Iterable[str], parts: list[_Part]) -> Variant:
         made: dict[str, Any] = {"targets": (), "depends": ()}
         for part in parts:
-            made |= {
-                name: made.get(name, type(value)()) + value for name, value in part.holds.items()
-            }
+            for name, value in part.holds.items():
+                made[name] = made.get(name, type(value)()) + value
         made = {k: v if isinstance(v, str) else tuple(dict.fromkeys(v)) for k, v in made.items()}
         # It depends on no definition that it changes.
         made["depends"] = tuple(name for name in made["depends"] if name not in made["targets"])
-        return Variant(releases=tuple(releases), install=partial(_install, parts), **made)
+
+        def install(patching: Patching) -> None:
+            for part in parts:
+                part.do(patching)
+
+        return Variant(releases=tuple(releases), install=install, **made)
 
     def _within(self, spans: str) -> tuple[str, ...]:
         """Those of the patch's own releases that are in the spans, whose ends are such releases."""
         ends = filter(None, map(str.strip, spans.replace("…", ",").split(",")))
         if wrong := [end for end in ends if end not in self.releases]:
             raise ValueError(f"{self.id} is not for {wrong[0]}, which it names in {spans!r}")
-        named = (
-            from_spans(", ".join(map(self._closed, spans.split(", ")))) if spans else self.releases
-        )
+        if not spans:
+            return self.releases
+        named = from_spans(", ".join(map(self._closed, spans.split(", "))))
         return tuple(release for release in self.releases if release in named)
 
     def _closed(self, span: str) -> str:
         """A span with both ends: without one it reaches as far as the patch's releases."""
         first, to, last = (each.strip() for each in span.partition("…"))
         return f"{first or self.releases[0]}{TO}{last or self.releases[-1]}" if to else first
-
-
-def _install(parts: Iterable[_Part], patching: Patching) -> None:
-    for part in parts:
-        part.do(patching)
 
 
 def _override(reference: str, make: Callable[[Patching, Any], Any], patching: Patching) -> None:

@@ -27,30 +27,20 @@ class Server(Protocol):
     """The arguments of a server, as far as they are known."""
 
     def read(self, name: str) -> Any:
-        """The resolved value of an argument; `MISSING` if the release has no such argument.
-
-        Raises:
-            Exception: the value can't be read.
-        """
-        ...
+        """The resolved value of an argument, or an exception; `MISSING` if the release lacks it."""
 
     def unlike_default(self) -> Mapping[str, Any]:
         """The arguments that differ from the release's defaults, with their values."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """A condition on a server that any one of its arguments can fulfil.
+    """A condition on a server that any one of its arguments can fulfil."""
 
-    Attributes:
-        name: the word by which patches declare it.
-        off: argument → the values with which it doesn't hold; with any other it does.
-        on: argument → the values with which it holds; with any other it doesn't.
-    """
-
-    name: str
+    name: str  # the word by which patches declare it
+    # Argument → the values with which it doesn't hold; with any other it does.
     off: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    # Argument → the values with which it holds; with any other it doesn't.
     on: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def answers(self, server: Server) -> Iterator[tuple[str, bool]]:
@@ -62,25 +52,18 @@ class Condition:
 
     def says(self, name: str, value: Any) -> bool:
         """Whether this value of one of its arguments fulfils the condition."""
-        return (
-            plain(value) not in self.off[name]
-            if name in self.off
-            else plain(value) in self.on[name]
-        )
+        if name in self.off:
+            return plain(value) not in self.off[name]
+        return plain(value) in self.on[name]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Feature(Condition):
-    """Something that a server can use; patches declare it in `Patch.proven_with`.
+    """Something that a server can use; patches declare it in `Patch.proven_with`."""
 
-    Attributes:
-        clause: its name as half a sentence: "LoRA is on".
-        changed: arguments that switch it on if they differ from the release's default.
-        only: argument → values; with any other value there, the feature is off.
-    """
-
-    clause: str
-    changed: tuple[str, ...] = ()
+    clause: str  # its name as half a sentence: "LoRA is on"
+    changed: tuple[str, ...] = ()  # switch it on if they differ from the release's default
+    # Argument → values; with any other value there, the feature is off.
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def arguments(self) -> tuple[str, ...]:
@@ -96,21 +79,14 @@ class Feature(Condition):
         ]
 
     def is_on(self, server: Server) -> bool:
-        """Whether a server uses it.
-
-        Raises:
-            Exception: an argument can't be read.
-        """
+        """Whether a server uses it; raises what `told` raises."""
         return self.told(server) is not None
 
     def told(self, server: Server) -> str | None:
         """The clause with its flag: ``LoRA is on (--enable-lora)``; None if the feature is off.
 
         The flag is the first of those that switch it on, one that the operator typed before one
-        that the release resolved.
-
-        Raises:
-            Exception: an argument can't be read.
+        that the release resolved. An argument that can't be read raises an exception.
         """
         if any(plain(server.read(name)) not in values for name, values in self.only.items()):
             return None
@@ -130,19 +106,12 @@ class Feature(Condition):
 
 @dataclass(frozen=True, kw_only=True)
 class Use(Condition):
-    """Something that patches need to have any effect, and that a server may lack.
+    """Something that patches need (`Patch.only_with`), and that a server may lack."""
 
-    Patches declare it in `Patch.only_with`.
-
-    Attributes:
-        lacking: the clause for a server without it: "speculation is off".
-        every: whether each of its arguments must say that it is there, not only one.
-        gates: whether a patch is gated on a server without it, not ``not needed``: the patch would
-            have an effect there, and was not tested.
-    """
-
-    lacking: str
-    every: bool = False
+    lacking: str  # the clause for a server without it: "speculation is off"
+    every: bool = False  # whether each of its arguments must say that it is there, not only one
+    # Whether a patch is gated on a server without it, not ``not needed``: the patch would have an
+    # effect there, and was not tested.
     gates: bool = False
 
     def is_there(self, server: Server) -> bool | None:
@@ -158,33 +127,21 @@ class Use(Condition):
 
 @dataclass(frozen=True)
 class Setup:
-    """A server's features and uses, read once.
+    """A server's features and uses, read once."""
 
-    Attributes:
-        on: feature that is on → its clause, with its flag.
-        lacking: use that the server is known to lack → its clause.
-        having: the uses that the server is known to have.
-    """
-
-    on: Mapping[str, str]
-    lacking: Mapping[str, str]
-    having: frozenset[str] = frozenset()
+    on: Mapping[str, str]  # feature that is on → its clause, with its flag
+    lacking: Mapping[str, str]  # use that the server is known to lack → its clause
+    having: frozenset[str] = frozenset()  # the uses that the server is known to have
 
     def meets(self, words: str) -> bool:
         """Whether all of these features are on and uses there; ``-word`` must be off or lacking."""
         there = self.on.keys() | self.having
-        return all(
-            (word.removeprefix("-") in there) != word.startswith("-") for word in words.split()
-        )
+        asked = words.split()
+        return all((word.removeprefix("-") in there) != word.startswith("-") for word in asked)
 
 
 class Features:
-    """All features and uses that this project knows.
-
-    Attributes:
-        all: the features.
-        uses: the uses.
-    """
+    """All features and uses that this project knows."""
 
     def __init__(self, features: Iterable[Feature], uses: Iterable[Use]) -> None:
         self.all = tuple(features)
@@ -204,8 +161,7 @@ class Features:
         clauses = {}
         for feature in self.all:
             try:
-                told = feature.told(server)
-                if told is not None:
+                if (told := feature.told(server)) is not None:
                     clauses[feature.name] = told
             except Exception as error:
                 clauses[feature.name] = f"whether {feature.clause} can't be read ({_line(error)})"

@@ -7,11 +7,10 @@ from typing import Any
 
 from .feature import MISSING
 
-_KEPT = ("_model_config", "model_config")
-"""The attribute of ``ServerArgs`` that holds the ``ModelConfig``: from 0.5.19 on, and before."""
+_KEPT = ("_model_config", "model_config")  # attribute of ``ServerArgs``: from 0.5.19 on, and before
 _WINDOWS = ("sliding_window", "sliding_window_size", "sliding_window_pattern")
 _CHUNKS = "attention_chunk_size"  # Llama 4's windows
-_STATES = "mamba2_cache_params"
+_STATES = "mamba2_cache_params"  # the property by which sglang sizes the pool of states
 _GRANITE, _BAILING = ("GraniteMoeHybridConfig",), ("BailingHybridConfig",)
 _MAMBA2 = (
     *("NemotronHConfig", "FalconH1Config", *_GRANITE),
@@ -24,14 +23,11 @@ short convolutions only, have another backend from 0.5.15 on, and were never tes
 def of_model(arguments: Any, name: str) -> Any:
     """Read a property of a server's model from the ``ModelConfig`` that the arguments hold.
 
-    sglang makes that object when it resolves the arguments.
+    sglang makes that object when it resolves the arguments. Without it this returns `MISSING`.
 
     Args:
         arguments: ``ServerArgs``.
         name: one of `ANSWERS`, such as ``has_mla``, or an attribute of ``ModelConfig``.
-
-    Returns:
-        its value; `MISSING` if there is no ``ModelConfig``, or it has no such attribute.
 
     Raises:
         Exception: the configuration lacks something that every known one has.
@@ -41,11 +37,6 @@ def of_model(arguments: Any, name: str) -> Any:
     if config is None:
         return MISSING
     return ANSWERS[name](config) if name in ANSWERS else getattr(config, name, MISSING)
-
-
-def _has_states(config: Any) -> bool:
-    """Whether any part of the model has states, by the property that sglang sizes their pool by."""
-    return any(hasattr(type(part), _STATES) for part in _parts(config))
 
 
 def _has_delta_nets(config: Any) -> bool:
@@ -115,7 +106,7 @@ def _parts(config: Any) -> Iterator[Any]:
 ANSWERS: dict[str, Callable[[Any], Any]] = {
     "architecture": _architecture,
     "has_mla": lambda config: config.attention_arch.name == "MLA",
-    "has_states": _has_states,
+    "has_states": lambda config: any(hasattr(type(part), _STATES) for part in _parts(config)),
     "has_delta_nets": _has_delta_nets,
     "has_mamba2": _has_mamba2,
     "has_lightning": _has_lightning,

@@ -19,12 +19,7 @@ admitted, evicted or retracted, or values by rounding; it is on only if chosen b
 
 @dataclass(frozen=True, kw_only=True)
 class Marker:
-    """Evidence in the source that upstream has a change built in.
-
-    Attributes:
-        definition: must exist.
-        contains: text that its source must contain; "" for none.
-    """
+    """Evidence that upstream has a change built in: a definition whose source contains a text."""
 
     definition: str
     contains: str = ""
@@ -32,32 +27,19 @@ class Marker:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One body of ours, with the releases whose code it was proven on.
+    """One body of ours, with the releases whose code it was proven on."""
 
-    Attributes:
-        releases: names of releases or of source builds (``git-…``). Every target has a
-            fingerprint for each of them.
-        install: declares what changes; see `patching.Patching`.
-        targets: definitions that the patch changes.
-        adds: definitions that it adds. They must not exist yet, in the source or in memory.
-        depends: definitions that it relies on without changing them; in each release, those that
-            the release has by its fingerprints.
-        awaits: modules, beyond those of targets and adds, that must be imported before the patch
-            can go live.
-        note: what is special about these releases, for ``explain``.
-        not_with: features of `Patch.proven_with` that it was not proven with in these releases.
-        only_with: further uses of `Patch.only_with` in these releases.
-    """
-
+    # Or source builds (``git-…``). Every target has a fingerprint for each of them.
     releases: tuple[str, ...]
-    install: Callable[[Patching], None]
-    targets: tuple[str, ...]
-    adds: tuple[str, ...] = ()
+    install: Callable[[Patching], None]  # declares what changes; see `patching.Patching`
+    targets: tuple[str, ...]  # definitions that the patch changes
+    adds: tuple[str, ...] = ()  # which must not exist yet, in the source or in memory
+    # What it relies on without changing it: in each release what that has by its fingerprints.
     depends: tuple[str, ...] = ()
-    awaits: tuple[str, ...] = ()
-    note: str = ""
-    not_with: tuple[str, ...] = ()
-    only_with: tuple[str, ...] = ()
+    awaits: tuple[str, ...] = ()  # further modules that must be imported before it can go live
+    note: str = ""  # what is special about these releases, for ``explain``
+    not_with: tuple[str, ...] = ()  # features of `Patch.proven_with` without a proof here
+    only_with: tuple[str, ...] = ()  # further uses, as `Patch.only_with`
 
     def modules(self) -> tuple[str, ...]:
         """The modules whose import this variant waits for, in order and without repetition."""
@@ -69,65 +51,45 @@ class Variant:
 class Worth:
     """Why a patch is on by default.
 
-    Attributes:
-        rule: ``a``: a server that operators run was measured to gain at least 3 % of time to first
-            token, time per token or throughput, or 10 % of memory, beyond the spread; ``b``: it
-            prevents a fault; ``c``: it is one of the upstream changes that the project was made
-            for.
-        because: one line: what gains or fails, or which upstream change it is.
-        source: for ``a``, the committed results, relative to a checkout.
-        row: for ``a``, the id of the row with the figure.
+    Rule ``a``: a server that operators run was measured to gain at least 3 % of time to first
+    token, time per token or throughput, or 10 % of memory, beyond the spread; ``b``: it prevents a
+    fault; ``c``: it is one of the upstream changes that the project was made for.
     """
 
     rule: Literal["a", "b", "c"]
-    because: str
-    source: str = ""
-    row: str = ""
+    because: str  # one line: what gains or fails, or which upstream change it is
+    source: str = ""  # for ``a``, the committed results, relative to a checkout
+    row: str = ""  # for ``a``, the id of the row with the figure
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """The smallest thing that can be on or off.
+    """The smallest thing that can be on or off."""
 
-    Attributes:
-        id: ``"set.name"``.
-        kind: see `Kind`.
-        summary: one line for ``list``.
-        worth: why it is on by default; None for a policy.
-        upstream: pull requests, ``"sgl-project/sglang#1"``; empty if upstream has none.
-        upstream_note: what upstream offers but has not built in, as half a sentence.
-        built_in_since: the first release that needs no patch; None if all do.
-        markers: evidence that it is built in; all must hold. They are checked before fingerprints,
-            so that an operator's own backport is left alone.
-        anchors: definitions of which at least one must exist, else the patch is ``absent``. If
-            empty, the targets of all variants are the anchors.
-        absent_because: why there is nothing to do if no anchor exists.
-        variants: bodies of ours, each for its releases.
-        requires: ids of patches that must be chosen too, and apply or be built in.
-        proven_with: feature (see `model.setups`) → the check that runs the patch with it. On a
-            server with any other feature the patch is gated. None: no feature gates it.
-        only_with: uses (see `model.uses`). On a server that is known to lack one of them the patch
-            is not needed, or gated (see `model.ruling`).
-        gain_with: features and uses of the server on which the page's gain was measured, separated
-            by spaces, as far as the gain depends on them; ``-word`` was off. If the page has rows
-            for several set-ups, `` | `` separates theirs. On another server ``doctor -- COMMAND``
-            says that no gain was measured.
-    """
-
-    id: str
+    id: str  # "set.name"
     kind: Kind = "exact"
-    summary: str
-    worth: Worth | None = None
-    upstream: tuple[str, ...] = ()
-    upstream_note: str = ""
-    built_in_since: str | None = None
+    summary: str  # one line for ``list``
+    worth: Worth | None = None  # why it is on by default; None for a policy
+    upstream: tuple[str, ...] = ()  # pull requests: "sgl-project/sglang#1"
+    upstream_note: str = ""  # what upstream offers but has not built in, as half a sentence
+    built_in_since: str | None = None  # the first release that needs no patch
+    # Evidence that it is built in; all must hold. They are checked before fingerprints, so that an
+    # operator's own backport is left alone.
     markers: tuple[Marker, ...] = ()
+    # Definitions of which one must exist, else the patch is ``absent``; if empty, every target.
     anchors: tuple[str, ...] = ()
     absent_because: str = "the code that it would change is not there"
     variants: tuple[Variant, ...] = ()
-    requires: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()  # patches that must be chosen too, and apply or be built in
+    # Feature (see `setups`) → the check that runs the patch with it. On a server with any other
+    # feature the patch is gated. None: no feature gates it.
     proven_with: Mapping[str, str] | None = None
+    # Uses (see `uses`). On a server that is known to lack one of them the patch is not needed, or
+    # gated (see `ruling`).
     only_with: tuple[str, ...] = ()
+    # Features and uses of the server on which the page's gain was measured, separated by spaces, as
+    # far as the gain depends on them; ``-word`` was off. If the page has rows for several set-ups,
+    # `` | `` separates theirs. On another server ``doctor -- COMMAND`` says that none was measured.
     gain_with: str = ""
 
     @property
@@ -151,35 +113,18 @@ class Patch:
 
     def references(self) -> tuple[str, ...]:
         """Every definition that the variants change or rely on, without repetition."""
-        return tuple(
-            dict.fromkeys(
-                reference
-                for variant in self.variants
-                for reference in variant.targets + variant.depends
-            )
-        )
-
-    def all_anchors(self) -> tuple[str, ...]:
-        """The declared anchors, or every target."""
-        if self.anchors:
-            return self.anchors
-        return tuple(dict.fromkeys(ref for variant in self.variants for ref in variant.targets))
+        each = (name for one in self.variants for name in one.targets + one.depends)
+        return tuple(dict.fromkeys(each))
 
 
 @dataclass(frozen=True)
 class PatchSet:
-    """A family of patches, and the fingerprints that its variants were proven on.
+    """A family of patches, and the fingerprints that its variants were proven on."""
 
-    Attributes:
-        name: the word that switches the set.
-        summary: one line for the README.
-        patches: in the order of their layers in a shared target, the one nearest to stock first.
-        known: reference → {digest of the definition → releases that have it}.
-    """
-
-    name: str
-    summary: str
-    patches: tuple[Patch, ...]
+    name: str  # the word that switches the set
+    summary: str  # one line for the README
+    patches: tuple[Patch, ...]  # in the order of their layers, the one nearest to stock first
+    # Reference → {digest of the definition → releases that have it}.
     known: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
 
 

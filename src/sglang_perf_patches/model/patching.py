@@ -20,39 +20,25 @@ class Gated(Exception):
 
 
 class Patching(Protocol):
-    """A patch in this process: the argument `patch` of its functions.
+    """A patch in this process: the argument `patch` of its functions."""
 
-    Attributes:
-        ran: the patch's run flag; its changed code sets ``ran.seen = True``.
-        state: what its functions share.
-    """
-
-    ran: RunFlag
-    state: SimpleNamespace
+    ran: RunFlag  # its changed code sets ``ran.seen = True``
+    state: SimpleNamespace  # what its functions share
 
     def module(self, name: str) -> ModuleType:
-        """An imported module.
-
-        Raises:
-            RuntimeError: it is not imported yet; name it in the variant's ``awaits``.
-        """
-        ...
+        """An imported module, named in the variant's ``awaits``; else this raises RuntimeError."""
 
     def get(self, reference: str) -> Any:
         """The object that the owner's ``__dict__`` holds at a reference; `MISSING` if none."""
-        ...
 
     def override(self, reference: str, make: Make) -> None:
         """Replace a declared target, or an added definition that other patches of ours add too.
 
-        Args:
-            reference: as declared.
-            make: takes the present value (stock's, or the lower layer's; of a static or class
-                method the function) and returns the new one, which may call the old one. The new
-                function gets the arguments as stock's signature binds them: positional parameters
-                by position, with defaults filled in, keyword-only parameters by name.
+        `make` takes the present value (stock's, or the lower layer's; of a static or class method
+        the function) and returns the new one, which may call the old one. The new function gets the
+        arguments as stock's signature binds them: positional parameters by position, with defaults
+        filled in, keyword-only parameters by name.
         """
-        ...
 
     def drain(self, is_idle: Callable[[], bool], waits_for: str) -> None:
         """Declare that the patch holds work between its calls, so it may only be removed when idle.
@@ -62,8 +48,6 @@ class Patching(Protocol):
                 It must only read a few attributes, and must not raise.
             waits_for: what ends the work, worded to follow "until".
         """
-        ...
 
     def gate(self, reason: str) -> None:
         """Called by patched code that runs only stock's code from now on, with the reason."""
-        ...

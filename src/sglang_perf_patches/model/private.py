@@ -10,8 +10,7 @@ from pathlib import Path
 def cache() -> Path:
     """This project's folder below ``$XDG_CACHE_HOME``, else below ``~/.cache``.
 
-    Raises:
-        OSError: this user has no home.
+    It raises OSError if this user has no home.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
@@ -25,12 +24,7 @@ def cache() -> Path:
 def require(folder: str | os.PathLike[str], about: os.stat_result) -> None:
     """Refuse a folder that another user owns, can read or write, or could have put there.
 
-    Args:
-        folder: its path, for the message.
-        about: its ``lstat``, or its ``fstat`` if it is open.
-
-    Raises:
-        PermissionError: it is such a folder, or not a folder.
+    It raises PermissionError then. `about` is its ``lstat``, or its ``fstat`` if it is open.
     """
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
         raise PermissionError(f"{folder} is not a private folder of this user (mode 0700)")
@@ -47,8 +41,7 @@ def is_anothers(folder: str | os.PathLike[str]) -> bool:
 def temporary() -> str:
     """This user's folder in the temporary folder; it may not exist yet.
 
-    Raises:
-        OSError: this machine has no temporary folder.
+    It raises OSError if this machine has no temporary folder.
     """
     import tempfile  # a heavy import that most processes don't need
 

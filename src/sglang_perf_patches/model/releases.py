@@ -32,12 +32,8 @@ KNOWN = tuple(RELEASED)
 """Every release that a verdict is tested on, oldest first."""
 
 _OLDEST = tuple(map(int, KNOWN[0].split(".")[:3]))
-
-SOURCE_BUILD = "git-"
-"""Prefix of a source build's name; the commit follows."""
-
-TO = " … "
-"""Between the first release of a span and its last."""
+SOURCE_BUILD = "git-"  # prefix of a source build's name; the commit follows
+TO = " … "  # between the first release of a span and its last
 
 
 def supported_until(release: str) -> str:

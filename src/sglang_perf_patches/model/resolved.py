@@ -14,8 +14,7 @@ Read = Callable[[str], Any]
 def resolved(name: str, read: Read) -> Any:
     """One of `RESOLVED`, or ``attention.…`` (see `_attention`); `MISSING` if it is neither.
 
-    Raises:
-        LookupError: the release chooses it later.
+    It raises LookupError if the release chooses it later.
     """
     first, _, rest = name.partition(".")
     if first == "attention":

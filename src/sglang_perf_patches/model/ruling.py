@@ -1,13 +1,7 @@
 """The rule by which a server's features and uses keep a patch off.
 
 A running server applies it after each publication of its arguments (`live.published`). ``doctor --
-COMMAND`` applies it before a boot, to arguments that the release has resolved and published:
-
-    setup = setups.FEATURES.setup(published())        # or any other `feature.Server`
-    ruling(patch, needed, setup)                      # ("gated", "tensor parallelism is on …")
-
-The words are those of `state.State`. None means that the patch may go live; its own code may still
-gate it when it is installed or called.
+COMMAND`` applies it before a boot, to arguments that the release has resolved and published.
 """
 
 from __future__ import annotations
@@ -21,7 +15,7 @@ from .setups import OTHER_GPU
 from .uses import GATES
 
 Ruling = tuple[Literal["not needed", "gated"], str]
-"""A state, and why."""
+"""A state (`state.State`), and why."""
 
 
 def ruling(
@@ -30,7 +24,7 @@ def ruling(
     setup: Setup,
     lacking_record: Callable[[Patch], str | None] = lambda _: "",
 ) -> Ruling | None:
-    """Why a patch does not go live on a server; None if it may.
+    """Why a patch does not go live on a server; None if it may, unless its own code gates it.
 
     A patch is ``not needed`` if the server is known to lack something that the patch is for
     (`Patch.only_with`): MLX, speculation, a model with windows or states. That comes first, because

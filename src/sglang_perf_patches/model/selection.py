@@ -24,41 +24,23 @@ class SelectionError(OperatorError, ValueError):
 
 @dataclass(frozen=True)
 class Selection:
-    """What was chosen.
+    """What was chosen."""
 
-    Attributes:
-        text: as the operator wrote it.
-        ids: of the patches, in declared order.
-        by_name: those that the name of a set or a patch selected, not only ``all``.
-        in_full: those whose own id was named.
-    """
-
-    text: str
-    ids: tuple[str, ...]
-    by_name: frozenset[str]
-    in_full: frozenset[str]
+    text: str  # as the operator wrote it
+    ids: tuple[str, ...]  # of the patches, in declared order
+    by_name: frozenset[str]  # those that the name of a set or a patch selected, not only ``all``
+    in_full: frozenset[str]  # those whose own id was named
 
     def is_unavailable(self, patch_id: str, word: str) -> bool:
-        """Whether a patch that the operator named does not work, which means exit code 1.
-
-        Args:
-            patch_id: the patch.
-            word: its verdict on a tree, or its state in a process.
-        """
+        """Whether a patch that was named does not work (exit code 1), by its verdict or state."""
         if word == "absent":  # a set's name selects only patches with an effect there
             return patch_id in self.in_full
         return word in UNAVAILABLE and patch_id in self.by_name
 
     def is_chosen_but_unavailable(self, patch_id: str, state: str) -> bool:
-        """Whether a chosen patch does not work, also one that only ``all`` selected.
-
-        Args:
-            patch_id: the patch.
-            state: its state in a running process.
-        """
-        return self.is_unavailable(patch_id, state) or (
-            state in UNAVAILABLE and patch_id in self.ids
-        )
+        """Whether a chosen patch does not work in a process, also if only ``all`` selected it."""
+        is_chosen = patch_id in self.ids
+        return self.is_unavailable(patch_id, state) or (state in UNAVAILABLE and is_chosen)
 
 
 def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
@@ -89,32 +71,19 @@ def parse(text: str, patches: Mapping[str, Patch]) -> Selection:
     chosen = _with_requirements(chosen, patches)
     by_name = _with_requirements(by_name, patches)
     for patch_id in sorted(in_full - taken_out):
-        lost = _requirements(patch_id, patches) & taken_out
+        lost = _with_requirements({patch_id}, patches) & taken_out
         if lost:
             raise SelectionError(f"{patch_id!r} needs {min(lost)!r}, which {text!r} removes")
-    keep = {
-        patch_id
-        for patch_id in chosen - taken_out
-        if not _requirements(patch_id, patches) & taken_out
-    }
-    return Selection(
-        text,
-        tuple(patch_id for patch_id in patches if patch_id in keep),
-        frozenset(by_name & keep),
-        in_full & keep,
-    )
+    keep = {id for id in chosen if not _with_requirements({id}, patches) & taken_out}
+    ids = tuple(id for id in patches if id in keep)
+    return Selection(text, ids, frozenset(by_name & keep), in_full & keep)
 
 
 def members(name: str, patches: Mapping[str, Patch], *, policies: bool = False) -> set[str]:
     """The ids of the patch of this name, or of the exact patches of the set of this name.
 
-    Args:
-        name: of a set or a patch.
-        patches: all of them, by id.
-        policies: whether a set includes its policies, as when it is removed.
-
-    Raises:
-        SelectionError: the name is unknown.
+    With `policies` a set includes its policies, as when it is removed. This raises
+    `SelectionError` if the name is unknown.
     """
     if name in patches:
         return {name}
@@ -130,21 +99,12 @@ def _unknown(name: str, patches: Mapping[str, Patch]) -> str:
     import difflib  # only for an unknown name; servers need not load it
 
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-    if near:
-        return f"unknown set or patch {name!r}: did you mean {' or '.join(near)}?"
-    return f"unknown set or patch {name!r}: the sets are {', '.join(sets)}"
-
-
-def _requirements(patch_id: str, patches: Mapping[str, Patch]) -> set[str]:
-    return _with_requirements({patch_id}, patches) - {patch_id}
+    hint = f"did you mean {' or '.join(near)}?" if near else f"the sets are {', '.join(sets)}"
+    return f"unknown set or patch {name!r}: {hint}"
 
 
 def _with_requirements(ids: Iterable[str], patches: Mapping[str, Patch]) -> set[str]:
-    reached: set[str] = set()
-    waiting = list(ids)
-    while waiting:
-        patch_id = waiting.pop()
-        if patch_id not in reached:
-            reached.add(patch_id)
-            waiting.extend(patches[patch_id].requires)
-    return reached
+    reached = list(ids)
+    for patch_id in reached:  # the loop also visits what it appends
+        reached += [each for each in patches[patch_id].requires if each not in reached]
+    return set(reached)

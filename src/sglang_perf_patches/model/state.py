@@ -6,35 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-State = Literal[
-    "live",
-    "pending",
-    "off",
-    "gated",
-    "not needed",
-    "conflict",
-    "failed",
-    "built-in",
-    "absent",
-    "refused",
-]
+_OfVerdict = Literal["built-in", "absent", "refused"]
+State = Literal["live", "pending", "off", "gated", "not needed", "conflict", "failed", _OfVerdict]
 
 
 @dataclass(frozen=True)
 class PatchState:
-    """The state of one patch in a process.
-
-    Attributes:
-        id: of the patch.
-        state: one word.
-        reason: why it is in that state; may be "".
-        ran: whether its code has run.
-    """
+    """The state of one patch in a process."""
 
     id: str
     state: State
-    reason: str
-    ran: bool
+    reason: str  # why it is in that state; may be ""
+    ran: bool  # whether its code has run
 
     def __str__(self) -> str:
         """``mlx.kv-arena: live, has run``."""
@@ -47,17 +30,11 @@ _NOT_SHOWN = frozenset({"off", "built-in", "absent"})
 
 @dataclass(frozen=True)
 class Report:
-    """The states of all patches in a process.
+    """The states of all patches in a process."""
 
-    Attributes:
-        selection: the text of the selection.
-        sglang: the version of sglang.
-        patches: in declared order.
-    """
-
-    selection: str
-    sglang: str
-    patches: tuple[PatchState, ...]
+    selection: str  # its text
+    sglang: str  # the version
+    patches: tuple[PatchState, ...]  # in declared order
 
     def __str__(self) -> str:
         """A line for each patch, without those that are off, built in or absent."""
@@ -67,16 +44,11 @@ class Report:
         return "\n".join([head, *lines])
 
     def of(self, patch_id: str) -> PatchState:
-        """The state of one patch.
-
-        Raises:
-            KeyError: there is no such patch.
-        """
-        for state in self.patches:
-            if state.id == patch_id:
-                return state
-        ids = ", ".join(state.id for state in self.patches)
-        raise KeyError(f"no patch is named {patch_id!r}; the patches are {ids}")
+        """The state of one patch; raises KeyError if there is no such patch."""
+        states = {state.id: state for state in self.patches}
+        if patch_id not in states:
+            raise KeyError(f"no patch is named {patch_id!r}; the patches are {', '.join(states)}")
+        return states[patch_id]
 
 
 class Observer(Protocol):
@@ -85,30 +57,23 @@ class Observer(Protocol):
     def keep(
         self, report: Callable[[], Report | None], look_again: Callable[[], None], of: object
     ) -> None:
-        """Patches were activated.
+        """Patches were activated, by an activation that `drop` names when everything is off.
 
-        Args:
-            report: gives their states; None once everything is off again.
-            look_again: checks the patches; call it about once a second, from any thread.
-            of: the activation, which `drop` names when everything is off.
+        `report` gives their states, None once everything is off again. `look_again` checks them;
+        call it about once a second, from any thread.
         """
-        ...
 
     def changed(self) -> None:
         """The state of a patch changed. Called with a lock held: note it and return."""
-        ...
 
     def drop(self, of: object = None) -> None:
         """Everything of the activation `of` is off again; None for any activation."""
-        ...
 
 
 class RunFlag:
     """Whether patched code has run: set ``seen = True`` there, which costs a store and no call.
 
-    Attributes:
-        seen: it has.
-        note: what a live patch leaves to stock's code for now, and why: its reason; may be "".
+    `note` says what a live patch leaves to stock's code for now, and why: its reason.
     """
 
     __slots__ = ("note", "seen")

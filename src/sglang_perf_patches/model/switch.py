@@ -19,13 +19,8 @@ def from_environment() -> str:
     return os.environ.get(VARIABLE, "all")
 
 
-def strict_from_environment() -> bool:
+def is_strict(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether ``SGLANG_PERF_PATCHES_STRICT`` is on: exit instead of warning."""
-    return is_strict(os.environ)
-
-
-def is_strict(environment: Mapping[str, str]) -> bool:
-    """Whether these variables turn ``SGLANG_PERF_PATCHES_STRICT`` on."""
     return environment.get(STRICT_VARIABLE, "").strip().lower() in {"1", "true", "yes", "on"}
 
 

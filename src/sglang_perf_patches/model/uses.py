@@ -15,15 +15,14 @@ from .feature import NOTHING, Use
 _TRTLLM_MLA = ("trtllm_mla", "cutedsl_mla", "tokenspeed_mla")
 _PHASES = ("attention.prefill", "attention.decode", "attention.draft")
 _FA3 = ("fa3", "minicpm_flashattn", "minicpm_flashinfer")
-_STRATEGIES = ("mamba_scheduler_strategy", "mamba_radix_cache_strategy")
+TRACKING = ("mamba_scheduler_strategy", "mamba_radix_cache_strategy")
 _UNTRACKED = (None, "auto", "no_buffer")
-_ONE = (None, 0, 1)
+AT_MOST_ONE = (None, 0, 1)
 NO_MLX = (None, False, "0", "false", "no", "n")
 """Values of ``SGLANG_USE_MLX`` with which MLX does not compute, as stock reads them."""
 
 
 def _use(name: str, lacking: str, **rest: Any) -> Use:
-    """A use with its name and the clause for a server without it."""
     return Use(name=name, lacking=lacking, **rest)
 
 
@@ -44,7 +43,7 @@ USES = (
     _use(
         "single-drafts",
         "drafts branch into trees (--speculative-eagle-topk)",
-        on={"speculative_eagle_topk": _ONE},
+        on={"speculative_eagle_topk": AT_MOST_ONE},
     ),
     _use("fa3", "attention does not run on FlashAttention 3", on=dict.fromkeys(_PHASES, _FA3)),
     _use(
@@ -107,13 +106,13 @@ USES = (
     _use(
         "tracked",
         "no states are tracked in extra buffers",
-        off=dict.fromkeys(_STRATEGIES, _UNTRACKED),
+        off=dict.fromkeys(TRACKING, _UNTRACKED),
     ),
     _use(
         "planned-tracks",
         "no states are tracked in extra buffers",
         on={"model.linear_kernel": ("minimax",)},
-        off=dict.fromkeys(_STRATEGIES, _UNTRACKED),
+        off=dict.fromkeys(TRACKING, _UNTRACKED),
     ),
     _use(
         "breakable-prefills",
@@ -185,10 +184,7 @@ USES = (
     _use(
         "stock-window-ratio",
         "the operator or the model sizes the sliding-window pool (--swa-full-tokens-ratio)",
-        on={
-            "swa_full_tokens_ratio": (None, 0.8),
-            "_swa_full_tokens_ratio_explicitly_set": NOTHING,
-        },
+        on={"swa_full_tokens_ratio": (None, 0.8), "_swa_full_tokens_ratio_explicitly_set": NOTHING},
         every=True,
         gates=True,
     ),

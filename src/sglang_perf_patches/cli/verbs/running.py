@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     selection = selected()
     if selection.ids:
         tree = tree_at()
-        is_strict = switch.strict_from_environment()
+        is_strict = switch.is_strict()
         for one in judged(tree) if is_strict else ():
             if selection.is_unavailable(one.patch.id, one.word):
                 render.warn(f"{one.patch.id} is {one.word}: {one.reason}")

@@ -58,11 +58,7 @@ _NAMES = ", ".join([*KINDS, NONE])
 
 
 def named(name: str) -> Gpu | None:
-    """The GPUs for a name, which may be nvidia-smi's; None for `NONE`, a server without a GPU.
-
-    Raises:
-        OperatorError: there is none of that name.
-    """
+    """The GPUs for a name, also nvidia-smi's; None for `NONE`; OperatorError for an unknown one."""
     if name.lower() == NONE:
         return None
     by_name = {**KINDS, **{_short(gpu.name): gpu for gpu in KINDS.values()}}
@@ -82,11 +78,7 @@ def assumed() -> Gpu:
 
 
 def here() -> Gpu | None:
-    """This machine's GPUs by ``nvidia-smi``; None if there are none.
-
-    Raises:
-        OperatorError: it has several kinds, or one that can't be read.
-    """
+    """This machine's GPUs by ``nvidia-smi``, or None; OperatorError if they can't be told."""
     program = shutil.which("nvidia-smi")
     if program is None:
         if shutil.which("rocm-smi") or shutil.which("amd-smi"):

@@ -20,8 +20,7 @@ import sys
 import sysconfig
 import tempfile
 import traceback
-from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,10 +86,7 @@ def main(task: dict[str, Any], words: list[str]) -> None:
 
 
 def activate(selection: str) -> None:
-    """Activate what the server would: a patch may change how the release resolves arguments.
-
-    Nothing observes it, so no record is written.
-    """
+    """Activate what the server would, as a patch may change arguments; it writes no record."""
     if not switch.is_off(selection):
         executor.do(lambda: engine.activate_now(selection, strict=False))
 
@@ -122,12 +118,10 @@ def _resolved(
         return _failure(error, task, words, is_skipped=is_skipped)
     server = published.published()
     setup = FEATURES.setup(server)
-    return {
-        "on": setup.on,
-        "lacking": setup.lacking,
-        "having": sorted(setup.having),
-        "faults": faults.conditions(_OnMac(server) if is_for_another_mac(os.environ) else server),
-    }
+    if is_for_another_mac(os.environ):
+        server = _corrected(server, _on_mac)
+    answer = {"on": setup.on, "lacking": setup.lacking, "having": sorted(setup.having)}
+    return {**answer, "faults": faults.conditions(server)}
 
 
 def _failure(
@@ -171,10 +165,7 @@ def _failure(
 
 
 def fault_of(release: str, message: str, conditions: Container[str]) -> Fault | None:
-    """The known fault whose symptom quotes an error's message; None if none does.
-
-    `conditions`: the names of the faults that the server may have.
-    """
+    """The known fault, of those named in `conditions`, whose symptom quotes an error's message."""
     for fault in faults.of_release(release):
         quoted = fault.symptom.split("`")[1::2]
         if fault.name in conditions and any(
@@ -209,30 +200,23 @@ def _is_of_sglang(error: BaseException) -> bool:
     return path.is_relative_to(_LIBRARY) and "site-packages" not in path.parts
 
 
-@dataclass(frozen=True)
-class _OnMac:
-    """A Mac's server that was resolved with ``--device cpu``, as no ``mps`` is here."""
-
-    server: Server
-
-    def read(self, name: str) -> Any:
-        """See `model.feature.Server.read`."""
-        return "mps" if name == "device" else self.server.read(name)
-
-    def unlike_default(self) -> Mapping[str, Any]:
-        """See `model.feature.Server.unlike_default`."""
-        return self.server.unlike_default()
+def _corrected(server: Server, correct: Callable[[str, Any], Any]) -> Any:
+    """A server of which each value is what `correct` makes of its name and value."""
+    return SimpleNamespace(
+        read=lambda name: correct(name, server.read(name)), unlike_default=server.unlike_default
+    )
 
 
-class _Unresolved(published.Published):
-    """A server whose arguments were being resolved: what is ``auto`` can't be read."""
+def _on_mac(name: str, value: Any) -> Any:
+    """A Mac's server is resolved with ``--device cpu``, as no ``mps`` is here."""
+    return "mps" if name == "device" else value
 
-    def read(self, name: str) -> Any:
-        """See `model.feature.Server.read`."""
-        value = super().read(name)
-        if value == "auto":
-            raise LookupError(f"{name} is not resolved")
-        return value
+
+def _resolved_only(name: str, value: Any) -> Any:
+    """While arguments are being resolved, what is ``auto`` can't be read."""
+    if value == "auto":
+        raise LookupError(f"{name} is not resolved")
+    return value
 
 
 def _conditions(error: BaseException) -> list[str]:
@@ -240,7 +224,8 @@ def _conditions(error: BaseException) -> list[str]:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for value in frame.f_locals.values():
             if type(value).__name__ == "ServerArgs":
-                return [*faults.conditions(_Unresolved(value))]
+                server = _corrected(published.Published(value), _resolved_only)
+                return [*faults.conditions(server)]
     return []
 
 

@@ -44,11 +44,9 @@ def command_of(words: Sequence[str]) -> tuple[list[str], str]:
 
 
 def commands(script: str, variables: Mapping[str, str]) -> Iterator[list[str]]:
-    """The words of each command of a script, without redirections and comments.
+    """The words of each command of a script of ``bash -c``, without redirections and comments.
 
-    Args:
-        script: what follows ``bash -c``.
-        variables: the values of what it names, such as ``$MODEL``; read for each command anew.
+    `variables` has the values of what it names, such as ``$MODEL``; read for each command anew.
     """
     words: list[str] = []
     for part in _PART.finditer(script.replace("\\\n", " ") + "\n"):

@@ -19,6 +19,7 @@ from ...patch_page import Headline
 from .. import interpreter, render
 from ..ask import answer, command, gpus
 from ..ask.answer import Outlook
+from ..ask.front import ParsedCommand
 from ..table import LIVE, OPT_IN, cost, entry, prevents
 from . import judged, known_faults, selected, tree_at
 
@@ -137,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if lost else 0
 
 
-def _gpu(name: str | None, asked: command.ParsedCommand) -> gpus.Gpu | None:
+def _gpu(name: str | None, asked: ParsedCommand) -> gpus.Gpu | None:
     if name is not None:
         return gpus.named(name)
     has_none = sys.platform == "darwin" or command.computes_by_mlx(asked.environment)

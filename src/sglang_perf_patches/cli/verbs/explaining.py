@@ -17,7 +17,7 @@ from ...model.patch import Patch, by_id
 from ...model.releases import supported_until
 from ...model.selection import Selection, members
 from ...model.switch import is_off
-from .. import markdown, render
+from .. import render
 from ..table import features, of_patches
 from . import add_json, add_tree, any_is_lost, judged, listing, names_of_patches, selected, tree_at
 
@@ -140,7 +140,7 @@ def _said(patch: Patch, here: str = "", *, show_all: bool) -> Iterator[str]:
     of_page |= {"Why": page.why, "How": page.how, "Obsolete when": page.goes_when}
     for title, text in {**of_page, "Here": here}.items():
         if text:
-            yield f"{title}:\n{markdown.shown(text)}"
+            yield f"{title}:\n{render.markdown(text)}"
     if links := patch_page.upstream_links(patch):
         yield "\n  ".join(["Upstream:", *links])
     if patch.proven_with is None or not show_all:

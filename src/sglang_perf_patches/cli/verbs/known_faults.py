@@ -12,10 +12,7 @@ from ..table import LIVE
 
 
 def counted(release: str, could: int, kept: int) -> str:
-    """How many known faults a server could have without patches, and how many they prevent.
-
-    `kept`: those that it has with its patches.
-    """
+    """How many known faults a server `could` have without patches, and `kept` with its patches."""
     known = len(of_release(release))
     if not known:
         return f"We know no fault of sglang {release}."
@@ -29,14 +26,10 @@ def counted(release: str, could: int, kept: int) -> str:
 def of_server(
     release: str, found: Sequence[tuple[Fault, bool]], states: Mapping[str, Outlook]
 ) -> str:
-    """The faults that a server keeps, surely or not, each with what helps there; "" for none.
-
-    `states` has each patch's outlook in that server.
-    """
-    return _listed(
-        f"Known faults of sglang {release} that remain in this server:",
-        (one.text(release, is_sure=is_sure, ours=_ours(one, states)) for one, is_sure in found),
-    )
+    """The faults that a server keeps, surely or not, each with what helps there; "" for none."""
+    title = f"Known faults of sglang {release} that remain in this server:"
+    texts = (one.text(release, is_sure=is_sure, ours=_ours(one, states)) for one, is_sure in found)
+    return _listed(title, texts)
 
 
 def _ours(fault: Fault, states: Mapping[str, Outlook]) -> str:
@@ -51,10 +44,7 @@ def _ours(fault: Fault, states: Mapping[str, Outlook]) -> str:
 
 
 def of_upgrade(here: str | None, there: str) -> str:
-    """The faults that an upgrade fixes or brings, each of some servers; "" for none.
-
-    `here` is the installed release; None if there is none.
-    """
+    """The faults that an upgrade from `here` (None: nothing is installed) fixes or brings."""
     ours, theirs = of_release(here or ""), of_release(there)
     fixed = (one.text() for one in ours if one not in theirs)
     brought = (one.text() for one in theirs if here and one not in ours)

@@ -15,6 +15,9 @@ from .command import ServerCommand
 from .load import Load
 from .sides import Side
 
+Say = Callable[[str], None]
+"""Is called with each line about the progress."""
+
 _CHECK_S = 0.5
 _ENDING_S = 5.0
 """How long after a failure the server's end may be the reason: its processes end one by one."""
@@ -41,7 +44,7 @@ class Boot:
 
 
 def in_turns(
-    plan: Plan, sides: tuple[Side, Side], turns: int, say: Callable[[str], None]
+    plan: Plan, sides: tuple[Side, Side], turns: int, say: Say
 ) -> tuple[list[tuple[Boot, Boot]], str]:
     """The completed turns, each with a boot of both sides, and why they stopped early, or "".
 
@@ -66,7 +69,7 @@ def in_turns(
     return done, ""
 
 
-def _run(plan: Plan, side: Side, name: str, say: Callable[[str], None]) -> Boot:
+def _run(plan: Plan, side: Side, name: str, say: Say) -> Boot:
     """Start a side's server, measure, and end it; `name` is that of this boot's files."""
     command.require_free(plan.served)
     log = plan.folder / f"{name}.log"
@@ -87,12 +90,7 @@ def _run(plan: Plan, side: Side, name: str, say: Callable[[str], None]) -> Boot:
 
 
 def _measured(
-    plan: Plan,
-    side: Side,
-    server: Supervised,
-    name: str,
-    gpu_before: int,
-    say: Callable[[str], None],
+    plan: Plan, side: Side, server: Supervised, name: str, gpu_before: int, say: Say
 ) -> Boot:
     began = time.monotonic()
     _wait("boot", server, plan.limit_s, plan.served.is_ready)

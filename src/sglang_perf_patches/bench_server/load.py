@@ -111,7 +111,6 @@ def read(result: Path) -> dict[str, float]:
 
 
 def _names(options: Sequence[str]) -> list[str]:
-    """The options in the words, without values."""
     return [word.partition("=")[0] for word in options if word.startswith("-")]
 
 

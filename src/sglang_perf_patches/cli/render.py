@@ -94,7 +94,6 @@ def _lines(block: str) -> Iterator[str]:
 
 
 def _wrapped(text: str, columns: int, start: str, then: str) -> str:
-    """A text wrapped without breaking words."""
     return textwrap.fill(
         text,
         columns,

@@ -20,15 +20,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
+from ..model.state import Report
 from . import metrics, procfs, ready, records
 from .records import RecordError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ..model.state import Report
 
 logger = logging.getLogger("sglang_perf_patches")
 _T = TypeVar("_T")
@@ -194,7 +191,6 @@ class _Recorder:
         return self.thread is not None and self.thread.is_alive()
 
     def sweep(self) -> None:
-        """Remove some records of processes that have ended."""
         if self.path is not None:
             records.sweep(self.path.parent)
 
@@ -238,7 +234,6 @@ class _Recorder:
         self.startup_log.check([data, *(other for other in others if other["pid"] != self.pid)])
 
     def warn(self, error: BaseException) -> None:
-        """Log once per process that `status` can't show it."""
         if not self.has_warned:
             self.has_warned = True
             kind = "" if isinstance(error, RecordError) else f"{type(error).__name__}: "

@@ -178,7 +178,7 @@ def topmost(folder: Path, pid: int) -> str:
 
 
 def require_private(folder: Path) -> None:
-    """Refuse, by a RecordError, a folder that is another user's or that another user can write."""
+    """Refuse, by a RecordError, what is no private folder of this user; see `private.require`."""
     try:
         about = folder.lstat()
     except OSError as error:
@@ -284,10 +284,11 @@ def _time(value: Any) -> float:
     return seconds
 
 
-_OF_PROCESS: dict[str, Callable[[Any], Any]] = {
+_Converters = dict[str, Callable[[Any], Any]]
+_OF_PROCESS: _Converters = {
     "pid": int,
     "server": _text,
     "started": _time,
     **dict.fromkeys(("role", "sglang", "selection", "image", "prefix"), _text),
 }
-_OF_STATE = {"id": _text, "state": _text, "reason": _text, "ran": bool}
+_OF_STATE: _Converters = {"id": _text, "state": _text, "reason": _text, "ran": bool}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...model.errors import OperatorError
-from .shell import ASSIGNMENT
 
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=(?!=)", re.ASCII)
 _PYTHON = re.compile(r"python[\d.]*", re.ASCII)
 _OURS = ("sglang-perf-patches", "sglang_perf_patches")
 _STARTERS = {

@@ -54,6 +54,9 @@ KINDS = {
 """The kinds of GPU that can be named, next to `NONE`. The memory is what ``nvidia-smi`` or
 ``rocm-smi`` prints; of GB10, which shares the host's, it is what torch reports (119.7 GiB)."""
 
+ASSUMED = replace(KINDS["H100"], is_assumed=True)
+"""The default for a machine without a GPU: eight of them."""
+
 _NAMES = ", ".join([*KINDS, NONE])
 
 
@@ -70,11 +73,6 @@ def named(name: str) -> Gpu | None:
 
 def _short(name: str) -> str:
     return name.upper().removeprefix("NVIDIA ").replace(" ", "")
-
-
-def assumed() -> Gpu:
-    """The default for a machine without a GPU: eight H100."""
-    return replace(KINDS["H100"], is_assumed=True)
 
 
 def here() -> Gpu | None:

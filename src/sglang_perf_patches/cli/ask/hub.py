@@ -83,9 +83,3 @@ def go_offline_if_unreachable(words: Sequence[str]) -> bool:
         os.environ[_OFFLINE] = "1"
         return True
     return False
-
-
-def why(error: BaseException) -> str:
-    """The name of an error's class if it is the hub's; "" if not."""
-    is_of_hub = type(error).__module__.partition(".")[0] == "huggingface_hub"
-    return type(error).__name__ if is_of_hub else ""

@@ -115,53 +115,52 @@ def _resolved(
         why = last.partition("error: ")[2] or last or f"exit code {end.code}"
         return {"why": f"sglang {task['release']} refuses this command: {why}"}
     except Exception as error:
-        return _failure(error, task, words, is_skipped=is_skipped)
+        told = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        if why := _why(error, told, task, words, is_skipped=is_skipped):
+            return {"why": why}
+        # What was left out for speed may be to blame.
+        return {"why": f"sglang {task['release']} could not be asked: {told}", "again": True}
     server = published.published()
     setup = FEATURES.setup(server)
-    if is_for_another_mac(os.environ):
-        server = _corrected(server, _on_mac)
+    if is_for_another_mac(os.environ):  # resolved with ``--device cpu``, as no ``mps`` is here
+        server = _corrected(server, lambda name, value: "mps" if name == "device" else value)
     answer = {"on": setup.on, "lacking": setup.lacking, "having": sorted(setup.having)}
     return {**answer, "faults": faults.conditions(server)}
 
 
-def _failure(
-    error: Exception, task: dict[str, Any], words: list[str], *, is_skipped: bool
-) -> dict[str, Any]:
-    """Why there is no answer; and ``again``, if what was left out for speed may be to blame."""
+def _why(
+    error: Exception, told: str, task: dict[str, Any], words: list[str], *, is_skipped: bool
+) -> str:
+    """Why there is no answer, if the command, this Python or the model is to blame; else ""."""
     release, python = f"sglang {task['release']}", task["python"]
-    why = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    install = f"pip install sglang=={task['release']}"
     chain = [*_chain(error)]
     if gone := hub.gone(words):
         folder = "give a folder that has its config.json"
-        return {"why": f"the model's path {gone[0]} is not on this machine: {folder}"}
-    if unfetched := next(filter(None, map(hub.why, chain)), ""):
+        return f"the model's path {gone[0]} is not on this machine: {folder}"
+    of_hub = (each for each in map(type, chain) if each.__module__.startswith("huggingface_hub"))
+    if unfetched := next(of_hub, None):
         models = " or ".join(hub.models(words)) or "the model"
-        unfetched = "it can't be reached" if is_skipped else unfetched
-        return {
-            "why": f"can't fetch config.json of {models} from {hub.address().hostname or ''} "
-            f"({unfetched}): instead of that name, give a folder that has the model's config.json"
-        }
+        reason = "it can't be reached" if is_skipped else unfetched.__name__
+        folder = "instead of that name, give a folder that has the model's config.json"
+        where = hub.address().hostname or ""
+        return f"can't fetch config.json of {models} from {where} ({reason}): {folder}"
     if _ARGUMENTS in sys.modules and all(map(_is_of_sglang, chain)):
-        known = fault_of(task["release"], why, _conditions(error))
+        known = fault_of(task["release"], told, _conditions(error))
         hint = f" (known: {known.text()})" if known else ""
-        return {"why": f"{release} refuses this command: {why}{hint}"}
+        return f"{release} refuses this command: {told}{hint}"
     for each in chain:
         if isinstance(each, ModuleNotFoundError) and "sglang" not in str(each.name):
-            return {
-                "why": f"{python} has no {each.name}, which {release} needs to read the command: "
-                f"run this in an environment with {release} (pip install sglang=={task['release']})"
-            }
-    if any("transformers" in _raised(each).filename + str(each) for each in chain):
-        have, needs = _transformers()
-        if needs == f"=={have}":  # then the model is at fault
-            why = f"transformers {have}, which fits it, failed ({why})"
-            return {"why": f"{release} could not be asked: {why}"}
-        own = f"the one of pip install sglang=={task['release']}"
-        return {
-            "why": f"{release} could not be asked with transformers {have or 'of this Python'} of "
-            f"{python} ({why}): it needs {f'transformers{needs}' if needs else own}"
-        }
-    return {"why": f"{release} could not be asked: {why}", "again": True}
+            lacks = f"{python} has no {each.name}, which {release} needs to read the command"
+            return f"{lacks}: run this in an environment with {release} ({install})"
+    if not any("transformers" in _raised(each).filename + str(each) for each in chain):
+        return ""
+    have, needs = _transformers()
+    if needs == f"=={have}":  # then the model is at fault
+        return f"{release} could not be asked: transformers {have}, which fits it, failed ({told})"
+    installed = f"transformers {have or 'of this Python'} of {python}"
+    needed = f"transformers{needs}" if needs else f"the one of {install}"
+    return f"{release} could not be asked with {installed} ({told}): it needs {needed}"
 
 
 def fault_of(release: str, message: str, conditions: Container[str]) -> Fault | None:
@@ -205,11 +204,6 @@ def _corrected(server: Server, correct: Callable[[str, Any], Any]) -> Any:
     return SimpleNamespace(
         read=lambda name: correct(name, server.read(name)), unlike_default=server.unlike_default
     )
-
-
-def _on_mac(name: str, value: Any) -> Any:
-    """A Mac's server is resolved with ``--device cpu``, as no ``mps`` is here."""
-    return "mps" if name == "device" else value
 
 
 def _resolved_only(name: str, value: Any) -> Any:

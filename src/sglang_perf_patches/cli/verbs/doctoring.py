@@ -19,18 +19,7 @@ from ...model.selection import Selection
 from ...telemetry import records
 from .. import entry_point, render
 from ..table import READY, entry
-from . import (
-    add_json,
-    add_tree,
-    any_is_lost,
-    asking,
-    judged,
-    known_faults,
-    listing,
-    selected,
-    status,
-    tree_at,
-)
+from . import add_json, add_tree, any_is_lost, asking, judged, listing, selected, status, tree_at
 
 PARSER: dict[str, Any] = {
     "usage": "%(prog)s [--all] [--json]\n"
@@ -81,7 +70,10 @@ def _health(args: argparse.Namespace) -> int:
     selection, tree = selected(), tree_at()
     here = f"sglang-perf-patches {__version__} next to sglang {tree.version}"
     installed = Check("installed", "ok", f"{here}, Python {platform.python_version()}")
-    checks = [installed, _loaded(), _chosen(tree, selection), *_servers()]
+    loaded = Check("loaded", "ok", f"a server loads the entry point {entry_point.NAME}")
+    if note := entry_point.why_not_loaded_here():
+        loaded = Check("loaded", "look", "a server does not load the plugin by itself", note)
+    checks = [installed, loaded, _chosen(tree, selection), *_servers()]
     if args.json:
         data = {
             "sglang": {"version": tree.version, "path": str(tree.root)},
@@ -97,7 +89,6 @@ def _health(args: argparse.Namespace) -> int:
 
 
 def _versions() -> dict[str, str]:
-    """The system, and the packages that matter to a patch."""
     versions = {"python": platform.python_version(), "system": platform.platform()}
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -117,14 +108,7 @@ def _text(checks: Sequence[Check], release: str, *, show_all: bool) -> Iterator[
             yield entry(f"{check.check}: {check.said}", check.change)
     if show_all:
         yield render.table([("CHECK", "", "WHAT WAS FOUND"), *(check[:3] for check in checks)])
-        yield known_faults.in_short(release)
-
-
-def _loaded() -> Check:
-    """Whether a server loads the plugin by itself."""
-    if note := entry_point.why_not_loaded_here():
-        return Check("loaded", "look", "a server does not load the plugin by itself", note)
-    return Check("loaded", "ok", f"a server loads the entry point {entry_point.NAME}")
+        yield faults_in_short(release)
 
 
 def _chosen(tree: Tree, selection: Selection) -> Check:
@@ -136,12 +120,12 @@ def _chosen(tree: Tree, selection: Selection) -> Check:
         change = "SGLANG_PERF_PATCHES names what this sglang can't have: sglang-perf-patches list"
         return Check("chosen", "bad", line, change)
     if listing.REFUSED in words:
-        refused = [*by_patch][words.index(listing.REFUSED)]
-        return Check("chosen", "look", line, f"sglang-perf-patches explain {refused}")
-    if READY not in words:
+        change = f"sglang-perf-patches explain {[*by_patch][words.index(listing.REFUSED)]}"
+    elif READY not in words:
         change = "nothing is ready here: sglang-perf-patches list --all"
-        return Check("chosen", "look", line, change)
-    return Check("chosen", "ok", line)
+    else:
+        return Check("chosen", "ok", line)
+    return Check("chosen", "look", line, change)
 
 
 def _servers() -> Iterator[Check]:
@@ -221,7 +205,7 @@ def _upgrade(args: argparse.Namespace) -> int:
         f"{start}\nto   sglang {there.version} at {there.root}",
         render.table([heading, *rows]) if rows else "",
         f"{more} more do not change: add --all" if more else "",
-        known_faults.of_upgrade(here.version if here else None, there.version),
+        faults_of_upgrade(here.version if here else None, there.version),
     ]
     print("\n\n".join(filter(None, parts)))
     return 1 if lost else 0
@@ -236,3 +220,28 @@ def _change(here: str | None, there: str) -> str:
     if there == here or (there == "refused" and here == "absent"):
         return "same"
     return {"refused": "lost", "applies": "gained"}.get(there, there)
+
+
+def faults_of_upgrade(here: str | None, there: str) -> str:
+    """The faults that an upgrade from `here` (None: nothing is installed) fixes or brings."""
+    ours, theirs = of_release(here or ""), of_release(there)
+    fixed = (one.text() for one in ours if one not in theirs)
+    brought = (one.text() for one in theirs if here and one not in ours)
+    parts = [
+        asking.listed(f"Known faults that {there} fixes, if your server has them:", fixed),
+        asking.listed(f"Known faults that {there} brings:", brought),
+        faults_in_short(there),
+    ]
+    return "\n\n".join(filter(None, parts))
+
+
+def faults_in_short(release: str) -> str:
+    """How many known faults a release has, and how to see those of a server; "" for none."""
+    count = len(of_release(release))
+    if not count:
+        return ""
+    faults = "known faults" if count > 1 else "known fault"
+    return render.filled(
+        f"sglang {release} has {count} {faults}. Each affects some servers only. Those of yours: "
+        "sglang-perf-patches doctor -- COMMAND. All: sglang-perf-patches help symptoms"
+    )

@@ -116,7 +116,6 @@ def _data(one: Running) -> dict[str, Any]:
 
 
 def _server(one: Running, *, show_all: bool) -> str:
-    """The lines about a server."""
     members = one.members
     count = f"{len(members)} process{'es' if len(members) > 1 else ''}"
     ended = "" if one.pid in {data["pid"] for data in members} else ", its launcher has ended"
@@ -154,7 +153,6 @@ def _groups(one: Running) -> list[Running]:
 
 
 def _who(group: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    """The roles of a group of processes, and their PIDs."""
     roles = sorted({data["role"] for data in group})
     name = roles[0] if len(roles) == 1 else f"{roles[0]} ... {roles[-1]}"
     count = f" ({len(group)})" if len(group) > 1 else ""

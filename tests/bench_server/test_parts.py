@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from linux_mlx.server import free_port
-from sglang_perf_patches.bench_server import command, noise, outcome, patches, sides, text
+from sglang_perf_patches.bench_server import command, noise, outcome, patches, sides
 from sglang_perf_patches.bench_server.outcome import Outcome
 from sglang_perf_patches.bench_server.tokens import Tokens, compare, prompts
 from sglang_perf_patches.model.errors import OperatorError
@@ -112,13 +112,13 @@ def test_described_sides_are_named_everywhere() -> None:
     a, b = sides.described(None, "--dtype 'half'", "none", LAUNCH)
     described = made(sides=(a, b), live=[])
     assert outcome.conclusion(described).startswith("Better with b than with a: TPOT 30 % less")
-    shown = text.of(described)
+    shown = outcome.to_text(described)
     assert "a: SGLANG_PERF_PATCHES=none\nb: SGLANG_PERF_PATCHES=none --dtype half" in shown
     assert re.search(r"^figure +unit +a +b +b is", shown, re.MULTILINE)
     data = json.loads(outcome.to_json(described))
     assert [side["name"] for side in data["sides"]] == ["a", "b"]
     assert data["sides"][1]["adds"] == "SGLANG_PERF_PATCHES=none --dtype half"
-    shown = text.of(replace(described, live=made().live, live_in_first=made().live))
+    shown = outcome.to_text(replace(described, live=made().live, live_in_first=made().live))
     assert "a: mlx.kv-arena: live in 3" in shown
     assert "b: mlx.kv-arena: live in 3" in shown
 
@@ -242,14 +242,14 @@ def test_amounts_are_for_people() -> None:
     assert amount(99.0, 103.0, 101.0) == "1 % more"
     assert amount(240.0, 250.0, 260.0) == "2.5 times"
     assert amount(100.2, 99.4, 100.1) == "the same"
-    assert text.spread([12.34, 1234.5, 0.5]) == "12.3 (0.5-1234)"
-    assert [text.spread([value]) for value in (99.96, 999.7, 0.01234, 7.0)] == [
+    assert outcome.spread([12.34, 1234.5, 0.5]) == "12.3 (0.5-1234)"
+    assert [outcome.spread([value]) for value in (99.96, 999.7, 0.01234, 7.0)] == [
         *("100", "1000", "0.0123", "7")
     ]
 
 
 def test_the_text_has_figures_tokens_and_patches() -> None:
-    shown = text.of(made())
+    shown = outcome.to_text(made())
     assert re.search(r"TPOT +ms +10\.1 \(10-10\.2\) +7\.05 .* 30 % less +better", shown)
     assert re.search(r"TTFT +ms .* noise$", shown, re.MULTILINE)
     assert "greedy tokens: equal for 1 prompt in 6 boots" in shown

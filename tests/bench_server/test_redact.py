@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from served import Bench
 
 from sglang_perf_patches import downloads
-from sglang_perf_patches.bench_server import command, load, outcome, redact, sides, text
+from sglang_perf_patches.bench_server import command, load, outcome, redact, sides
 from sglang_perf_patches.bench_server.boot import Boot
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.model import releases
@@ -43,7 +43,7 @@ def results(
         about={"command": redact.shown(words), "load": redact.shown(words)},
         stopped=f"turn 3, b: the server ended with 1: {redact.names(said)}",
     )
-    return "\n".join([outcome.to_json(whole), text.of(whole)])
+    return "\n".join([outcome.to_json(whole), outcome.to_text(whole)])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from sglang_perf_patches import cli
-from sglang_perf_patches.cli import markdown, render
+from sglang_perf_patches.cli import render
 from sglang_perf_patches.cli.verbs import helping
 
 PAGE = """# A title
@@ -55,7 +55,7 @@ One paragraph with
 
 def test_a_page_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render, "PAGE", 22)
-    assert markdown.shown(PAGE) == SHOWN
+    assert render.markdown(PAGE) == SHOWN
 
 
 @pytest.mark.parametrize("topic", helping.topics())

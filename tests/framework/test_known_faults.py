@@ -12,7 +12,7 @@ import pytest
 import sglang_perf_patches
 from sglang_perf_patches import faults, sets
 from sglang_perf_patches.cli.ask import answer, resolver
-from sglang_perf_patches.cli.verbs import known_faults
+from sglang_perf_patches.cli.verbs import asking, doctoring
 from sglang_perf_patches.faults import known
 from sglang_perf_patches.faults.fault import Fault
 from sglang_perf_patches.live import published
@@ -165,16 +165,16 @@ def test_an_upgrade_says_what_it_fixes_and_brings(monkeypatch: pytest.MonkeyPatc
     old = fault()
     new = fault(name="two", symptom="it hangs", releases="0.5.12 … 0.5.23")
     monkeypatch.setattr(known, "FAULTS", (old, new))
-    said = known_faults.of_upgrade("0.5.11", "0.5.12")
+    said = doctoring.faults_of_upgrade("0.5.11", "0.5.12")
     fixed = (
         "that 0.5.12 fixes, if your server has them:\n  - it dies. What helps: upgrade to 0.5.12"
     )
     assert fixed in said
     assert "Known faults that 0.5.12 brings:\n  - it hangs" in said
     assert "sglang 0.5.12 has 1 known fault" in said
-    assert "brings" not in known_faults.of_upgrade(None, "0.5.12")
-    assert known_faults.of_upgrade("0.5.12", "0.5.12") == known_faults.in_short("0.5.12")
-    assert known_faults.in_short("0.5.12.dev1") == ""
+    assert "brings" not in doctoring.faults_of_upgrade(None, "0.5.12")
+    assert doctoring.faults_of_upgrade("0.5.12", "0.5.12") == doctoring.faults_in_short("0.5.12")
+    assert doctoring.faults_in_short("0.5.12.dev1") == ""
 
 
 @pytest.mark.parametrize(
@@ -191,11 +191,11 @@ def test_an_upgrade_says_what_it_fixes_and_brings(monkeypatch: pytest.MonkeyPatc
 def test_what_helps_is_what_can_help_in_this_server(state: str, would: str, remedy: str) -> None:
     one = fault(patch="mamba.slot-exhaustion", help="`--a` from 0.5.12 on, or drop `--b`")
     states = {"mamba.slot-exhaustion": answer.Outlook("mamba.slot-exhaustion", state, "", would)}
-    listed = known_faults.of_server("0.5.11", [(one, True)], states)
+    listed = asking.remaining_faults("0.5.11", [(one, True)], states)
     words = " ".join(listed.split())
     title = "Known faults of sglang 0.5.11 that remain in this server: -"
     assert words == f"{title} it dies. What helps: upgrade to 0.5.12, or drop `--b`{remedy}"
-    assert known_faults.of_server("0.5.11", [], states) == ""
+    assert asking.remaining_faults("0.5.11", [], states) == ""
     assert "or `--a`, or drop" in one.text("0.5.13")
     assert "`--a` from 0.5.12 on" in one.text()
 
@@ -212,9 +212,9 @@ def test_what_helps_is_what_can_help_in_this_server(state: str, would: str, reme
 )
 def test_an_answer_counts_the_faults_that_patches_prevent(could: int, kept: int, end: str) -> None:
     count = len(faults.of_release("0.5.23"))
-    said = known_faults.counted("0.5.23", could, kept)
+    said = asking.counted_faults("0.5.23", could, kept)
     assert said == f"Of the {count} known faults of sglang 0.5.23, {end}"
-    assert known_faults.counted("1.0", could, kept) == "We know no fault of sglang 1.0."
+    assert asking.counted_faults("1.0", could, kept) == "We know no fault of sglang 1.0."
 
 
 def test_the_page_of_symptoms_is_made_from_the_data() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglang_perf_patches import downloads, patch_page, sets
-from sglang_perf_patches.cli import main, markdown
+from sglang_perf_patches.cli import main, render
 from sglang_perf_patches.model.patch import by_id
 
 TEXT = """# one.a
@@ -136,12 +136,12 @@ def test_the_figure_of_the_nearest_release_is_shown(release: str, figure: str) -
 def test_a_table_names_each_figure() -> None:
     table = "| measured | stock | patched |\n| --- | --- | --- |\n"
     heading, row = "| on a CPU |  |  |\n", "| a step | 2 ms | 1 ms |\n| memory |  | none |"
-    assert markdown.shown(table + heading + row).splitlines() == [
+    assert render.markdown(table + heading + row).splitlines() == [
         *("  measured:", "  - on a CPU:"),
         *("  - a step: stock: 2 ms; patched: 1 ms", "  - memory: patched: none"),
     ]
     words = "| when | stock |\n| --- | --- |\n| no slot | the scheduler dies |"
-    assert markdown.shown(words).splitlines() == [
+    assert render.markdown(words).splitlines() == [
         *("  stock, by when:", "  - no slot: the scheduler dies")
     ]
 
@@ -171,7 +171,7 @@ def test_explain_shows_the_page(patch_id: str, capsys: pytest.CaptureFixture[str
     assert main(["explain", patch_id, *tree]) == 0
     text = "".join(capsys.readouterr().out.split())  # wrapped anywhere
     for part in texts:
-        assert "".join(markdown.shown(part).split()) in text
+        assert "".join(render.markdown(part).split()) in text
 
 
 def test_every_patch_has_a_page_and_no_page_lacks_a_patch() -> None:

@@ -1,9 +1,9 @@
 """``bench server``: an operator's own server, started in turns with patches and without.
 
-`turns` starts each boot. `boot` waits until the server is ready, compares greedy tokens (`tokens`),
-sends it requests with sglang's own ``bench_serving`` (`load`), reads its memory and its records
-(`patches`), and leaves no process. `noise` decides which differences are more than chance.
-`outcome` concludes, and `text` presents that.
+`boot` starts each server and waits until it is ready, compares greedy tokens (`tokens`), sends it
+requests with sglang's own ``bench_serving`` (`load`), reads its memory and its records (`patches`),
+and leaves no process. `noise` decides which differences are more than chance, and `outcome`
+concludes and presents that.
 """
 
 from __future__ import annotations

@@ -1,18 +1,28 @@
-"""An operator's command, and the address at which its server answers."""
+"""An operator's command, the address at which its server answers, and requests to it."""
 
 from __future__ import annotations
 
 import argparse
 import errno
+import http.client
+import json
 import os
 import shutil
 import socket
-from collections.abc import Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..model.errors import OperatorError
+from . import BenchError, redact
+
+_LIMIT_S = 300
+# A proxy from the environment would not reach this machine's loopback.
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 _PORT = "30000"  # sglang's own default
 _EVERYWHERE = (None, "", "0.0.0.0", "::")  # noqa: S104 - where a server may listen
@@ -32,6 +42,46 @@ class ServerCommand:
         """The base URL, without a slash at the end."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
+
+    def is_ready(self) -> bool:
+        """Whether the server reports that it is ready."""
+        try:
+            self.request("/health")
+        except BenchError:
+            return False
+        return True
+
+    def info(self, path: str) -> dict[str, Any]:
+        """The server's information about itself; empty if it does not know the path."""
+        try:
+            return self.request(path)
+        except BenchError:
+            return {}
+
+    def request(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The reply to a request, to a POST if it has a body; empty if it is no JSON object.
+
+        Raises:
+            BenchError: the server did not reply, or with an error.
+        """
+        headers = {"Content-Type": "application/json"}
+        if self.api_key is not None:
+            headers["Authorization"] = f"Bearer {self.api_key}"
+        data = None if body is None else json.dumps(body).encode()
+        asked = urllib.request.Request(self.url + path, data, headers)  # noqa: S310 - http only
+        try:
+            with _direct.open(asked, timeout=_LIMIT_S) as reply:
+                text = reply.read()
+        except urllib.error.HTTPError as error:
+            why = redact.names(error.read(400).decode(errors="replace"))
+            raise BenchError(f"{path} answered {error.code}: {why}") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise BenchError(f"{path} did not answer: {redact.names(str(error))}") from error
+        try:
+            found = json.loads(text)
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 def parse(words: Sequence[str], url: str | None = None) -> ServerCommand:
@@ -68,11 +118,7 @@ def parse(words: Sequence[str], url: str | None = None) -> ServerCommand:
 
 
 def require_free(served: ServerCommand) -> None:
-    """Check that no process listens on the server's port.
-
-    Raises:
-        OperatorError: one does.
-    """
+    """Raise an OperatorError if a process listens on the server's port."""
     family = socket.AF_INET6 if ":" in served.host else socket.AF_INET
     try:
         # As with servers, the remains of a closed connection do not block the port.

@@ -86,11 +86,7 @@ class Load:
 
 
 def of(tree: Tree, options: Sequence[str]) -> Load:
-    """The load with an operator's options, completed by a default load of random prompts.
-
-    Raises:
-        OperatorError: this sglang has no ``bench_serving``.
-    """
+    """The load with an operator's options, completed by a default load of random prompts."""
     for module in _MODULES:
         if tree.path(module) is not None:
             named = _names(options)
@@ -100,11 +96,7 @@ def of(tree: Tree, options: Sequence[str]) -> Load:
 
 
 def read(result: Path) -> dict[str, float]:
-    """The figures of ``bench_serving``'s result; 0 for a missing one.
-
-    Raises:
-        BenchError: it wrote nothing, or not every request was answered.
-    """
+    """The figures of ``bench_serving``, 0 for a missing one; BenchError if a request failed."""
     try:
         measured: dict[str, Any] = json.loads(result.read_text(encoding="utf-8").splitlines()[-1])
     except (OSError, ValueError, IndexError) as error:
@@ -119,7 +111,6 @@ def read(result: Path) -> dict[str, float]:
 
 
 def _names(options: Sequence[str]) -> list[str]:
-    """The options in the words, without values."""
     return [word.partition("=")[0] for word in options if word.startswith("-")]
 
 

@@ -21,6 +21,9 @@ RULE = (
     "7 of 100 figures pass."
 )
 Word = Literal["less", "more", "within", "same", "one turn"]
+"""Patched is ``less`` or ``more`` than stock beyond the noise; the difference is ``within`` the
+noise; all values are the ``same``; or there was only ``one turn``, which shows no noise."""
+
 _LEVEL = 0.05
 _LEAST = 0.005
 _DISTANCE = {2: 2.0, 3: 1.0}
@@ -28,19 +31,11 @@ _DISTANCE = {2: 2.0, 3: 1.0}
 
 @dataclass(frozen=True)
 class Change:
-    """One figure of both sides.
+    """One figure of both sides."""
 
-    Attributes:
-        stock: turn by turn; `patched` likewise.
-        ratio: patched : stock, of the medians.
-        word: patched is ``less`` or ``more`` than stock beyond the noise; the difference is
-            ``within`` the noise; all values are the ``same``; or there was only ``one turn``, which
-            shows no noise.
-    """
-
-    stock: Sequence[float]
+    stock: Sequence[float]  # turn by turn; `patched` likewise
     patched: Sequence[float]
-    ratio: float
+    ratio: float  # patched : stock, of the medians
     word: Word
 
 

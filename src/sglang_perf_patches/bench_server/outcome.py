@@ -1,10 +1,12 @@
-"""The outcome of a comparison of servers: figures, tokens, patches, and a conclusion in words."""
+"""The outcome of a comparison of servers, as a conclusion in words, a text and JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 from ..model.selection import Selection
@@ -31,30 +33,18 @@ _MORE_IS_BETTER = ("throughput", "KV capacity")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The whole result.
+    """The whole result."""
 
-    Attributes:
-        about: what was compared: the release, the machine, the command and the load.
-        sides: the two; elsewhere ``stock`` means the first, and ``patched`` the second.
-        turns: how many are complete.
-        stopped: why there are fewer than requested; "" if there are not.
-        changes: figure → its values on both sides.
-        live: the live patches of the second side.
-        live_in_first: the live patches of the first side; stock has none.
-        failed: patch that was refused, in conflict or failed → why.
-        lost: the patches that were chosen by name and are not available.
-    """
-
-    about: Mapping[str, Any]
-    sides: tuple[Side, Side]
-    turns: int
-    stopped: str
-    changes: Mapping[str, Change]
+    about: Mapping[str, Any]  # what was compared: the release, the machine, the command, the load
+    sides: tuple[Side, Side]  # elsewhere ``stock`` means the first, and ``patched`` the second
+    turns: int  # how many are complete
+    stopped: str  # why there are fewer than requested; "" if there are not
+    changes: Mapping[str, Change]  # figure → its values on both sides
     tokens: tokens.Comparison
-    live: Sequence[patches.LiveIn]
-    live_in_first: Sequence[patches.LiveIn]
-    failed: Mapping[str, str]
-    lost: Sequence[str]
+    live: Sequence[patches.LiveIn]  # the live patches of the second side
+    live_in_first: Sequence[patches.LiveIn]  # those of the first side; stock has none
+    failed: Mapping[str, str]  # patch that was refused, in conflict or failed → why
+    lost: Sequence[str]  # the patches that were chosen by name and are not available
 
     @property
     def is_described(self) -> bool:
@@ -112,33 +102,27 @@ def conclusion(outcome: Outcome) -> str:
     """The answer, in one or two sentences."""
     early = f" It stopped early: {outcome.stopped}." if outcome.stopped else ""
     if outcome.turns < 2:
-        return (
-            f"No conclusion: one turn does not show how much boots differ. Take --turns 3.{early}"
-        )
+        no = "No conclusion: one turn does not show how much boots differ. Take --turns 3."
+        return f"{no}{early}"
     first, second = outcome.sides
     than = f"{second.name} than with {first.name}" if outcome.is_described else "patches"
+    judged: dict[str, list[str]] = {}
+    for name, change in outcome.changes.items():
+        judged.setdefault(judgement(name, change), []).append(f"{name} {amount(change)}")
     sentences = ["The greedy tokens differ!"] if outcome.tokens.word == "different" else []
-    better, worse = _judged(outcome, "better"), _judged(outcome, "worse")
-    if better:
-        sentences.append(f"Better with {than}: {better}.")
-    if worse:
-        sentences.append(f"Worse with {than}: {worse}.")
-    else:
-        sentences.append(f"{'Nothing got worse' if better else 'No difference'} beyond the noise.")
+    sentences += [
+        f"{word.capitalize()} with {than}: {', '.join(judged[word])}."
+        for word in ("better", "worse")
+        if word in judged
+    ]
+    if "worse" not in judged:
+        what = "Nothing got worse" if "better" in judged else "No difference"
+        sentences.append(f"{what} beyond the noise.")
     if outcome.tokens.word == "unsteady":
         sentences.append(
             f"Greedy tokens could not be compared: {first.name}'s own differ from boot to boot."
         )
     return " ".join(sentences) + early
-
-
-def _judged(outcome: Outcome, word: str) -> str:
-    """The figures of this judgement, each with its change."""
-    return ", ".join(
-        f"{name} {amount(change)}"
-        for name, change in outcome.changes.items()
-        if judgement(name, change) == word
-    )
 
 
 def amount(change: Change) -> str:
@@ -147,6 +131,55 @@ def amount(change: Change) -> str:
     if change.ratio > 2:
         return f"{change.ratio:.1f} times"
     return f"{percent} % {'less' if change.ratio < 1 else 'more'}" if percent else "the same"
+
+
+def to_text(outcome: Outcome) -> str:
+    """The conclusion, then figures, tokens and patches, for a terminal."""
+    parts = [textwrap.fill(conclusion(outcome), 80)]
+    if outcome.is_described:
+        sides = [f"{side.name}: {side.adds or 'the command as it is'}" for side in outcome.sides]
+        parts.append("\n".join(sides))
+    parts += [_table(outcome), "\n".join(_facts(outcome))]
+    first, second = (side.name for side in outcome.sides)
+    turns = f"{outcome.turns} turn{'s' if outcome.turns > 1 else ''}"
+    parts.append(
+        textwrap.fill(
+            f"{turns} of two boots each, the order alternating. For {first} and {second}: the "
+            f"median boot, with the lowest and the highest. {noise.RULE}",
+            80,
+        )
+    )
+    return "\n\n".join(parts)
+
+
+def _table(outcome: Outcome) -> str:
+    first, second = (side.name for side in outcome.sides)
+    rows = [["figure", "unit", first, second, f"{second} is", ""]]
+    for name, change in outcome.changes.items():
+        sides = spread(change.stock), spread(change.patched)
+        rows.append([name, FIGURES[name], *sides, amount(change), judgement(name, change)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _facts(outcome: Outcome) -> Iterator[str]:
+    """A line each for tokens, live patches, and patches that were not live."""
+    yield f"greedy tokens: {outcome.tokens.sentence}"
+    for side, live in zip(outcome.sides, (outcome.live_in_first, outcome.live), strict=True):
+        for one in live:
+            name = f"{side.name}: " if outcome.live_in_first else ""
+            run = f"run in {one.ran}" if one.ran else "none has run it"
+            processes = "process" if one.live == 1 else "processes"
+            yield f"{name}{one.patch}: live in {one.live} {one.role} {processes}, {run}"
+    for id, why in outcome.failed.items():
+        yield f"{id}: {why}"
+
+
+def spread(values: Sequence[float]) -> str:
+    """The median, with the lowest and the highest if there are several; three digits each."""
+    numbers = [median(values), min(values), max(values)]
+    middle, low, high = (f"{one:.0f}" if one >= 100 else f"{one:.3g}" for one in numbers)
+    return middle if low == high else f"{middle} ({low}-{high})"
 
 
 def to_json(outcome: Outcome) -> str:

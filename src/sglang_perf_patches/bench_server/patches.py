@@ -30,11 +30,7 @@ class LiveIn:
 
 
 def require_side(server: Supervised, side: Side) -> None:
-    """Check that a ready server has live patches if its side needs them, and none if it is stock.
-
-    Raises:
-        BenchError: it does not.
-    """
+    """Raise a BenchError if a stock server has live patches, or one that needs some has none."""
     records = _of(server)
     live = {one.patch for one in summary(records)}
     if live and not side.is_patched:

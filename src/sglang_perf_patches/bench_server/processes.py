@@ -15,9 +15,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def exit_on_signals() -> None:
-    """From now on the first signal N raises SystemExit with 128 + N, and later ones do nothing.
+    """From now on the first signal N raises SystemExit with 128 + N.
 
-    Later ones would change the exit code or interrupt the ending of commands.
+    Later ones do nothing: they would change the exit code or interrupt the ending of commands.
     """
 
     def arrived(number: int, _frame: FrameType | None) -> None:
@@ -33,24 +33,16 @@ def exit_on_signals() -> None:
 def started(
     command: Sequence[str], *, environment: Mapping[str, str], log: Path
 ) -> Iterator[Supervised]:
-    """Run a command during the block, with its output in `log`; then end all its processes.
-
-    Raises:
-        BenchError: one of its processes can't be killed.
-    """
+    """Run a command during the block, with its output in `log`; then end all its processes."""
     with log.open("ab") as output:
         running = Supervised(command, environment=environment, stdout=output, stderr=output)
     try:
         yield running
     finally:
-        _end(running)
-
-
-def _end(running: Supervised) -> None:
-    try:
-        left = running.end()
-    except SystemExit:  # a signal came meanwhile; `end` asked politely before, and now kills
-        if not (left := running.end()):
-            raise
-    if left:
-        raise BenchError(f"process {', '.join(map(str, left))} of the server can't be killed")
+        try:
+            left = running.end()
+        except SystemExit:  # a signal came meanwhile; `end` asked politely before, and now kills
+            if not (left := running.end()):
+                raise
+        if left:
+            raise BenchError(f"process {', '.join(map(str, left))} of the server can't be killed")

@@ -17,20 +17,13 @@ _OF_BOTH = ("--port", "--host", "--api-key", "--ssl-certfile", "--ssl-keyfile")
 
 @dataclass(frozen=True)
 class Side:
-    """One side.
+    """One side."""
 
-    Attributes:
-        name: ``stock`` and ``patched``, or ``a`` and ``b`` if the operator describes them.
-        selection: its ``SGLANG_PERF_PATCHES``; `variables` are the others that it adds.
-        needs_live: whether its server must have a live patch.
-        flags: the words that it appends to the command.
-    """
-
-    name: str
-    selection: str = "none"
-    needs_live: bool = False
-    variables: Mapping[str, str] = field(default_factory=dict)
-    flags: Sequence[str] = ()
+    name: str  # ``stock`` and ``patched``, or ``a`` and ``b`` if the operator describes them
+    selection: str = "none"  # its ``SGLANG_PERF_PATCHES``
+    needs_live: bool = False  # whether its server must have a live patch
+    variables: Mapping[str, str] = field(default_factory=dict)  # the others that it adds
+    flags: Sequence[str] = ()  # the words that it appends to the command
 
     @property
     def is_patched(self) -> bool:
@@ -61,8 +54,7 @@ def described(
 ) -> tuple[Side, Side]:
     """The sides that an operator describes: variables ``NAME=VALUE``, then flags of the server.
 
-    None for `a` is the command as it is. `selection` is ``SGLANG_PERF_PATCHES`` of sides that do
-    not set it.
+    None for `a` is the command as it is. `selection` is for sides that do not set theirs.
 
     Raises:
         OperatorError: a text is malformed, sets something that both sides must share, or both
@@ -97,6 +89,5 @@ def _side(name: str, text: str, selection: str) -> Side:
     for flag in (word.partition("=")[0] for word in words):
         if flag in _OF_BOTH:
             raise OperatorError(f"--{name}: {flag} belongs to the command, after --")
-    own = variables.pop(VARIABLE, None)
-    effective = selection if own is None else own
-    return Side(name, effective, own is not None and not is_off(own), variables, words)
+    needs_live = not is_off(variables.get(VARIABLE, "none"))
+    return Side(name, variables.pop(VARIABLE, selection), needs_live, variables, words)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
-from . import BenchError, client
+from . import BenchError
 from .command import ServerCommand
 
 _NEW_TOKENS = 48
@@ -35,26 +35,19 @@ class Comparison:
 
 
 def prompts() -> list[list[int]]:
-    """The prompts as token ids: always the same, of different lengths.
-
-    They are ids because a tokenizer could turn different texts into the same ids.
-    """
+    """The prompts, always the same; as ids, because different texts may have the same tokens."""
     rng = random.Random(20)  # noqa: S311 - not a secret
     count = _ALONE + _TOGETHER
     return [rng.choices(_IDS, k=_LENGTHS[number % len(_LENGTHS)]) for number in range(count)]
 
 
 def greedy(served: ServerCommand) -> Tokens:
-    """The server's greedy tokens: some prompts one by one, then the others all at once.
-
-    Raises:
-        BenchError: it did not answer a prompt.
-    """
+    """The server's greedy tokens: some prompts one by one, then the others all at once."""
 
     def reply(prompt: Sequence[int]) -> tuple[int, ...]:
         sampling = {"temperature": 0, "max_new_tokens": _NEW_TOKENS, "ignore_eos": True}
         body = {"input_ids": prompt, "sampling_params": sampling}
-        ids = client.request(served, "/generate", body).get("output_ids")
+        ids = served.request("/generate", body).get("output_ids")
         if not ids:
             raise BenchError("/generate gave no tokens")
         return tuple(ids)

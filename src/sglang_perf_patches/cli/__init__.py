@@ -63,10 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _leave_stdout()
         return 0
     except OSError as error:
-        # An error without a file name concerns a stream, usually stdout on a full disk.
-        if error.filename is None:
+        what = error.filename
+        if what is None:  # it concerns a stream, usually stdout on a full disk
             _leave_stdout()
-        what = "can't write" if error.filename is None else error.filename
+            what = "can't write"
         render.warn(f"{what}: {error.strerror or error}")
         return 2
     except KeyboardInterrupt:

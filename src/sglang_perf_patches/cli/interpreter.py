@@ -18,8 +18,7 @@ from ..model import releases
 from ..model.errors import OperatorError
 from . import entry_point
 from .ask import command
-from .ask.command import ParsedCommand
-from .ask.front import Front, is_python, of_python
+from .ask.front import ParsedCommand, is_python, of_python
 
 _LIMIT_S = 60
 _CUTS_OFF = re.compile(r"-[A-Za-z]*[IES]")
@@ -49,7 +48,7 @@ def isolating_flag(command: Sequence[str]) -> str:
     """The option by which a command's Python ignores what ``run`` sets; "" if none does."""
     words = list(command)
     try:
-        Front({}).take(words)
+        ParsedCommand({}).take(words)
     except OperatorError:
         return ""
     options = of_python(words[1:])[0] if words and is_python(words[0]) else []
@@ -136,12 +135,9 @@ def _started(words: Sequence[str], path: str) -> list[str]:
 
 
 def _probed(
-    python: Sequence[str], environment: Mapping[str, str], *, is_run: bool = False
+    python: Sequence[str], environment: Mapping[str, str], *, is_run: bool
 ) -> tuple[str, str]:
-    """The folder of a Python's sglang, and why its servers load no patch; "" for neither.
-
-    Also "" if that Python can't be started or hangs. `is_run`: ``run`` starts the server.
-    """
+    """The folder of a Python's sglang, and why its servers load no patch; "" if not known."""
     words = [*python, "-c", _PROBE, *(["run"] if is_run else [])]
     try:
         done = subprocess.run(

@@ -1,23 +1,29 @@
-"""Formats the command's output: tables that fit the terminal, wrapped text."""
+"""Formats the command's output: tables that fit the terminal, wrapped text, Markdown."""
 
 from __future__ import annotations
 
+import io
+import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from .. import patch_page
 
 _LEAST = 24  # minimum width in columns for a readable wrapped last cell
 PAGE = 80
 """The most columns of prose."""
 
+_COMMENT = re.compile(r"^<!-- .*? -->\n?", re.MULTILINE)
+_BULLET = re.compile(r"(?m)^(?=- )")
+
 
 def be_tolerant() -> None:
     """Make stdout and stderr replace characters that their encoding lacks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="replace")
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def warn(line: object) -> None:
@@ -49,7 +55,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
     The first row is the heading.
     """
-    widths = [max(map(len, cells)) for cells in zip(*(row[:-1] for row in rows), strict=True)]
+    widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
     indent = " " * (sum(widths) + 2 * len(widths))
     columns = max(width() or sys.maxsize, len(indent) + _LEAST)
     lines = []
@@ -59,8 +65,35 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+def markdown(text: str) -> str:
+    """A Markdown page wrapped as by `filled`: each row of a table is an item, code stays as is."""
+    blocks = re.split(r"\n\s*\n", _COMMENT.sub("", text).strip("\n"))
+    return "\n\n".join("\n".join(_lines(block)) for block in blocks if block.strip())
+
+
+def _lines(block: str) -> Iterator[str]:
+    if block.startswith("    "):
+        yield block
+    elif block.startswith("#"):
+        heading, _, rest = block.partition("\n")
+        yield patch_page.plain(heading.lstrip("# ")).upper()
+        if rest:
+            yield from _lines(rest)
+    elif block.startswith("|"):
+        (what, *heads), *lines = patch_page.rows(block)
+        yield filled(f"{heads[0]}, by {what}:" if len(heads) == 1 else f"{what}:", "  ")
+        for first, *others in lines:
+            labels = [f"{head}: " if len(heads) > 1 else "" for head in heads]
+            cells = zip(labels, others, strict=True)
+            yield item(f"{first}: {'; '.join(label + cell for label, cell in cells if cell)}")
+    elif block.startswith("- "):
+        for each in _BULLET.split(block)[1:]:
+            yield item(patch_page.words(each.removeprefix("- ")))
+    else:
+        yield filled(patch_page.words(block))
+
+
 def _wrapped(text: str, columns: int, start: str, then: str) -> str:
-    """A text wrapped without breaking words."""
     return textwrap.fill(
         text,
         columns,

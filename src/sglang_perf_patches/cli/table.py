@@ -16,6 +16,9 @@ from . import render
 READY, LIVE, OFF, OPT_IN = "ready", "live", "off (not chosen)", "off (opt-in)"
 _NO_COST = "none known"
 
+States = Mapping[str, tuple[str, str]]
+"""Patch → the state that it will have, in a word, and what it does or why it is off."""
+
 
 def entry(heading: str, *lines: str) -> str:
     """A heading and what belongs to it, wrapped and indented; empty lines are left out."""
@@ -36,7 +39,7 @@ def prevents(patch: Patch) -> bool:
 def of_patches(
     shown: Sequence[Verdict],
     judged: Iterable[Verdict],
-    states: Mapping[str, tuple[str, str]],
+    states: States,
     release: str,
     *,
     with_costs: bool = True,
@@ -44,8 +47,7 @@ def of_patches(
 ) -> str:
     """The patches of `shown` below a heading for each set; a gain of another release says so.
 
-    `judged` has the verdict on every patch; `states` has the state of each that is shown, and what
-    it does or why it is off. That, features and links are shown only `with_all`.
+    `judged` has the verdict on every patch. Reasons, features and links are shown only `with_all`.
     """
     by_id = {one.patch.id: one.patch.proven_in(one.variant) for one in judged}
     parts = []

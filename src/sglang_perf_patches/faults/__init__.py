@@ -28,10 +28,9 @@ def conditions(server: Server) -> dict[str, bool]:
 def found(
     release: str, held: Mapping[str, bool], live: Container[str] = ()
 ) -> list[tuple[Fault, bool]]:
-    """The faults that a server has or may have, and whether surely.
+    """The faults that a server has or may have, and whether surely; `held`: see `conditions`.
 
-    `held` is what `conditions` returns for it. Without the faults that one of its `live` patches
-    prevents.
+    Without those that one of its `live` patches prevents.
     """
     there = [one for one in of_release(release) if one.name in held and one.patch not in live]
     return [(one, held[one.name]) for one in there]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -12,6 +12,10 @@ from ..model.feature import Server, Use
 from ..model.setups import FEATURES
 
 _SINCE = re.compile(r" from (\d[\w.]*) on\b")
+_ASK: dict[str, Callable[[Server], bool | None]] = {
+    **{feature.name: feature.is_on for feature in FEATURES.all},
+    **{use.name: use.is_there for use in FEATURES.uses},
+}
 
 
 @dataclass(frozen=True)
@@ -105,11 +109,8 @@ def _has(word: str, server: Server) -> bool | None:
     if word.startswith("-"):
         said = _has(word[1:], server)
         return None if said is None else not said
-    for use in FEATURES.uses:
-        if use.name == word:
-            return use.is_there(server)
-    feature = next(each for each in FEATURES.all if each.name == word)
+    ask = _ASK[word]
     try:
-        return feature.is_on(server)
+        return ask(server)
     except Exception:
         return None

@@ -18,6 +18,13 @@ from .. import __version__
 logger = logging.getLogger("sglang_perf_patches")
 
 _FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+_LIVE, _RAN = "sglang_perf_patches_live", "sglang_perf_patches_ran"
+_INFO = "sglang_perf_patches_info"
+_WHAT = {
+    _LIVE: "Whether a chosen patch is live in a process (1) or not (0).",
+    _RAN: "Whether code of a chosen patch has run in a process.",
+    _INFO: "The versions and the selection of the patches; always 1.",
+}
 _gauges: dict[str, Any] = {}
 """Name → gauge. They are kept, because prometheus_client lets a process register a name once."""
 
@@ -31,11 +38,9 @@ class Exporter:
 
     def export(self, data: Mapping[str, Any]) -> None:
         """Update the metrics from this process's record, if the server has metrics."""
-        prometheus = sys.modules.get("prometheus_client")
-        if self._is_off or prometheus is None or not os.environ.get(_FOLDER):
-            return
-        # A module of this name that is still being imported has no Gauge yet.
-        if getattr(prometheus, "Gauge", None) is None:
+        # While the module is being imported it has no Gauge yet.
+        gauge = getattr(sys.modules.get("prometheus_client"), "Gauge", None)
+        if self._is_off or gauge is None or not os.environ.get(_FOLDER):
             return
         now = [
             (patch["id"], patch["state"] == "live", patch["ran"])
@@ -45,36 +50,20 @@ class Exporter:
         if now == self._exported:
             return
         try:
-            self._set(prometheus, data, now)
+            self._set(gauge, data, now)
         except Exception as error:  # such as a full disk; the server must continue
             self._is_off = True
             logger.debug("no metrics of sglang-perf-patches: %s", error, exc_info=True)
         else:
             self._exported = now
 
-    def _set(
-        self, prometheus: Any, data: Mapping[str, Any], now: list[tuple[str, bool, bool]]
-    ) -> None:
+    def _set(self, gauge: Any, data: Mapping[str, Any], now: list[tuple[str, bool, bool]]) -> None:
         if not _gauges:
-            _gauges["live"] = prometheus.Gauge(
-                "sglang_perf_patches_live",
-                "Whether a chosen patch is live in a process (1) or not (0).",
-                ["patch"],
-                multiprocess_mode="liveall",  # a series for each process, with its pid
-            )
-            _gauges["ran"] = prometheus.Gauge(
-                "sglang_perf_patches_ran",
-                "Whether code of a chosen patch has run in a process.",
-                ["patch"],
-                multiprocess_mode="liveall",
-            )
-            _gauges["info"] = prometheus.Gauge(
-                "sglang_perf_patches_info",
-                "The versions and the selection of the patches; always 1.",
-                ["version", "sglang", "selection"],
-                multiprocess_mode="max",
-            )
+            for name in (_LIVE, _RAN):  # "liveall": a series for each process, with its pid
+                _gauges[name] = gauge(name, _WHAT[name], ["patch"], multiprocess_mode="liveall")
+            labels = ["version", "sglang", "selection"]
+            _gauges[_INFO] = gauge(_INFO, _WHAT[_INFO], labels, multiprocess_mode="max")
         for patch_id, is_live, has_run in now:
-            _gauges["live"].labels(patch_id).set(int(is_live))
-            _gauges["ran"].labels(patch_id).set(int(has_run))
-        _gauges["info"].labels(__version__, data["sglang"], data["selection"]).set(1)
+            _gauges[_LIVE].labels(patch_id).set(int(is_live))
+            _gauges[_RAN].labels(patch_id).set(int(has_run))
+        _gauges[_INFO].labels(__version__, data["sglang"], data["selection"]).set(1)

@@ -13,23 +13,14 @@ _FIELDS = "pid=,ppid=,pgid=,rss=,state=,lstart=,ucomm="
 
 
 class Process(NamedTuple):
-    """A row of the process table.
-
-    Attributes:
-        pid: its PID.
-        parent: the PID of its parent.
-        group: its process group.
-        born: when it started, in the system's own format; a later process with this PID differs.
-        resident: resident memory, in bytes.
-        has_ended: whether it is a zombie or dead.
-    """
+    """A row of the process table."""
 
     pid: int
-    parent: int
+    parent: int  # its PID
     group: int
-    born: str
-    resident: int
-    has_ended: bool
+    born: str  # when it started, in the system's format; a later process with this PID differs
+    resident: int  # memory, in bytes
+    has_ended: bool  # it is a zombie or dead
 
 
 def table() -> list[Process]:
@@ -51,12 +42,10 @@ def namespace() -> str:
 
     PIDs are unique only within it, and containers or hosts may share the folder of the records.
     """
-    if not HAS_PROC:
-        return "0"
     try:
         inode = str(os.stat("/proc/self/ns/pid").st_ino)
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError):
+    except OSError:
         return "0"
     return f"{crc32((inode + boot).encode()):08x}"
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from . import summary
+from ..model.feature import cause
+from . import records
 
 logger = logging.getLogger("sglang_perf_patches")
 
@@ -26,28 +27,20 @@ patches. The package sets it at an activation."""
 
 
 class StartupLog:
-    """Logs which patches are live, once the server is ready and the states no longer change.
-
-    Attributes:
-        is_made: whether the final line was logged.
-    """
+    """Logs which patches are live, once the server is ready and the states no longer change."""
 
     def __init__(self) -> None:
-        self.is_made = False
+        self.is_made = False  # whether the final line was logged
         self._logged: set[str] = set()
         self._before: Mapping[str, str] = {}
         self._checks = 0
 
     def check(self, processes: Sequence[Mapping[str, Any]]) -> None:
-        """Log what is due. Call it about once a second.
-
-        Args:
-            processes: the records of the server's processes, this one's first.
-        """
+        """Log what is due, once a second; `processes` are the records, this process's first."""
         if self.is_made:
             return
         self._log_gated(processes)
-        states = summary.over_processes(processes)
+        states = records.over_processes(processes)
         role = processes[0]["role"]
         is_ready = _is_ready(role)
         if is_ready is None:
@@ -55,32 +48,40 @@ class StartupLog:
             self._checks = self._checks + 1 if states == self._before else 0
             self._before = states
             enough = _SETTLED_CHECKS_OF_LAUNCHER if role == "launcher" else _SETTLED_CHECKS
-            is_ready = self._checks >= enough and bool(summary.in_state(states, "live"))
-            if (
-                self._checks == _SETTLED_CHECKS_WITHOUT
-                and not is_ready
-                and summary.in_state(states, "gated")
-            ):
+            is_ready = self._checks >= enough and "live" in states.values()
+            is_long = self._checks == _SETTLED_CHECKS_WITHOUT
+            if is_long and not is_ready and "gated" in states.values():
                 # Not final: if patches go live later, the line is logged again.
                 logger.info(line(processes, states))
         if is_ready:
             self.is_made = True
             logger.info(line(processes, states))
-            release = processes[0]["sglang"]
-            live = summary.in_state(states, "live")
+            release, live = processes[0]["sglang"], records.in_state(states, "live")
             for text in known_faults(release, live) if known_faults else ():
                 logger.warning("sglang-perf-patches: known fault of sglang %s: %s", release, text)
 
     def _log_gated(self, processes: Sequence[Mapping[str, Any]]) -> None:
         """Log each gated patch once, patches with the same cause in one line."""
-        by_cause = {
-            cause: new
-            for cause, ids in summary.gated(processes).items()
-            if (new := [patch_id for patch_id in ids if patch_id not in self._logged])
-        }
-        for one in summary.gated_lines(by_cause):
+        new = _gated(processes, self._logged)
+        for one in _gated_lines(new):
             logger.warning("sglang-perf-patches: %s", one)
-        self._logged.update(*by_cause.values())
+        self._logged.update(*new.values())
+
+
+def _gated(
+    processes: Iterable[Mapping[str, Any]], without: Container[str] = ()
+) -> dict[str, dict[str, None]]:
+    """Cause, as `model.feature.cause` words it → the patches gated for it in any process."""
+    by_cause: dict[str, dict[str, None]] = {}
+    for process in processes:
+        for patch in process["patches"]:
+            if patch["state"] == "gated" and patch["id"] not in without:
+                by_cause.setdefault(cause(patch["reason"]), {})[patch["id"]] = None
+    return by_cause
+
+
+def _gated_lines(by_cause: Mapping[str, Iterable[str]]) -> list[str]:
+    return [f"gated {why}: {', '.join(ids)}" for why, ids in by_cause.items()]
 
 
 def line(processes: Sequence[Mapping[str, Any]], states: Mapping[str, str]) -> str:
@@ -88,12 +89,11 @@ def line(processes: Sequence[Mapping[str, Any]], states: Mapping[str, str]) -> s
     first = processes[0]
     what = "server" if first["role"] == "launcher" else "process"
     others = f" with {len(processes) - 1} more" if len(processes) > 1 else ""
-    names = ", ".join(summary.in_state(states, "live")) or "none"
-    gated = summary.gated_lines(summary.gated(processes))
+    names = ", ".join(records.in_state(states, "live")) or "none"
+    gated = _gated_lines(_gated(processes))
     return (
-        f"sglang-perf-patches: {what} {first['pid']}{others}: {summary.counts(states)}; "
-        f"live on sglang {first['sglang']}: "
-        f"{'; '.join([names, *gated])}"
+        f"sglang-perf-patches: {what} {first['pid']}{others}: {records.counts(states)}; "
+        f"live on sglang {first['sglang']}: {'; '.join([names, *gated])}"
     )
 
 

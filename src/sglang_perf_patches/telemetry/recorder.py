@@ -20,15 +20,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
+from ..model.state import Report
 from . import metrics, procfs, ready, records
 from .records import RecordError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ..model.state import Report
 
 logger = logging.getLogger("sglang_perf_patches")
 _T = TypeVar("_T")
@@ -41,12 +38,10 @@ _END_S = 0.25
 def keep(
     report: Callable[[], Report | None], look_again: Callable[[], object], of: object = None
 ) -> None:
-    """Write this process's record now and whenever it changes, until `drop`.
+    """Write this process's record now and whenever it changes, until `drop` of the owner `of`.
 
-    Args:
-        report: gives the states; None once everything is off again.
-        look_again: called once a second, without any lock held.
-        of: the owner, to be named to `drop`.
+    `report` gives the states, None once everything is off again; `look_again` is called once a
+    second, without any lock held.
     """
     recorder = _Recorder(report, look_again, of)
     _recorders.append(recorder)
@@ -67,11 +62,7 @@ def resume() -> None:
 
 
 def drop(of: object = None) -> None:
-    """Remove this process's record and stop keeping it.
-
-    Args:
-        of: the owner that was given to `keep`; None for any.
-    """
+    """Remove this process's record and stop keeping it; `of` is the owner, None for any."""
     for recorder in list(_recorders):
         if of is None or recorder.of is of:
             with contextlib.suppress(ValueError):  # a signal handler removed it meanwhile
@@ -127,11 +118,7 @@ class _Recorder:
             return None
 
     def begin(self, at_once: bool = True) -> None:
-        """Start the thread, once in a process.
-
-        Args:
-            at_once: whether to write the first record here instead of in the thread.
-        """
+        """Start the thread, once in a process; `at_once`: write the first record here."""
         if self.over or self.has_thread():
             return
         if not self.has_begun:
@@ -204,15 +191,13 @@ class _Recorder:
         return self.thread is not None and self.thread.is_alive()
 
     def sweep(self) -> None:
-        """Remove some records of processes that have ended."""
         if self.path is not None:
             records.sweep(self.path.parent)
 
     def try_to_write(self) -> dict[str, Any] | None:
         """Write the record if it changed, or if a cleaner of temporary files removed it.
 
-        Returns:
-            the record; None if nothing is activated any more.
+        Return it; None if nothing is activated any more.
         """
         report = self.report()
         if report is None:
@@ -232,7 +217,7 @@ class _Recorder:
             if self.over or self.path is None:
                 return data
             try:
-                if data != self.written or not records.is_there(self.path):
+                if data != self.written or not self.path.exists():
                     records.write(self.path, data)
                     self.written = data
                 if self.over:  # a signal handler of this thread called `stop` meanwhile
@@ -249,7 +234,6 @@ class _Recorder:
         self.startup_log.check([data, *(other for other in others if other["pid"] != self.pid)])
 
     def warn(self, error: BaseException) -> None:
-        """Log once per process that `status` can't show it."""
         if not self.has_warned:
             self.has_warned = True
             kind = "" if isinstance(error, RecordError) else f"{type(error).__name__}: "

@@ -16,7 +16,8 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,17 @@ _FOLDER = "sglang-perf-patches"
 _RUN, _TEMPORARY = "/run/user", "/tmp"  # noqa: S108
 _OLD_S = 24 * 3600.0
 _LATEST = 253_402_214_400.0  # the last day of the year 9999
+_SWEPT = 200
+"""How many files of a folder are checked at once by a process that only tidies up."""
+
+_STRONGEST_FIRST = (
+    *("failed", "conflict", "refused", "gated", "not needed"),
+    *("live", "pending", "built-in", "absent", "off"),
+)
+_ALWAYS_COUNTED = ("live", "pending", "refused")
+_COUNTED_IF_ANY = ("conflict", "failed", "gated")
+
+_OnBad = Callable[[str], object]
 
 
 class RecordError(OperatorError, RuntimeError):
@@ -58,9 +70,6 @@ def folders_to_read() -> Iterator[Path]:
 
     A service or a container often has no ``XDG_RUNTIME_DIR`` where the operator's shell has one, or
     the other way round, and a batch job has its own temporary folder.
-
-    Raises:
-        RecordError: there is no such folder at all.
     """
     of_user = Path(_RUN) / str(os.getuid()) / _FOLDER
     folders = [folder_to_write(), of_user, Path(private.below(_TEMPORARY))]
@@ -69,13 +78,12 @@ def folders_to_read() -> Iterator[Path]:
     yield from dict.fromkeys(folders)
 
 
-def read_all(on_bad: Callable[[str], object] = lambda line: None) -> list[dict[str, Any]]:
+def read_all(on_bad: _OnBad = lambda line: None) -> list[dict[str, Any]]:
     """The records of this user's running processes, by server and PID; removes stale ones.
 
-    Args:
-        on_bad: called with a line about each file that is named like a record and is none, and
-            about this environment's own folder if it is not private to this user. Any such folder
-            is skipped.
+    `on_bad` is called with a line about each file that is named like a record and is none, and
+    about this environment's own folder if it is not private to this user. Any such folder is
+    skipped.
 
     Raises:
         RecordError: there is no folder for records at all.
@@ -85,53 +93,55 @@ def read_all(on_bad: Callable[[str], object] = lambda line: None) -> list[dict[s
         if not os.path.lexists(folder):
             continue
         try:
-            require_private(folder)
-            living = _of_living(folder, on_bad)
+            for path, pid in _of_living(folder, on_bad):
+                if path.name not in by_name and (data := _read(path, pid, on_bad=on_bad)):
+                    by_name[path.name] = data
         except RecordError as error:
             if number == 0:
                 on_bad(f"{harmless(str(error))}: its records are not read")
-            continue
-        for path, pid in living:
-            if path.name not in by_name and (data := _read(path, pid, on_bad=on_bad)):
-                by_name[path.name] = data
     return sorted(by_name.values(), key=lambda data: (data["server"], data["pid"]))
 
 
 def of_server(folder: Path, server: str) -> list[dict[str, Any]]:
     """The records of the server with this topmost record, by PID; empty if they can't be read."""
     try:
-        require_private(folder)
         records = [_read(path, pid, server) for path, pid in _of_living(folder)]
     except RecordError:
         return []
-    return sorted((data for data in records if data), key=lambda data: data["pid"])
+    return sorted(filter(None, records), key=lambda data: data["pid"])
 
 
-def sweep(folder: Path, limit: int = 200) -> None:
-    """Remove stale records.
+def over_processes(processes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Patch → its state in a server: the strongest one in any of these records.
 
-    Args:
-        folder: the folder of records.
-        limit: how many files to check; of a larger folder a random part, so that it never
-            takes long.
+    So trouble in one process is trouble, else live in one is live. ``not needed`` is stronger than
+    ``live`` and ``pending``: all processes have the same arguments, but some never publish them.
     """
-    with contextlib.suppress(OSError):
-        names = os.listdir(folder)
-        for _ in _swept(folder, random.sample(names, min(limit, len(names)))):
+    states: dict[str, str] = {}
+    for process in processes:
+        for patch in process["patches"]:
+            states[patch["id"]] = min(states.get(patch["id"], "off"), patch["state"], key=_strength)
+    return states
+
+
+def counts(states: Mapping[str, str]) -> str:
+    """``live 8, pending 4, refused 0``, and the counts of other trouble if there is any."""
+    number = Counter(states.values())
+    parts = [f"{state} {number[state]}" for state in _ALWAYS_COUNTED]
+    parts += [f"{state} {number[state]}" for state in _COUNTED_IF_ANY if number[state]]
+    return ", ".join(parts)
+
+
+def in_state(states: Mapping[str, str], word: str) -> Sequence[str]:
+    """The patches that are in a state, in declared order."""
+    return [patch_id for patch_id, state in states.items() if state == word]
+
+
+def sweep(folder: Path) -> None:
+    """Remove stale records; in a large folder, of a random part, so that it never takes long."""
+    with contextlib.suppress(RecordError):
+        for _ in _of_living(folder, limit=_SWEPT):
             pass
-
-
-def is_there(path: Path) -> bool:
-    """Whether a record exists.
-
-    Raises:
-        OSError: that can't be determined.
-    """
-    try:
-        os.stat(path)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def write(path: Path, data: dict[str, Any]) -> None:
@@ -158,22 +168,17 @@ def write(path: Path, data: dict[str, Any]) -> None:
 
 def topmost(folder: Path, pid: int) -> str:
     """The record name of a process's topmost ancestor with a record; its own if there is none."""
-    name_of_topmost = name_of(pid)
-    process = procfs.of(pid)
+    top, process = name_of(pid), procfs.of(pid)
     while process is not None and process.parent > 0:
         name = name_of(process.parent)
         if (folder / f"{name}.json").exists():
-            name_of_topmost = name
+            top = name
         process = procfs.of(process.parent)
-    return name_of_topmost
+    return top
 
 
 def require_private(folder: Path) -> None:
-    """Refuse a folder that another user owns, can write or could have put there.
-
-    Raises:
-        RecordError: it is such a folder, or can't be read.
-    """
+    """Refuse, by a RecordError, what is no private folder of this user; see `private.require`."""
     try:
         about = folder.lstat()
     except OSError as error:
@@ -192,50 +197,37 @@ def _temporary() -> Path:
 
 
 def _of_living(
-    folder: Path, on_bad: Callable[[str], object] = lambda line: None
-) -> Iterator[tuple[Path, int]]:
-    try:
-        names = os.listdir(folder)
-    except OSError as error:
-        raise RecordError(f"{folder} can't be read: {error.strerror}") from error
-    return _swept(folder, sorted(names), on_bad)
-
-
-def _swept(
-    folder: Path, names: Iterable[str], on_bad: Callable[[str], object] = lambda line: None
+    folder: Path, on_bad: _OnBad = lambda line: None, limit: int | None = None
 ) -> Iterator[tuple[Path, int]]:
     """The records of this namespace's living processes, with their PIDs; removes stale ones."""
+    require_private(folder)
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise RecordError(f"{folder} can't be read: {error.strerror}") from error
     here = procfs.namespace()
-    for name in names:
-        stem, dot, suffix = name.rpartition(".")
-        space, _, rest = stem.partition("-")
-        if not dot or suffix not in {"json", "part"} or not space.isalnum():
+    for name in names if limit is None else random.sample(names, min(limit, len(names))):
+        path = folder / name
+        space, _, rest = path.stem.partition("-")
+        if path.suffix not in {".json", ".part"} or not space.isalnum():
             continue
         if space != here:  # whether that process lives can't be known here
-            _remove_if_old(folder / name)
+            with contextlib.suppress(OSError):
+                if path.lstat().st_mtime < time.time() - _OLD_S:
+                    path.unlink()
             continue
         pid, _, token = rest.partition("-")
         if not (pid.isascii() and pid.isdecimal() and len(pid) < 12):
             on_bad(f"{harmless(name)} is not named as a record")
-            continue
-        if procfs.start_token(int(pid)) != token:
+        elif procfs.start_token(int(pid)) != token:
             with contextlib.suppress(OSError):
-                os.unlink(folder / name)
-        elif suffix == "json":
-            yield folder / name, int(pid)
-
-
-def _remove_if_old(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        if path.lstat().st_mtime < time.time() - _OLD_S:
-            path.unlink()
+                path.unlink()
+        elif path.suffix == ".json":
+            yield path, int(pid)
 
 
 def _read(
-    path: Path,
-    pid: int,
-    server: str | None = None,
-    on_bad: Callable[[str], object] = lambda line: None,
+    path: Path, pid: int, server: str | None = None, on_bad: _OnBad = lambda line: None
 ) -> dict[str, Any] | None:
     """A process's record if this user wrote it (and if it is of `server`, if given), else None."""
     try:
@@ -269,11 +261,14 @@ def _read(
     return record
 
 
+def _strength(state: str) -> int:
+    return (*_STRONGEST_FIRST, state).index(state)
+
+
 def harmless(text: str) -> str:
     r"""A text with control characters written out (``\x1b``), because they steer a terminal."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
+    escaped = (one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(escaped)
 
 
 def _text(value: Any) -> str:
@@ -289,19 +284,11 @@ def _time(value: Any) -> float:
     return seconds
 
 
-_OF_PROCESS: dict[str, Callable[[Any], Any]] = {
+_Converters = dict[str, Callable[[Any], Any]]
+_OF_PROCESS: _Converters = {
     "pid": int,
     "server": _text,
     "started": _time,
-    "role": _text,
-    "sglang": _text,
-    "selection": _text,
-    "image": _text,
-    "prefix": _text,
+    **dict.fromkeys(("role", "sglang", "selection", "image", "prefix"), _text),
 }
-_OF_STATE: dict[str, Callable[[Any], Any]] = {
-    "id": _text,
-    "state": _text,
-    "reason": _text,
-    "ran": bool,
-}
+_OF_STATE: _Converters = {"id": _text, "state": _text, "reason": _text, "ran": bool}

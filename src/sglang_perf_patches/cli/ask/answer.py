@@ -14,11 +14,12 @@ from ... import verified, worker
 from ...compat.verdict import Verdict
 from ...model.errors import OperatorError
 from ...model.feature import Setup
+from ...model.patch import Patch
 from ...model.ruling import ruling
 from ...model.selection import Selection
 from ..interpreter import Place
 from ..table import LIVE, OPT_IN
-from .command import ParsedCommand
+from .front import ParsedCommand
 from .gpus import Gpu
 
 _LIMIT_S = 60.0
@@ -39,25 +40,19 @@ class Outlook(NamedTuple):
 def ask(
     asked: ParsedCommand, gpu: Gpu | None, place: Place, selection: str
 ) -> tuple[Setup, Mapping[str, bool], list[str]]:
-    """What a release makes of a command; a child process resolves its arguments.
+    """What a release makes of a command whose server activates the patches of `selection`.
 
-    The server activates the patches of the text `selection`.
-
-    Returns:
-        the server's features and uses, what `faults.conditions` returns for it, and what could not
-        be asked here, in words.
-
-    Raises:
-        OperatorError: the release refuses the arguments, a model could not be fetched, or the child
-            could not import the release.
+    A child process resolves its arguments. It answers with the server's features and uses, what
+    `faults.conditions` returns for it, and what could not be asked here, in words. An OperatorError
+    tells that the release refuses the arguments, or why they could not be resolved.
     """
-    environment = dict(asked.environment)
+    release, environment = place.tree.version, dict(asked.environment)
     if not place.python:
         own = environment.get("PYTHONPATH", "").split(os.pathsep)
         search = [str(place.tree.root.parent), *filter(None, [*own, *sys.path])]
         environment["PYTHONPATH"] = os.pathsep.join(search)
     task = {
-        "release": place.tree.version,
+        "release": release,
         "python": place.python[0] if place.python else "this Python",
         "gpu": gpu and asdict(gpu),
         "selection": selection,
@@ -78,16 +73,15 @@ def ask(
             ended = child.why_it_ended()
         if child.was_late and not line:
             raise OperatorError(
-                f"sglang {place.tree.version} gave no answer in {limit_s:.0f} s. The first answer "
-                "takes longest, because Python compiles torch and sglang: try again"
+                f"sglang {release} gave no answer in {limit_s:.0f} s. The first answer takes "
+                "longest, because Python compiles torch and sglang: try again"
             )
         if "on" in line:
             setup = Setup(line["on"], line["lacking"], frozenset(line["having"]))
             return setup, line["faults"], line["notes"]
         if not line.get("again"):
             break
-    ended = f"sglang {place.tree.version} could not be asked: {ended}"
-    raise OperatorError(line.get("why", ended))
+    raise OperatorError(line.get("why", f"sglang {release} could not be asked: {ended}"))
 
 
 def outlooks(
@@ -98,22 +92,22 @@ def outlooks(
     `is_here`: its GPUs are this machine's, so that records of ``verify`` count.
     """
     by_id = {verdict.patch.id: verdict for verdict in verdicts}
+
+    def lacking(patch: Patch) -> str | None:
+        return verified.lacking(by_id[patch.id]) if is_here else verified.hint(patch.id)
+
     found = []
     for name, verdict in by_id.items():
         if verdict.word != "applies":
             found.append(Outlook(name, verdict.word, verdict.reason))
             continue
         needed = [by_id[each] for each in verdict.patch.requires]
-        ruled = ruling(
-            verdict.patch.proven_in(verdict.variant),
-            [each.patch for each in needed if each.word == "applies"],
-            setup,
-            lambda each: verified.lacking(by_id[each.id]) if is_here else verified.hint(each.id),
-        )
-        state, reason = ruled or (LIVE, "")
+        acting = [each.patch for each in needed if each.word == "applies"]
+        patch = verdict.patch.proven_in(verdict.variant)
+        state, reason = ruling(patch, acting, setup, lacking) or (LIVE, "")
         if name in selection.ids:
             found.append(Outlook(name, state, reason))
         else:
-            word = OFF if verdict.patch.is_default else OPT_IN
+            word = OFF if patch.is_default else OPT_IN
             found.append(Outlook(name, word, reason or "not chosen", state))
     return found

@@ -1,35 +1,35 @@
-"""Parses a server's command as an operator types it, with what stands in front of it."""
+"""Parses a server's command as an operator types it, with the shell's words around it."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from string import Template
 
 from ...model.errors import OperatorError
 from ...model.uses import NO_MLX
-from . import shell
-from .front import SHELLS, Front, is_python, of_python
+from .front import ASSIGNMENT, SHELLS, ParsedCommand, is_python, of_python
 
 _LAUNCHERS = ("sglang.launch_server", "sglang.srt.entrypoints.http_server")
 _DYNAMO = "dynamo.sglang"
 _SCRIPT = "launch_server.py"
 _FORMS = "`python -m sglang.launch_server --model-path MODEL ...` or `sglang serve ...`"
 
-
-class ParsedCommand(NamedTuple):
-    """A command that was understood."""
-
-    arguments: tuple[str, ...]  # the server's own
-    environment: Mapping[str, str]  # the server's
-    under_run: bool  # ``sglang-perf-patches run`` starts it
-    python: tuple[str, ...] = ()  # what starts its Python; the script ``sglang`` stands for its own
-    elsewhere: str = ""  # where that Python is, if not on this machine; see `front.Front`
-    image: str = ""  # of its container
-    by_dynamo: bool = False  # Dynamo starts it, which has arguments of its own
-    ignored: tuple[str, ...] = ()  # parts of the command that do not belong to the server's
+_END = ("|", "|&", "||", "&&", "&", ";")
+_REDIRECTION = re.compile(r"(?:\d*>>?|&>>?)(?P<to>(?:&\d+|&-|[\w./~-]+)?)", re.ASCII)
+_PART = re.compile(
+    r"""[^\S\n]*(?:
+    (?P<comment>\#[^\n]*)
+    | (?P<redirection>(?:\d*(?:>>?|<)|&>>?)&?[^\S\n]*[^\s;|&<>]*)
+    | (?P<end>&&|\|\||\|&|[;|&\n])
+    | (?P<word>(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^\s;|&<>\\'"])+)
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
 
 
 def computes_by_mlx(environment: Mapping[str, str]) -> bool:
@@ -43,25 +43,22 @@ def is_for_another_mac(environment: Mapping[str, str]) -> bool:
 
 
 def parse(command: Sequence[str], environment: Mapping[str, str]) -> ParsedCommand:
-    """Parse the words of a command that would start in an environment.
-
-    Raises:
-        OperatorError: it starts no sglang server, or hides it behind something unknown.
-    """
-    words, cut = shell.command_of(command)
-    ignored = [cut] if cut else []
-    found = _parsed(words, Front(dict(environment)), ignored)
-    return found._replace(ignored=tuple(ignored))
+    """The server that a command starts in an environment; OperatorError if none can be seen."""
+    words, cut = _without_shell(command)
+    parsed = ParsedCommand(dict(environment), ignored=[cut] if cut else [])
+    _parse(words, parsed)
+    return parsed
 
 
-def _parsed(words: list[str], front: Front, ignored: list[str]) -> ParsedCommand:
+def _parse(words: list[str], parsed: ParsedCommand) -> None:
     typed = " ".join(words)
-    front.take(words)
+    parsed.take(words)
     if not words:
         raise OperatorError(f"a command is missing after --: give {_FORMS}")
     name = os.path.basename(words[0])
     if name in SHELLS:
-        return _of_script(words, front, ignored)
+        _parse_script(words, parsed)
+        return
     options: list[str] = []
     if name == "sglang" and words[1:2] == ["serve"]:
         module, rest = _LAUNCHERS[0], _of_serve(words[2:])
@@ -72,42 +69,36 @@ def _parsed(words: list[str], front: Front, ignored: list[str]) -> ParsedCommand
         raise OperatorError(f"can't see which command `{words[0]}` starts: give {_FORMS} after --")
     if module not in {*_LAUNCHERS, _DYNAMO}:
         raise OperatorError(f"`{typed}` starts no sglang server: give {_FORMS}")
-    return ParsedCommand(
-        tuple(rest),
-        dict(front.variables),
-        front.under_run,
-        (words[0], *options),
-        front.elsewhere,
-        front.image,
-        module == _DYNAMO,
-    )
+    parsed.arguments, parsed.python = tuple(rest), (words[0], *options)
+    parsed.by_dynamo = module == _DYNAMO
 
 
-def _of_script(words: list[str], front: Front, ignored: list[str]) -> ParsedCommand:
-    """The server that ``bash -c SCRIPT`` starts: the first one of its commands that is one."""
+def _parse_script(words: list[str], parsed: ParsedCommand) -> None:
+    """``bash -c SCRIPT`` starts the first of its commands that is a server."""
     at = next((at for at, word in enumerate(words) if word.strip("-").endswith("c")), 0)
     if not words[at].startswith("-") or len(words) < at + 2:
         raise OperatorError(f"can't see which command `{words[0]}` starts: give {_FORMS} after --")
     why = OperatorError(f"`{' '.join(words)}` starts no sglang server: give {_FORMS}")
-    found: ParsedCommand | None = None
-    for each in shell.commands(words[at + 1], front.variables):
+    is_found = False
+    for each in _commands(words[at + 1], parsed.environment):
         text = " ".join(each)
-        if found is not None:
-            ignored.append(text)
-        elif all(map(shell.ASSIGNMENT.match, each[each[0] == "export" :])):
-            for word in each[each[0] == "export" :]:
-                front.assign(word)
+        assigned = each[1:] if each[0] == "export" else each
+        if is_found:
+            parsed.ignored.append(text)
+        elif all(map(ASSIGNMENT.match, assigned)):
+            for word in assigned:
+                parsed.assign(word)
         elif each[0] in {"source", "."} and each[1:] and each[1].endswith("/bin/activate"):
-            front.activate(Path(each[1]).parent.parent)
+            parsed.activate(Path(each[1]).parent.parent)
         else:
             try:
-                found = _parsed(each, front, ignored)
+                _parse(each, parsed)
+                is_found = True
             except OperatorError as error:
                 why = error
-                ignored.append(text)
-    if found is None:
+                parsed.ignored.append(text)
+    if not is_found:
         raise why
-    return found
 
 
 def _of_serve(words: Sequence[str]) -> list[str]:
@@ -123,3 +114,41 @@ def _of_serve(words: Sequence[str]) -> list[str]:
             del rest[at : at + (1 if "=" in word else 2)]
             break
     return rest
+
+
+def _without_shell(words: Sequence[str]) -> tuple[list[str], str]:
+    """The words of a command before the shell's own ones, and the text of those.
+
+    A shell takes ``2>&1 | tee log`` itself, unless they are quoted, or no shell is there.
+    """
+    kept, cut = [], []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        found = _REDIRECTION.fullmatch(word)
+        if word in _END or word.startswith("#"):
+            cut += [word, *rest]
+            break
+        if found or word == "<":
+            cut.append(word)
+            if not (found and found["to"]) and rest:
+                cut.append(rest.pop(0))
+        else:
+            kept.append(word)
+    return kept, " ".join(cut)
+
+
+def _commands(script: str, variables: Mapping[str, str]) -> Iterator[list[str]]:
+    """The words of each command of a script of ``bash -c``, without redirections and comments.
+
+    `variables` has the values of what it names, such as ``$MODEL``; read for each command anew.
+    """
+    words: list[str] = []
+    for part in _PART.finditer(script.replace("\\\n", " ") + "\n"):
+        if word := part["word"]:
+            if not word.startswith("'"):
+                word = Template(word).safe_substitute(variables)
+            words += shlex.split(word) or [""]
+        elif part["end"] and words:
+            yield words
+            words = []

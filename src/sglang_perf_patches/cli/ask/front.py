@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...model.errors import OperatorError
-from .shell import ASSIGNMENT
 
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=(?!=)", re.ASCII)
 _PYTHON = re.compile(r"python[\d.]*", re.ASCII)
 _OURS = ("sglang-perf-patches", "sglang_perf_patches")
 _STARTERS = {
@@ -32,20 +31,20 @@ _RUN_BY = "PYTHONPATH"  # by which our ``run`` reaches a server
 
 
 @dataclass
-class Front:
-    """The words in front of a command, and what they set."""
+class ParsedCommand:
+    """A command, as far as its words are read; `take` reads those in front of it."""
 
-    variables: MutableMapping[str, str]  # the environment of the server
+    environment: dict[str, str]  # the server's
+    arguments: tuple[str, ...] = ()  # the server's own
+    python: tuple[str, ...] = ()  # what starts its Python; the script ``sglang`` stands for its own
     under_run: bool = False  # our ``run`` is there, and reaches the server
     elsewhere: str = ""  # where the server's Python is, if not on this machine: ``the image X``
-    image: str = ""  # of a container
+    image: str = ""  # of its container
+    by_dynamo: bool = False  # Dynamo starts it, which has arguments of its own
+    ignored: list[str] = field(default_factory=list)  # parts of it that are not the server's
 
     def take(self, words: list[str]) -> None:
-        """Remove the words before the program, and apply them; the program is the first one left.
-
-        Raises:
-            OperatorError: what a word does is unknown.
-        """
+        """Apply and remove the words before the program; OperatorError for an unknown one."""
         while words:
             name = module = os.path.basename(words[0])
             rest = words[1:]
@@ -69,7 +68,7 @@ class Front:
     def assign(self, word: str) -> None:
         """Set the variable of a word ``NAME=VALUE``."""
         variable, _, value = word.partition("=")
-        self.variables[variable] = value
+        self.environment[variable] = value
         self._replaced(variable)
 
     def _env(self, words: list[str]) -> None:
@@ -77,11 +76,11 @@ class Front:
             word = words.pop(0)
             option, _, variable = word.partition("=")
             if option in {"-i", "-", "--ignore-environment"}:
-                self.variables.clear()
+                self.environment.clear()
                 self._replaced(_RUN_BY)
             elif option in {"-u", "--unset"} and (variable or words):
                 variable = variable or words.pop(0)
-                self.variables.pop(variable, None)
+                self.environment.pop(variable, None)
                 self._replaced(variable)
             elif option == "--":
                 return
@@ -115,7 +114,7 @@ class Front:
             self.elsewhere = "an environment that uv makes"
         above = (folder / ".venv" for folder in (Path.cwd(), *Path.cwd().parents))
         venv = next(filter(Path.is_dir, above), None)
-        active = self.variables.get("VIRTUAL_ENV")
+        active = self.environment.get("VIRTUAL_ENV")
         if active and (venv is None or "--active" in options):
             venv = Path(active)
         if venv is not None:
@@ -123,8 +122,8 @@ class Front:
 
     def activate(self, venv: Path) -> None:
         """Put a virtual environment first on PATH."""
-        rest = self.variables.get("PATH", os.defpath)
-        self.variables["PATH"] = os.pathsep.join([str(venv / "bin"), rest])
+        rest = self.environment.get("PATH", os.defpath)
+        self.environment["PATH"] = os.pathsep.join([str(venv / "bin"), rest])
 
     def _container(self, words: list[str]) -> None:
         program = words.pop(0)
@@ -163,9 +162,9 @@ class Front:
     def _forget(self) -> None:
         """Variables that are not passed on: those that change what a server does."""
         self._replaced(_RUN_BY)
-        for name in [*self.variables]:
+        for name in [*self.environment]:
             if name.startswith(_NOT_PASSED):
-                del self.variables[name]
+                del self.environment[name]
 
 
 def is_python(word: str) -> bool:

@@ -54,15 +54,14 @@ KINDS = {
 """The kinds of GPU that can be named, next to `NONE`. The memory is what ``nvidia-smi`` or
 ``rocm-smi`` prints; of GB10, which shares the host's, it is what torch reports (119.7 GiB)."""
 
+ASSUMED = replace(KINDS["H100"], is_assumed=True)
+"""The default for a machine without a GPU: eight of them."""
+
 _NAMES = ", ".join([*KINDS, NONE])
 
 
 def named(name: str) -> Gpu | None:
-    """The GPUs for a name, which may be nvidia-smi's; None for `NONE`, a server without a GPU.
-
-    Raises:
-        OperatorError: there is none of that name.
-    """
+    """The GPUs for a name, also nvidia-smi's; None for `NONE`; OperatorError for an unknown one."""
     if name.lower() == NONE:
         return None
     by_name = {**KINDS, **{_short(gpu.name): gpu for gpu in KINDS.values()}}
@@ -76,17 +75,8 @@ def _short(name: str) -> str:
     return name.upper().removeprefix("NVIDIA ").replace(" ", "")
 
 
-def assumed() -> Gpu:
-    """The default for a machine without a GPU: eight H100."""
-    return replace(KINDS["H100"], is_assumed=True)
-
-
 def here() -> Gpu | None:
-    """This machine's GPUs by ``nvidia-smi``; None if there are none.
-
-    Raises:
-        OperatorError: it has several kinds, or one that can't be read.
-    """
+    """This machine's GPUs by ``nvidia-smi``, or None; OperatorError if they can't be told."""
     program = shutil.which("nvidia-smi")
     if program is None:
         if shutil.which("rocm-smi") or shutil.which("amd-smi"):

@@ -69,12 +69,9 @@ def address() -> SplitResult:
 
 
 def go_offline_if_unreachable(words: Sequence[str]) -> bool:
-    """Leave the hub's local cache if a model is named and the hub can't be reached.
+    """Leave only the hub's local cache if a model is named and the hub can't be reached; then True.
 
     Call it before ``huggingface_hub`` is imported. Behind a proxy the hub is not tried.
-
-    Returns:
-        whether the hub is left out.
     """
     if not models(words) or any(map(os.environ.get, _OTHERWISE)) or {*getproxies()} - {"no"}:
         return False
@@ -86,9 +83,3 @@ def go_offline_if_unreachable(words: Sequence[str]) -> bool:
         os.environ[_OFFLINE] = "1"
         return True
     return False
-
-
-def why(error: BaseException) -> str:
-    """The name of an error's class if it is the hub's; "" if not."""
-    is_of_hub = type(error).__module__.partition(".")[0] == "huggingface_hub"
-    return type(error).__name__ if is_of_hub else ""

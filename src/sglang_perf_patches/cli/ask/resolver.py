@@ -20,8 +20,7 @@ import sys
 import sysconfig
 import tempfile
 import traceback
-from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,10 +86,7 @@ def main(task: dict[str, Any], words: list[str]) -> None:
 
 
 def activate(selection: str) -> None:
-    """Activate what the server would: a patch may change how the release resolves arguments.
-
-    Nothing observes it, so no record is written.
-    """
+    """Activate what the server would, as a patch may change arguments; it writes no record."""
     if not switch.is_off(selection):
         executor.do(lambda: engine.activate_now(selection, strict=False))
 
@@ -119,62 +115,56 @@ def _resolved(
         why = last.partition("error: ")[2] or last or f"exit code {end.code}"
         return {"why": f"sglang {task['release']} refuses this command: {why}"}
     except Exception as error:
-        return _failure(error, task, words, is_skipped=is_skipped)
+        told = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        if why := _why(error, told, task, words, is_skipped=is_skipped):
+            return {"why": why}
+        # What was left out for speed may be to blame.
+        return {"why": f"sglang {task['release']} could not be asked: {told}", "again": True}
     server = published.published()
     setup = FEATURES.setup(server)
-    return {
-        "on": setup.on,
-        "lacking": setup.lacking,
-        "having": sorted(setup.having),
-        "faults": faults.conditions(_OnMac(server) if is_for_another_mac(os.environ) else server),
-    }
+    if is_for_another_mac(os.environ):  # resolved with ``--device cpu``, as no ``mps`` is here
+        server = _corrected(server, lambda name, value: "mps" if name == "device" else value)
+    answer = {"on": setup.on, "lacking": setup.lacking, "having": sorted(setup.having)}
+    return {**answer, "faults": faults.conditions(server)}
 
 
-def _failure(
-    error: Exception, task: dict[str, Any], words: list[str], *, is_skipped: bool
-) -> dict[str, Any]:
-    """Why there is no answer; and ``again``, if what was left out for speed may be to blame."""
+def _why(
+    error: Exception, told: str, task: dict[str, Any], words: list[str], *, is_skipped: bool
+) -> str:
+    """Why there is no answer, if the command, this Python or the model is to blame; else ""."""
     release, python = f"sglang {task['release']}", task["python"]
-    why = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    install = f"pip install sglang=={task['release']}"
     chain = [*_chain(error)]
     if gone := hub.gone(words):
         folder = "give a folder that has its config.json"
-        return {"why": f"the model's path {gone[0]} is not on this machine: {folder}"}
-    if unfetched := next(filter(None, map(hub.why, chain)), ""):
+        return f"the model's path {gone[0]} is not on this machine: {folder}"
+    of_hub = (each for each in map(type, chain) if each.__module__.startswith("huggingface_hub"))
+    if unfetched := next(of_hub, None):
         models = " or ".join(hub.models(words)) or "the model"
-        unfetched = "it can't be reached" if is_skipped else unfetched
-        return {
-            "why": f"can't fetch config.json of {models} from {hub.address().hostname or ''} "
-            f"({unfetched}): instead of that name, give a folder that has the model's config.json"
-        }
+        reason = "it can't be reached" if is_skipped else unfetched.__name__
+        folder = "instead of that name, give a folder that has the model's config.json"
+        where = hub.address().hostname or ""
+        return f"can't fetch config.json of {models} from {where} ({reason}): {folder}"
     if _ARGUMENTS in sys.modules and all(map(_is_of_sglang, chain)):
-        known = fault_of(task["release"], why, _conditions(error))
+        known = fault_of(task["release"], told, _conditions(error))
         hint = f" (known: {known.text()})" if known else ""
-        return {"why": f"{release} refuses this command: {why}{hint}"}
+        return f"{release} refuses this command: {told}{hint}"
     for each in chain:
         if isinstance(each, ModuleNotFoundError) and "sglang" not in str(each.name):
-            return {
-                "why": f"{python} has no {each.name}, which {release} needs to read the command: "
-                f"run this in an environment with {release} (pip install sglang=={task['release']})"
-            }
-    if any("transformers" in _raised(each).filename + str(each) for each in chain):
-        have, needs = _transformers()
-        if needs == f"=={have}":  # then the model is at fault
-            why = f"transformers {have}, which fits it, failed ({why})"
-            return {"why": f"{release} could not be asked: {why}"}
-        own = f"the one of pip install sglang=={task['release']}"
-        return {
-            "why": f"{release} could not be asked with transformers {have or 'of this Python'} of "
-            f"{python} ({why}): it needs {f'transformers{needs}' if needs else own}"
-        }
-    return {"why": f"{release} could not be asked: {why}", "again": True}
+            lacks = f"{python} has no {each.name}, which {release} needs to read the command"
+            return f"{lacks}: run this in an environment with {release} ({install})"
+    if not any("transformers" in _raised(each).filename + str(each) for each in chain):
+        return ""
+    have, needs = _transformers()
+    if needs == f"=={have}":  # then the model is at fault
+        return f"{release} could not be asked: transformers {have}, which fits it, failed ({told})"
+    installed = f"transformers {have or 'of this Python'} of {python}"
+    needed = f"transformers{needs}" if needs else f"the one of {install}"
+    return f"{release} could not be asked with {installed} ({told}): it needs {needed}"
 
 
 def fault_of(release: str, message: str, conditions: Container[str]) -> Fault | None:
-    """The known fault whose symptom quotes an error's message; None if none does.
-
-    `conditions`: the names of the faults that the server may have.
-    """
+    """The known fault, of those named in `conditions`, whose symptom quotes an error's message."""
     for fault in faults.of_release(release):
         quoted = fault.symptom.split("`")[1::2]
         if fault.name in conditions and any(
@@ -209,30 +199,18 @@ def _is_of_sglang(error: BaseException) -> bool:
     return path.is_relative_to(_LIBRARY) and "site-packages" not in path.parts
 
 
-@dataclass(frozen=True)
-class _OnMac:
-    """A Mac's server that was resolved with ``--device cpu``, as no ``mps`` is here."""
-
-    server: Server
-
-    def read(self, name: str) -> Any:
-        """See `model.feature.Server.read`."""
-        return "mps" if name == "device" else self.server.read(name)
-
-    def unlike_default(self) -> Mapping[str, Any]:
-        """See `model.feature.Server.unlike_default`."""
-        return self.server.unlike_default()
+def _corrected(server: Server, correct: Callable[[str, Any], Any]) -> Any:
+    """A server of which each value is what `correct` makes of its name and value."""
+    return SimpleNamespace(
+        read=lambda name: correct(name, server.read(name)), unlike_default=server.unlike_default
+    )
 
 
-class _Unresolved(published.Published):
-    """A server whose arguments were being resolved: what is ``auto`` can't be read."""
-
-    def read(self, name: str) -> Any:
-        """See `model.feature.Server.read`."""
-        value = super().read(name)
-        if value == "auto":
-            raise LookupError(f"{name} is not resolved")
-        return value
+def _resolved_only(name: str, value: Any) -> Any:
+    """While arguments are being resolved, what is ``auto`` can't be read."""
+    if value == "auto":
+        raise LookupError(f"{name} is not resolved")
+    return value
 
 
 def _conditions(error: BaseException) -> list[str]:
@@ -240,7 +218,8 @@ def _conditions(error: BaseException) -> list[str]:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for value in frame.f_locals.values():
             if type(value).__name__ == "ServerArgs":
-                return [*faults.conditions(_Unresolved(value))]
+                server = _corrected(published.Published(value), _resolved_only)
+                return [*faults.conditions(server)]
     return []
 
 

@@ -20,11 +20,7 @@ from ...model.selection import Selection
 
 
 def selected(text: str | None = None) -> Selection:
-    """The selection in a text; None reads ``SGLANG_PERF_PATCHES``.
-
-    Raises:
-        SelectionError: it is malformed, or names something unknown.
-    """
+    """The selection in a text (None: ``SGLANG_PERF_PATCHES``); a bad one is a SelectionError."""
     return selection.parse(switch.from_environment() if text is None else text, by_id(sets.load()))
 
 

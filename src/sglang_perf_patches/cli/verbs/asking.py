@@ -8,10 +8,11 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from ... import faults, patch_page
+from ...faults.fault import Fault
 from ...model import switch
 from ...model.feature import Setup
 from ...model.patch import Patch
@@ -19,8 +20,9 @@ from ...patch_page import Headline
 from .. import interpreter, render
 from ..ask import answer, command, gpus
 from ..ask.answer import Outlook
+from ..ask.front import ParsedCommand
 from ..table import LIVE, OPT_IN, cost, entry, prevents
-from . import judged, known_faults, selected, tree_at
+from . import judged, selected, tree_at
 
 _NO_GAIN = "no gain was measured for this set-up"
 _LIVE_TITLES = (
@@ -28,25 +30,19 @@ _LIVE_TITLES = (
     "Gains in similar set-ups (stock → patched)",
     "Live, but no gain was measured in a similar set-up",
 )
-_TITLES = {
+_TURNED_OFF = {
     "gated": "Turned off by this set-up",
     "refused": "Refused: this code is not what they were tested on",
-    answer.OFF: "Not chosen",
-    OPT_IN: "Opt-in",
-    "not needed": "Not needed",
-    "built-in": "Built in",
-    "absent": "Absent",
 }
-"""What is not live, by state."""
-_TURNED_OFF = ("gated", "refused")
-_IN_SHORT = {
-    answer.OFF: "not chosen",
-    OPT_IN: "opt-in",
-    "built-in": "already in this release",
-    "absent": "for other releases only",
-    "not needed": "not needed in this set-up",
+_ONLY_COUNTED = {
+    answer.OFF: ("Not chosen", "not chosen"),
+    OPT_IN: ("Opt-in", "opt-in"),
+    "not needed": ("Not needed", "not needed in this set-up"),
+    "built-in": ("Built in", "already in this release"),
+    "absent": ("Absent", "for other releases only"),
 }
-"""How many there are of what only ``--all`` shows, in words, if not by its state."""
+"""State of what only ``--all`` shows → its title there, and what else is said of their number."""
+_TITLES = _TURNED_OFF | {state: title for state, (title, _) in _ONLY_COUNTED.items()}
 HELP = (
     "With a server's command after -- it prints what each patch will do in that server. sglang's "
     "own code reads the command's arguments and the model's config.json. No server is started, and "
@@ -115,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         }
         print(json.dumps(data, indent=2))
     else:
-        counted = known_faults.counted(tree.version, len(could), len(known))
+        counted = counted_faults(tree.version, len(could), len(known))
         machine = gpu.text if gpu else "no GPU"
         if command.is_for_another_mac(asked.environment):
             machine = "a Mac (assumed; no patch was ever tested on one)"
@@ -128,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
             "If the server loads them:" if obstacle else "",
             render.filled(_strictly(lost)) if is_strict else "",
             *_sections(found, patches, headlines, show_all=args.all),
-            known_faults.of_server(tree.version, known, {one.patch: one for one in found}),
+            remaining_faults(tree.version, known, {one.patch: one for one in found}),
             *map(render.filled, remarks),
             "" if args.all else render.filled(_hidden(found)),
             _next_steps(found, patches, headlines, setup) if live else "",
@@ -137,13 +133,13 @@ def run(args: argparse.Namespace) -> int:
     return 1 if lost else 0
 
 
-def _gpu(name: str | None, asked: command.ParsedCommand) -> gpus.Gpu | None:
+def _gpu(name: str | None, asked: ParsedCommand) -> gpus.Gpu | None:
     if name is not None:
         return gpus.named(name)
     has_none = sys.platform == "darwin" or command.computes_by_mlx(asked.environment)
     words = [*asked.arguments, ""]
     is_cpu = "--device=cpu" in words or ("--device", "cpu") in itertools.pairwise(words)
-    return None if has_none or is_cpu else gpus.here() or gpus.assumed()
+    return None if has_none or is_cpu else gpus.here() or gpus.ASSUMED
 
 
 def _strictly(lost: Sequence[Outlook]) -> str:
@@ -154,7 +150,6 @@ def _strictly(lost: Sequence[Outlook]) -> str:
 
 
 def _head(live: int, obstacle: str) -> str:
-    """How many patches will be live."""
     if obstacle:
         return f"No patch will be live, because this server does not load them. {obstacle}"
     count = {0: "No patch", 1: "1 patch"}.get(live, f"{live} patches")
@@ -189,8 +184,8 @@ def _hidden(found: Sequence[Outlook]) -> str:
     """Whether the command turns any patch off, and how many of each state only ``--all`` shows."""
     count = Counter(one.state for one in found)
     none = "" if any(count[word] for word in _TURNED_OFF) else "Your command turns no patch off."
-    states = (word for word in _TITLES if word not in _TURNED_OFF and count[word])
-    rest = ", ".join(f"{count[word]} {_IN_SHORT.get(word, word)}" for word in states)
+    hidden = ((count[state], words) for state, (_, words) in _ONLY_COUNTED.items())
+    rest = ", ".join(f"{number} {words}" for number, words in hidden if number)
     return f"{none} {f'Patches not listed: {rest} (add --all).' if rest else ''}".strip()
 
 
@@ -238,3 +233,41 @@ def _headlines(
                 headline = headline._replace(gain=_NO_GAIN)
         headlines[one.patch] = headline
     return headlines
+
+
+def counted_faults(release: str, could: int, kept: int) -> str:
+    """How many known faults a server `could` have without patches, and `kept` with its patches."""
+    known = len(faults.of_release(release))
+    if not known:
+        return f"We know no fault of sglang {release}."
+    prevented = f"; patches prevent {could - kept} of them" if kept < could else ""
+    if could and not kept:
+        prevented = "; patches prevent all of them" if could > 1 else "; a patch prevents it"
+    can = f"{could or 'none'} can occur in this set-up{prevented}"
+    return f"Of the {known} known faults of sglang {release}, {can}."
+
+
+def remaining_faults(
+    release: str, found: Sequence[tuple[Fault, bool]], states: Mapping[str, Outlook]
+) -> str:
+    """The faults that a server keeps, surely or not, each with what helps there; "" for none."""
+    title = f"Known faults of sglang {release} that remain in this server:"
+    texts = (one.text(release, is_sure=is_sure, ours=_ours(one, states)) for one, is_sure in found)
+    return listed(title, texts)
+
+
+def _ours(fault: Fault, states: Mapping[str, Outlook]) -> str:
+    """What our patch does about a fault in that server; "" if it can do nothing there."""
+    one = states.get(fault.patch)
+    if one is None:
+        return ""
+    if LIVE in (one.state, one.would):  # live: but the server does not load it
+        return f"our {one.patch} prevents it once it is {'on' if one.would else 'loaded'}"
+    is_gated = "gated" in (one.state, one.would)
+    return f"our {one.patch} prevents it without what turns it off" if is_gated else ""
+
+
+def listed(title: str, texts: Iterable[str]) -> str:
+    """A title with an item for each text; "" for none."""
+    items = [*map(render.item, texts)]
+    return "\n".join([title, *items]) if items else ""

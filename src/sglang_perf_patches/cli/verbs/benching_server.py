@@ -11,10 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...bench_server import BenchError, command, load, machine, processes, redact, sides, turns
+from ...bench_server import BenchError, boot, command, load, machine, processes, redact, sides
 from ...bench_server import outcome as outcomes
-from ...bench_server import text as texts
-from ...bench_server.boot import Plan
 from ...bench_server.sides import Side
 from ...model.errors import OperatorError
 from .. import entry_point, interpreter, render
@@ -64,11 +62,7 @@ def run(_args: argparse.Namespace) -> int:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run ``bench server`` with the words after it, and return the exit code.
-
-    Raises:
-        OperatorError: it can't start with these words, this selection or this sglang.
-    """
+    """Run ``bench server`` with the words after it; OperatorError if it can't start with them."""
     at = words.index("--") if "--" in words else len(words)
     parser = _parser()
     args, options = parser.parse_known_args([*_with_equals(words[:at])])
@@ -115,10 +109,10 @@ def _compare(args: argparse.Namespace, options: Sequence[str], words: Sequence[s
     say(f"checking that {sent.module} runs here and knows these options")
     sent.check()
     folder = Path(tempfile.mkdtemp(prefix="bench-server-"))
-    plan = Plan(served, sent, folder, args.timeout)
+    plan = boot.Plan(served, sent, folder, args.timeout)
     short = "; the short form is --turns 1" if args.turns > 1 else ""
     say(f"{2 * args.turns} boots of this server{short}; logs are in {folder}")
-    taken, stopped = turns.take(plan, compared, args.turns, say)
+    taken, stopped = boot.in_turns(plan, compared, args.turns, say)
     if stopped and not taken:
         raise BenchError(stopped)
     if stopped:
@@ -130,7 +124,7 @@ def _compare(args: argparse.Namespace, options: Sequence[str], words: Sequence[s
         "load": redact.shown(sent.options),
     }
     result = outcomes.compared(taken, compared, chosen, about=about, stopped=stopped)
-    print(outcomes.to_json(result) if args.json else texts.of(result), flush=True)
+    print(outcomes.to_json(result) if args.json else outcomes.to_text(result), flush=True)
     return outcomes.exit_code(result)
 
 
@@ -151,24 +145,16 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--turns", type=int, default=3, metavar="N", help="boots of each side (default: 3)"
-    )
+    add = parser.add_argument
+    turns = "boots of each side (default: 3)"
+    add("--turns", type=int, default=3, metavar="N", help=turns)
     adds = "what side a adds to the command: variables, then flags, in quotes"
-    parser.add_argument("--a", metavar="TEXT", help=adds)
-    parser.add_argument("--b", metavar="TEXT", help="the same for side b")
-    parser.add_argument(
-        "--url",
-        metavar="URL",
-        help="where the server listens, if COMMAND is a script without --port",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=1800.0,
-        metavar="S",
-        help="seconds that a boot or a load may take (default: 1800)",
-    )
+    add("--a", metavar="TEXT", help=adds)
+    add("--b", metavar="TEXT", help="the same for side b")
+    url = "where the server listens, if COMMAND is a script without --port"
+    add("--url", metavar="URL", help=url)
+    limit = "seconds that a boot or a load may take (default: 1800)"
+    add("--timeout", type=float, default=1800.0, metavar="S", help=limit)
     add_json(parser)
     return parser
 

@@ -17,7 +17,7 @@ from ...model.patch import Patch, by_id
 from ...model.releases import supported_until
 from ...model.selection import Selection, members
 from ...model.switch import is_off
-from .. import markdown, render
+from .. import render
 from ..table import features, of_patches
 from . import add_json, add_tree, any_is_lost, judged, listing, names_of_patches, selected, tree_at
 
@@ -37,8 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the explanation; exit code 1 if the patch was chosen by name and is not available."""
     patches = by_id(sets.load())
-    meant = members(args.patch, patches, policies=True)
-    ids = [name for name in patches if name in meant]
+    ids = members(args.patch, patches, policies=True)
     selection = selected()
     is_here = args.sglang_path is None and args.sglang_version is None
     try:
@@ -47,15 +46,14 @@ def run(args: argparse.Namespace) -> int:
         if args.json or not is_here:
             raise
         render.warn(error)  # the reader may not have installed sglang yet
-        said = ("\n\n".join(_said(patches[name], show_all=args.all)) for name in ids)
-        print("\n\n\n".join(said))
+        named = (patch for name, patch in patches.items() if name in ids)
+        print("\n\n\n".join("\n\n".join(_said(each, show_all=args.all)) for each in named))
         return 2
     everything = judged(tree)
     verdicts = [verdict for verdict in everything if verdict.patch.id in ids]
     if args.json:
         data = [_data(tree, selection, verdict) for verdict in verdicts]
-        is_set = args.patch not in ids
-        print(json.dumps({"patches": data} if is_set else data[0], indent=2))
+        print(json.dumps(data[0] if args.patch in ids else {"patches": data}, indent=2))
     elif args.patch in ids:
         words = {verdict.patch.id: verdict.word for verdict in everything}
         print("\n\n".join(_parts(tree, selection, verdicts[0], words, show_all=args.all)))
@@ -105,12 +103,7 @@ def _data(tree: Tree, selection: Selection, judged: Verdict) -> dict[str, Any]:
 
 
 def _parts(
-    tree: Tree,
-    selection: Selection,
-    judged: Verdict,
-    word: Mapping[str, str],
-    *,
-    show_all: bool,
+    tree: Tree, selection: Selection, judged: Verdict, word: Mapping[str, str], *, show_all: bool
 ) -> Iterator[str]:
     """The explanation of a patch; `word` has the verdict on each patch."""
     patch, variant = judged.patch, judged.variant
@@ -140,7 +133,7 @@ def _said(patch: Patch, here: str = "", *, show_all: bool) -> Iterator[str]:
     of_page |= {"Why": page.why, "How": page.how, "Obsolete when": page.goes_when}
     for title, text in {**of_page, "Here": here}.items():
         if text:
-            yield f"{title}:\n{markdown.shown(text)}"
+            yield f"{title}:\n{render.markdown(text)}"
     if links := patch_page.upstream_links(patch):
         yield "\n  ".join(["Upstream:", *links])
     if patch.proven_with is None or not show_all:

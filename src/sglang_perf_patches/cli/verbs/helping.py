@@ -9,7 +9,6 @@ from typing import Any
 
 from ...model.errors import OperatorError
 from .. import render
-from ..markdown import shown
 
 PARSER: dict[str, Any] = {"epilog": "Without a topic it lists the topics."}
 
@@ -35,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         near = difflib.get_close_matches(args.topic.lower(), topics(), n=1)
         hint = f"did you mean {near[0]}?" if near else f"the topics are {', '.join(topics())}"
         raise OperatorError(f"no help on {args.topic!r}: {hint}")
-    print(shown(_text(args.topic)))
+    print(render.markdown(_text(args.topic)))
     return 0
 
 

@@ -7,18 +7,17 @@ import glob
 import importlib.util
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ... import patch_page
-from ...compat import source
-from ...compat.source import TreeError
+from ...compat.source import Tree, TreeError
 from ...compat.verdict import Verdict
 from ...model.patch import Patch
 from ...model.releases import KNOWN, supported_until
 from ...model.selection import Selection
 from .. import entry_point, render
-from ..table import OFF, OPT_IN, READY, of_patches
+from ..table import OFF, OPT_IN, READY, States, of_patches
 from . import add_json, add_tree, any_is_lost, judged, selected, tree_at
 
 READY_MEANS = (
@@ -62,19 +61,19 @@ def run(args: argparse.Namespace) -> int:
     except TreeError as error:
         raise TreeError(f"{error}\n{_OTHERS}" if is_here and not args.json else error) from error
     verdicts = judged(tree)
-    by_patch = prospects(selection, verdicts, is_here=is_here)
+    states = prospects(selection, verdicts, is_here=is_here)
     if args.json:
         data = {
             "sglang": {"version": tree.version, "path": str(tree.root)},
             "selection": selection.text,
             "patches": [
-                {**verdict_data(selection, one, tree.version), "here": by_patch[one.patch.id][0]}
+                {**verdict_data(selection, one, tree.version), "here": states[one.patch.id][0]}
                 for one in verdicts
             ],
         }
         print(json.dumps(data, indent=2))
     else:
-        parts = [*_parts(tree, selection, verdicts, by_patch, show_all=args.all)]
+        parts = [*_parts(tree, selection, verdicts, states, show_all=args.all)]
         parts += [entry_point.why_not_loaded(tree)] if is_here else []
         print("\n\n".join(filter(None, parts)))
     return 1 if any_is_lost(selection, verdicts) else 0
@@ -99,26 +98,24 @@ def verdict_data(selection: Selection, judged: Verdict, release: str) -> dict[st
     }
 
 
-def prospects(
-    selection: Selection, verdicts: Iterable[Verdict], *, is_here: bool
-) -> dict[str, tuple[str, str]]:
-    """Patch → the state that it will have, in a word, and the reason.
+def prospects(selection: Selection, verdicts: Iterable[Verdict], *, is_here: bool) -> States:
+    """The state that each patch will have.
 
     ``ready`` means that it applies, and is live as soon as a server needs it. If the tree is the
     installed one (`is_here`), this machine counts too.
     """
-    return {one.patch.id: _prospect(one, selection, is_here=is_here) for one in verdicts}
-
-
-def _prospect(judged: Verdict, selection: Selection, *, is_here: bool) -> tuple[str, str]:
-    patch = judged.patch
-    is_chosen = patch.id in selection.ids
-    if judged.word in {BUILT_IN, ABSENT} or (is_chosen and judged.word == REFUSED):
-        return judged.word, judged.reason
-    if is_here and (missing := _missing(patch)):
-        return f"{NEEDS} {missing}", f"{'' if is_chosen else 'not chosen; '}{patch.summary}"
-    off = OFF if patch.is_default else OPT_IN
-    return READY if is_chosen else off, patch.summary
+    states = {}
+    for one in verdicts:
+        patch, is_chosen = one.patch, one.patch.id in selection.ids
+        word, why = READY, patch.summary
+        if one.word in {BUILT_IN, ABSENT} or (is_chosen and one.word == REFUSED):
+            word, why = one.word, one.reason
+        elif is_here and (missing := _missing(patch)):
+            word, why = f"{NEEDS} {missing}", f"{'' if is_chosen else 'not chosen; '}{why}"
+        elif not is_chosen:
+            word = OFF if patch.is_default else OPT_IN
+        states[patch.id] = word, why
+    return states
 
 
 def _missing(patch: Patch) -> str:
@@ -130,43 +127,34 @@ def _missing(patch: Patch) -> str:
 
 
 def _parts(
-    tree: source.Tree,
-    selection: Selection,
-    verdicts: Sequence[Verdict],
-    by_patch: Mapping[str, tuple[str, str]],
-    *,
-    show_all: bool,
+    tree: Tree, selection: Selection, verdicts: Sequence[Verdict], states: States, *, show_all: bool
 ) -> Iterator[str]:
-    named = selection.by_name
-    shown = [
-        one
-        for one in verdicts
-        if show_all or by_patch[one.patch.id][0] in _CONCERN or one.patch.id in named
-    ]
+    concern = {id for id, (word, _) in states.items() if show_all or word in _CONCERN}
+    concern |= selection.by_name
+    shown = [one for one in verdicts if one.patch.id in concern]
     until = supported_until(tree.version)
     yield (
-        f"{counts(word for word, _ in by_patch.values())}\n"
+        f"{counts(word for word, _ in states.values())}\n"
         f"on sglang {tree.version}, {until and f'supported until {until}, '}"
         f"with SGLANG_PERF_PATCHES={selection.text or '(empty)'}\n"
         f"at {tree.root}"
     )
-    yield of_patches(shown, verdicts, by_patch, tree.version, with_all=show_all)
-    for name, (word, why) in by_patch.items():
+    yield of_patches(shown, verdicts, states, tree.version, with_all=show_all)
+    for name, (word, why) in states.items():
         if word == REFUSED and not show_all:
             yield render.filled(f"{name} is {word}: {why}")
-    if rest := only_named((one for one in verdicts if one not in shown), by_patch):
+    if rest := only_named((one for one in verdicts if one not in shown), states):
         yield f"{rest}\nWhy these have nothing to do here: sglang-perf-patches list --all"
     yield from map(render.filled, _CLOSING)
 
 
-def only_named(verdicts: Iterable[Verdict], by_patch: Mapping[str, tuple[str, str]]) -> str:
-    """The names of patches that have nothing to do, a line for each of their `prospects`."""
+def only_named(verdicts: Iterable[Verdict], states: States) -> str:
+    """The names of patches that have nothing to do, a line for each state."""
     by_word: dict[str, list[str]] = {}
     for one in verdicts:
-        by_word.setdefault(by_patch[one.patch.id][0], []).append(one.patch.id)
-    return "\n".join(
-        render.filled(f"{word}: {', '.join(ids)}", "", "  ") for word, ids in by_word.items()
-    )
+        by_word.setdefault(states[one.patch.id][0], []).append(one.patch.id)
+    lines = (f"{word}: {', '.join(ids)}" for word, ids in by_word.items())
+    return "\n".join(render.filled(line, "", "  ") for line in lines)
 
 
 def counts(words: Iterable[str]) -> str:

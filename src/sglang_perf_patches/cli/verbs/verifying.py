@@ -82,11 +82,7 @@ def _compared(processes: Sequence[Sequence[Case]], limit_s: float) -> Iterator[v
 
 
 def _named(names: Sequence[str]) -> Selection:
-    """The patches of these names; a set's name includes its policy patches.
-
-    Raises:
-        SelectionError: a name is unknown, or all of them together name nothing.
-    """
+    """The patches of these names, which must name some; a set's name includes its policies."""
     patches = by_id(sets.load())
     members = [patch_id for patch_id, patch in patches.items() if not names or patch.set in names]
     parsed = selection.parse(",".join([*names, *members]), patches)

@@ -11,20 +11,14 @@ from ..trunk import logits_of
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a prompt, computed but not evaluated. Called as a model, it fills the caches.
+    """A part of a prompt, computed but not evaluated. Called as a model, it fills the caches."""
 
-    Attributes:
-        start: tokens before it.
-        tokens: its own.
-        layers: what each layer holds after it: keys and values, (1, n_kv_heads, tokens, head_dim),
-            or a recurrent layer's arrays, (1, …).
-        logits: of its last token, (1, 1, vocabulary); None where nothing reads them.
-    """
-
-    start: int
-    tokens: int
+    start: int  # tokens before it
+    tokens: int  # its own
+    # What each layer holds after it: keys and values, (1, n_kv_heads, tokens, head_dim), or a
+    # recurrent layer's arrays, (1, …).
     layers: Sequence[Sequence[Any]]
-    logits: Any = None
+    logits: Any = None  # of its last token, (1, 1, vocabulary); None where nothing reads them
 
     def fits(self, input_ids: Any, cache: Sequence[Any]) -> bool:
         """Whether a call of the model, for this request, asks for what was computed."""
@@ -58,21 +52,13 @@ class Row(Part):
 
 @dataclass
 class Trial:
-    """Compares the rows of a group with what stock computes of its prompts, one by one.
+    """Compares the rows of a group with what stock computes of its prompts, one by one."""
 
-    Attributes:
-        kind: what is tried.
-        what: the group, in words.
-        wanted: how many parts of prompts are to be compared.
-        pairs: the group's arrays and stock's, of those that were.
-        parts: how many those are.
-    """
-
-    kind: str
-    what: str
-    wanted: int
-    pairs: list[tuple[Any, Any]] = field(default_factory=list)
-    parts: int = 0
+    kind: str  # what is tried
+    what: str  # the group, in words
+    wanted: int  # how many parts of prompts are to be compared
+    parts: int = 0  # how many of them were
+    pairs: list[tuple[Any, Any]] = field(default_factory=list)  # their arrays and stock's
 
     def model(self, model: Any, row: Row) -> Any:
         """Stock's model for the last part of a prompt; it is compared with its row once called."""

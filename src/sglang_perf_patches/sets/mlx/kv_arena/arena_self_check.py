@@ -54,23 +54,21 @@ _SMALLEST = 8
 class Kind:
     """What decides how an arena's step is computed.
 
-    Attributes:
-        sizes: of each group, in any order; of all requests where there are no groups. Whether they
-            have the same length, and the bits of the longest one's length after the step, at least
-            8: attention's kernels change at powers of two.
-        is_chained: the step is built before the one before it has been read.
+    The size of each group (of all requests where there are no groups), in any order, is whether
+    they have the same length, and the bits of the longest one's length after the step, at least 8:
+    attention's kernels change at powers of two.
     """
 
     sizes: tuple[tuple[bool, int], ...]
-    is_chained: bool
+    is_chained: bool  # the step is built before the one before it has been read
 
     @classmethod
     def of(cls, lengths: Sequence[int], groups: Groups, is_chained: bool) -> Kind:
         """The kind of a step, by the tokens of each request before it."""
-        each = [[lengths[row] for row in group] for group in groups]
-        sizes = [
-            (min(own) == max(own), max(_SMALLEST, (max(own) + 1).bit_length())) for own in each
-        ]
+        sizes = []
+        for group in groups:
+            own = [lengths[row] for row in group]
+            sizes.append((min(own) == max(own), max(_SMALLEST, (max(own) + 1).bit_length())))
         return cls(tuple(sorted(sizes)), is_chained)
 
     def __str__(self) -> str:
@@ -83,34 +81,19 @@ class Kind:
 
 @dataclass
 class Copies:
-    """Copies of a batch's caches, which go through the phases.
+    """Copies of a batch's caches, which go through the phases."""
 
-    Attributes:
-        batch: ids of the caches that they are copies of.
-        caches: the copies, by layer, then by request.
-        lengths: tokens of each request.
-        kind: the kind of the last step.
-        groups: the rows of each arena.
-        arenas: they hold the copies.
-        taken: steps in a row of this kind and phase.
-    """
-
-    batch: list[int]
-    caches: list[list[Any]]
-    lengths: list[int]
-    kind: Kind
-    groups: Groups = ()
-    arenas: list[Arena] = field(default_factory=list)
-    taken: int = 0
+    batch: list[int]  # ids of the caches that they are copies of
+    caches: list[list[Any]]  # the copies, by layer, then by request
+    lengths: list[int]  # tokens of each request
+    kind: Kind  # of the last step
+    groups: Groups = ()  # the rows of each arena
+    arenas: list[Arena] = field(default_factory=list)  # they hold the copies
+    taken: int = 0  # steps in a row of this kind and phase
 
 
 class ArenaSelfCheck:
-    """Computes steps with copies and compares them with stock's.
-
-    Attributes:
-        is_chained: the step that is being built is built before the one before it has been read.
-        gate_of_groups: switches off the patch that asks for groups, if there is one.
-    """
+    """Computes steps with copies and compares them with stock's."""
 
     def __init__(self, rows: Rows, choice: Choice, moves: Moves, patching: Patching) -> None:
         self._rows, self._choice, self._moves = rows, choice, moves
@@ -127,7 +110,8 @@ class ArenaSelfCheck:
         self._copies: Copies | None = None
         self._noted: list[Any] = []
         self._queued: deque[tuple[int, Kind, Any]] = deque()
-        self.is_chained = False
+        self.is_chained = False  # of the step that is being built: see `Kind`
+        # Switches off the patch that asks for groups, if there is one.
         self.gate_of_groups: Callable[[str], None] = lambda _: None
 
     def is_needed(self, lengths: list[int], groups: Groups) -> bool:
@@ -154,11 +138,8 @@ class ArenaSelfCheck:
             self._check.doubt(each)
         return True
 
-    def begin(self, caches: Caches, lengths: list[int], groups: Groups) -> Copies | None:
-        """How copies compute a step that stock handles; None to run only stock.
-
-        As in `Choice`, a batch gets an arena at its second step.
-        """
+    def begin(self, caches: Caches, lengths: list[int], groups: Groups) -> list[Arena]:
+        """From a batch's second step on, the copies' arenas for a step of stock's; none without."""
         COUNTS["stock steps"] += 1
         kind = Kind.of(lengths, groups, self.is_chained)
         batch = [id(cache) for cache in caches[0]]
@@ -170,19 +151,18 @@ class ArenaSelfCheck:
         if self._untried > LASTING:
             self._check.try_again(kind)
         fits = len(groups) > 1 or max(lengths) + 1 <= self._moves.most(caches, lengths)
+        copies = None
         # A kind may have passed whose last comparisons have not been read.
-        if not is_expected or not fits or not self._check.may_try(kind):
+        if is_expected and fits and self._check.may_try(kind):
+            copies = self._prepared(caches, lengths, groups, kind)
+        if copies is None or not any(self._rows.among(copies.caches)):
             self._drop()
-            return None
-        copies = self._prepared(caches, lengths, groups, kind)
-        if not any(self._rows.among(copies.caches)):
-            self._drop()
-            return None
+            return []
         copies.kind, copies.lengths = kind, [length + 1 for length in lengths]
         COUNTS["tried steps"] += 1
         self._untried = 0
         self._is_open = True
-        return copies
+        return copies.arenas
 
     def note(self, stock: Any, copied: Any) -> None:
         """Keep whether a layer's two results, (batch, 1, hidden), are equal."""
@@ -203,7 +183,7 @@ class ArenaSelfCheck:
     def _prepared(self, caches: Caches, lengths: list[int], groups: Groups, kind: Kind) -> Copies:
         """The copies, ready for the next step of this kind."""
         ready = self._copies
-        phase = PHASES[self._check.credits(kind)]
+        phase = PHASES[self._check.credits[kind]]
         if ready is not None and (ready.kind, ready.groups) != (kind, groups):
             ready.taken = 0
         if ready is None or (phase == PHASES[0] and not ready.taken):
@@ -214,11 +194,16 @@ class ArenaSelfCheck:
         if ready.groups != groups:
             ready.groups = groups
             self._build(ready, lengths)
-        if not ready.taken:
-            self._change(ready, lengths, phase)
+        begins = not ready.taken
+        if begins and phase == "moved":
+            # Rows in another order; then all but one, and a request's buffer.
+            self._moves.build([each[::-1] for each in ready.caches], lengths[::-1])
+            self._moves.leave([of_layer[:1] for of_layer in ready.caches])
+            self._build(ready, lengths)
         for arena in ready.arenas:
-            if max(arena.lengths) + 1 > arena.capacity:
-                self._enlarge(arena)
+            if (begins and phase == "enlarged") or max(arena.lengths) + 1 > arena.capacity:
+                needed = max(arena.capacity, *arena.lengths) + 1
+                self._moves.grow(arena, capacity_for(needed, needed))
         for _, layer in self._rows.among(ready.caches):
             self._rows.forget(layer)
         return ready
@@ -226,20 +211,6 @@ class ArenaSelfCheck:
     def _build(self, copies: Copies, lengths: list[int]) -> None:
         parts = parts_of(copies.caches, lengths, copies.groups)
         copies.arenas = [self._moves.build(*part) for part in parts]
-
-    def _change(self, copies: Copies, lengths: list[int], phase: str) -> None:
-        """What the phase is about, at its start."""
-        if phase == "enlarged":
-            for arena in copies.arenas:
-                self._enlarge(arena)
-        elif phase == "moved":  # rows in another order; then all but one, and a request's buffer
-            self._moves.build([each[::-1] for each in copies.caches], lengths[::-1])
-            self._moves.leave([of_layer[:1] for of_layer in copies.caches])
-            self._build(copies, lengths)
-
-    def _enlarge(self, arena: Arena) -> None:
-        needed = max(arena.capacity, *arena.lengths) + 1
-        self._moves.grow(arena, capacity_for(needed, needed))
 
     def _read(self) -> None:
         """Read the comparisons that are old enough; a difference switches the patch off."""
@@ -256,9 +227,8 @@ class ArenaSelfCheck:
 
     def _drop(self) -> None:
         """Free the copies' buffers now: rows and layers reference each other."""
-        if self._copies is not None:
-            for _, layer in self._rows.among(self._copies.caches):
-                layer.keys = layer.values = None
+        for _, layer in self._rows.among(self._copies.caches if self._copies else ()):
+            layer.keys = layer.values = None
         self._copies = None
 
     def _copy(self, cache: Any) -> Any:

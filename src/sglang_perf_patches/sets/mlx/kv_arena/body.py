@@ -20,21 +20,19 @@ A layer that attends to a window is stock's. An exception in between leaves the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from ....model.patching import Patching
 from .. import grouping
 from ..device import is_proven
-from .arena import Arena, Rows
+from .arena import Rows
 from .arena_self_check import ArenaSelfCheck
-from .choice import COUNTS, Choice, Groups
+from .choice import COUNTS, Choice
 from .moves import Moves
 from .step import GroupedStep, Step
 
 
 def setup(patch: Patching, cache_class: str, field: str) -> None:
-    """Make what the patch shares in this process."""
     core: Any = patch.module("mlx.core")
     rows = Rows(core, patch.get(cache_class))
     moves = Moves(rows)
@@ -56,26 +54,20 @@ def _begin(
         return None
     mark = vars(ctx).get(grouping.MARK)
     groups = [[*range(len(lengths))]] if mark is None else grouping.groups_of(lengths)
-    if trial is not None:
-        if mark is not None:
-            trial.gate_of_groups = mark.gate
+    if trial is not None and mark is not None:
+        trial.gate_of_groups = mark.gate
         if len(groups) > 1 and not choice.can_group(caches, lengths, groups):
             groups = [[*range(len(lengths))]]
-        if trial.is_needed(lengths, groups):
-            tried = trial.begin(caches, lengths, groups)
-            if tried is None:
-                return None
-            return _step(groups, tried.arenas, core, ctx, field, trial)
-    arenas = choice.arenas_for(caches, lengths, groups)
+    if trial is not None and trial.is_needed(lengths, groups):
+        arenas = trial.begin(caches, lengths, groups)
+    else:
+        trial, arenas = None, choice.arenas_for(caches, lengths, groups)
     if not arenas:
         return None
-    COUNTS["steps"] += 1
-    if len(arenas) > 1:
-        grouping.COUNTS["steps"] += 1
-        mark.ran.seen = True
-    return _step(groups, arenas, core, ctx, field, None)
-
-
-def _step(groups: Groups, arenas: Sequence[Arena], *step: Any) -> Step:
-    """A step in one arena, or in one for each group."""
-    return Step(arenas, *step) if len(arenas) == 1 else GroupedStep(groups, arenas, *step)
+    if trial is None:
+        COUNTS["steps"] += 1
+        if len(arenas) > 1:
+            grouping.COUNTS["steps"] += 1
+            mark.ran.seen = True
+    step = arenas, core, ctx, field, trial
+    return Step(*step) if len(arenas) == 1 else GroupedStep(groups, *step)

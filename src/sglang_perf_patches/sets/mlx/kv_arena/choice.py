@@ -45,19 +45,10 @@ class Choice:
         self._expected: tuple[list[int], list[int]] = [], []
 
     def arenas_for(self, caches: Caches, lengths: list[int], groups: Groups) -> list[Arena]:
-        """The arenas that serve a step, with room for the new tokens; none for stock.
-
-        There is one for each group. If groups can't have their own, all share one.
-        """
+        """Arenas with room for the tokens: one per group, or one for all; none for stock."""
         parts = parts_of(caches, lengths, groups)
         arenas = [self._arena_of(*part) for part in parts]
-        can_hold = [
-            [self._moves.can_hold(each, part[1]) for each in part[0]]
-            if arena is None
-            else [layer is not None for layer in arena.layers]
-            for part, arena in zip(parts, arenas, strict=True)
-        ]
-        if not self._fits(parts, can_hold):
+        if not self._fits(parts, arenas):
             if len(groups) > 1:
                 return self.arenas_for(caches, lengths, [range(len(lengths))])
             return self._no_arenas(caches)
@@ -89,14 +80,20 @@ class Choice:
 
     def can_group(self, caches: Caches, lengths: list[int], groups: Groups) -> bool:
         """Whether `arenas_for` would give each group an arena of its own."""
-        parts, can_hold = parts_of(caches, lengths, groups), self._moves.can_hold
-        return self._fits(parts, [[can_hold(each, own) for each in of] for of, own in parts])
+        parts = parts_of(caches, lengths, groups)
+        return self._fits(parts, [None] * len(parts))
 
-    def _fits(self, parts: Sequence[Part], can_hold: Sequence[Sequence[bool]]) -> bool:
-        """Whether arenas can hold the parts, with the same layers of each."""
-        most = self._moves.most
-        fits = all(max(lengths) + 1 <= most(caches, lengths) for caches, lengths in parts)
-        return fits and any(can_hold[0]) and all(each == can_hold[0] for each in can_hold)
+    def _fits(self, parts: Sequence[Part], arenas: Sequence[Arena | None]) -> bool:
+        """Whether these arenas, or new ones, can hold the parts, with the same layers of each."""
+        can_hold, moves = [], self._moves
+        for (caches, lengths), arena in zip(parts, arenas, strict=True):
+            if max(lengths) + 1 > moves.most(caches, lengths):
+                return False
+            if arena is None:
+                can_hold.append([moves.can_hold(of_layer, lengths) for of_layer in caches])
+            else:
+                can_hold.append([layer is not None for layer in arena.layers])
+        return any(can_hold[0]) and all(each == can_hold[0] for each in can_hold)
 
     def is_expected(self, caches: Caches, lengths: list[int]) -> bool:
         """Whether the step checked before this one was of the same batch."""

@@ -29,13 +29,7 @@ class SelfCheck:
     """
 
     def __init__(
-        self,
-        patch: str,
-        patching: Patching,
-        *,
-        tries: int,
-        needed: int = 1,
-        until: str = "this process ends",
+        self, patch: str, patching: Patching, *, needed: int, tries: int, until: str
     ) -> None:
         self._patch, self._gate, self._ran = patch, patching.gate, patching.ran
         self._needed, self._tries, self._until = needed, tries, until

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-TRUNK = "model"
-"""The trunk's attribute name in almost all of mlx-lm's models."""
+TRUNK = "model"  # the trunk's attribute name in almost all of mlx-lm's models
 
 
 def owner_of_trunk(model: Any) -> Any:

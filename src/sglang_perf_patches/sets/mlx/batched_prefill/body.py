@@ -14,7 +14,7 @@ from ..references import MLX
 from ..self_check import SelfCheck
 from .grouping import STEP, Group, Prompt, groups
 from .passes import compute
-from .rows import Part, Row, Trial, is_recurrent
+from .rows import Part, Trial, is_recurrent
 
 COUNTS: Counter[str] = Counter()
 """Counts for this process: prompts of a batch that were computed ``together`` or ``alone``, rows
@@ -31,8 +31,8 @@ some layer."""
 _NEAR_HYBRID = 52
 """The same for hybrids, with their states: 20 %. Rounding gave up to 8 % through 24 layers."""
 
-_TRIES = 8
-"""How many groups of a kind may be tried before stock keeps the kind."""
+_TRIES = 8  # groups of a kind that may be tried before stock keeps the kind
+
 _ALIKE = 8
 """A prefix that has at most one in this many tokens of its prompt is computed again. Prompts that
 have nothing else in common often share their first token."""
@@ -61,10 +61,12 @@ class Batches:
         self._core: Any = patch.module("mlx.core")
         self._masks: Any = patch.module(f"{MLX}.kv_cache.attention_kv_cache")
         # Stock may not compute what a trial waits for: one try could leave a kind to it for good.
-        self._check = SelfCheck("mlx.batched-prefill", patch, tries=_TRIES)
+        self._check = SelfCheck(
+            "mlx.batched-prefill", patch, needed=1, tries=_TRIES, until="this process ends"
+        )
         self._ran, self._is_proven = patch.ran, is_proven(self._core)
         self._plans = attends_by_cudnn(self._core)
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, Part] = {}
         self._trials: dict[str, Trial] = {}
         self._launched: tuple[Part | None, Trial | None] = None, None
 
@@ -79,7 +81,7 @@ class Batches:
                 row = self._rows.get(each.req_id)
                 self._launched = row and row.first, self._trials.get(each.req_id)
                 launched.append(each.launch())
-            for trial in {id(trial): trial for trial in self._trials.values()}.values():
+            for trial in dict.fromkeys(self._trials.values()):
                 self._judge(runner, trial)
             return launched
         finally:

@@ -6,27 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MOST_PROMPTS = 8
-"""As many as mlx-lm's server takes together."""
+MOST_PROMPTS = 8  # as many as mlx-lm's server takes together
 
 MOST_TOKENS = 4096
 """Tokens of a group to compute, with padding. Longer prompts keep a device busy by themselves. The
 memory of a forward pass depends on this number."""
 
-MOST_KV = 4 * MOST_TOKENS
-"""Tokens of a group, with padding and prefixes."""
-
-MOST_ROUNDED = 2048
-"""Tokens to compute of a group whose shape is rounded, which may double what is computed."""
-
-_PADDING = 4
-"""At most one in this many tokens of a group is padding."""
-
-_BEHIND = 256
-"""Prefixes of a group lie between the same multiples of this."""
-
-STEP = 32
-"""Tokens to which lengths are rounded."""
+MOST_KV = 4 * MOST_TOKENS  # tokens of a group, with padding and prefixes
+MOST_ROUNDED = 2048  # tokens to compute of a group of rounded shape, which may be twice as many
+STEP = 32  # tokens to which lengths are rounded
+_PADDING = 4  # at most one in this many tokens of a group is padding
+_BEHIND = 256  # prefixes of a group lie between the same multiples of this
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ prompts. So does a group, whose first parts have one length.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..trunk import TRUNK, CutTrunk, in_place_of, logits_of, owner_of_trunk
 from .grouping import Group
-from .rows import Part, Row
+from .rows import Part
 
 
 class Layer:
@@ -63,8 +64,8 @@ class Layer:
         return self.keys[row : row + 1, :, tokens], self.values[row : row + 1, :, tokens]
 
 
-def compute(core: Any, masks: Any, runner: Any, group: Group) -> list[Row]:
-    """Build a group's passes, with stock's module of masks: each prompt's row, unevaluated."""
+def compute(core: Any, masks: Any, runner: Any, group: Group) -> list[Part]:
+    """Build a group's passes, with stock's module of masks: each prompt's last part, its row."""
     layout, cache = runner._cache_layout, _filled(core, masks, runner, group)
     parts: list[list[Part]] = []
     begin = 0
@@ -88,8 +89,9 @@ def compute(core: Any, masks: Any, runner: Any, group: Group) -> list[Row]:
         if not is_last:
             for layer in layout.attention_layer_indices:
                 cache[layer].cut(group.behind + begin)
-    firsts = parts[0] if len(parts) > 1 else [None] * group.wanted
-    return [Row(**vars(own), first=first) for own, first in zip(parts[-1], firsts, strict=True)]
+    if len(parts) == 1:
+        return parts[0]
+    return [replace(last, first=first) for first, last in zip(*parts, strict=True)]
 
 
 def _filled(core: Any, masks: Any, runner: Any, group: Group) -> list[Any]:

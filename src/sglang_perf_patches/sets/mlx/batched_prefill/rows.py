@@ -19,6 +19,7 @@ class Part:
     # recurrent layer's arrays, (1, …).
     layers: Sequence[Sequence[Any]]
     logits: Any = None  # of its last token, (1, 1, vocabulary); None where nothing reads them
+    first: Part | None = None  # what stock computes of the prompt before it
 
     def fits(self, input_ids: Any, cache: Sequence[Any]) -> bool:
         """Whether a call of the model, for this request, asks for what was computed."""
@@ -43,14 +44,7 @@ class Part:
         return self.logits
 
 
-@dataclass(frozen=True)
-class Row(Part):
-    """One prompt of a group: its last part, and `first`, what stock computes before that."""
-
-    first: Part | None = None
-
-
-@dataclass
+@dataclass(eq=False)
 class Trial:
     """Compares the rows of a group with what stock computes of its prompts, one by one."""
 
@@ -60,7 +54,7 @@ class Trial:
     parts: int = 0  # how many of them were
     pairs: list[tuple[Any, Any]] = field(default_factory=list)  # their arrays and stock's
 
-    def model(self, model: Any, row: Row) -> Any:
+    def model(self, model: Any, row: Part) -> Any:
         """Stock's model for the last part of a prompt; it is compared with its row once called."""
 
         def compute(input_ids: Any, *, cache: Sequence[Any]) -> Any:

@@ -31,8 +31,6 @@ PATCH = Declaration(
     anytime="what layers share is stock's own arrays, kept on the context of their step",
 )
 
-_KEPT = "_sglang_perf_patches_arrays"
-
 
 @PATCH.makes(CORE)
 class _LengthArrays:
@@ -62,7 +60,7 @@ class _LengthArrays:
         if context is None:
             return make()
         self._ran.seen = True
-        arrays = vars(context).setdefault(_KEPT, {})
+        arrays = vars(context).setdefault("_sglang_perf_patches_arrays", {})
         if key not in arrays:
             arrays[key] = make()
         return arrays[key]

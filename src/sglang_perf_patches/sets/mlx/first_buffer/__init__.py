@@ -27,8 +27,7 @@ PATCH = Declaration(
     anytime="stock's code grows a buffer of any size, in every kind of step",
 )
 
-STEP = 256
-"""Growth of mlx-lm's own caches, in tokens."""
+STEP = 256  # growth of mlx-lm's own caches, in tokens
 
 
 def room_for(tokens: int) -> int:

@@ -16,15 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
-CUDNN_STEP = 256
-"""MLX's CUDA backend decodes by cuDNN where the buffer's length is a multiple of this."""
-
-STOCK_ROOM = 4096
-"""Minimum capacity of a request's buffers in stock, in tokens."""
-
-AT_MOST = 2
-"""Padded rows may take this many times the capacity of stock's buffers."""
-
+CUDNN_STEP = 256  # MLX for CUDA decodes by cuDNN where a buffer's length is a multiple of this
+STOCK_ROOM = 4096  # minimum capacity of a request's buffers in stock, in tokens
+AT_MOST = 2  # padded rows may take this many times the capacity of stock's buffers
 _ROUND = 64
 _ASIDE = 8
 

@@ -2,19 +2,17 @@
 
 MLX updates a buffer in place if nothing else references it. How that works with queued steps
 depends on the backend: ml-explore/mlx#3866 reports wrong values on an Apple M4. So on such a device
-stock handles steps from the requests' own caches, and an arena of copies computes the same steps.
-Each layer's two results are compared bit by bit.
+stock handles steps from the requests' own caches, an arena of copies computes the same steps, and
+each layer's two results are compared bit by bit.
 
 The comparison of a step is queued with it and read two steps later. So where stock queues steps,
 the arena's next step is built and queued while one is computed, as it is once arenas take over.
 
-Steps are of a kind, by what selects kernels and by how they follow each other, and each kind is
-tried in `PHASES`: an arena of stock's buffers, an enlarged one, and one that was made of other
-arenas' rows. An arena handles a kind only after `STEPS` equal steps of one
-batch in each phase. Steps in groups, which have an arena each, are kinds of their own. A kind that
-has not passed after `TRIES` steps, as the batch changed too often, is left to stock, until a batch
-lasts for `LASTING` steps. A kind that has passed goes through its last phase again at each
-`EVERY`-th step, which finds faults that come too seldom for the first steps.
+Each `Kind` of step, of which those in groups are others, is tried in `PHASES`: an arena of stock's
+buffers, an enlarged one, and one that was made of other arenas' rows. It passes after `STEPS` equal
+steps of one batch in each. A kind that has not passed after `TRIES` steps, as the batch changed too
+often, is left to stock until a batch lasts for `LASTING` steps. A kind that has passed goes through
+its last phase again at each `EVERY`-th step, for faults that come too seldom for the first steps.
 """
 
 from __future__ import annotations
@@ -29,23 +27,15 @@ from ..device import equal_bits
 from ..self_check import SelfCheck
 from .arena import Arena, Rows, capacity_for
 from .choice import COUNTS, Choice, Groups, parts_of
-from .moves import Caches, Moves
+from .moves import Caches
 
 PHASES = ("built", "enlarged", "moved")
 """What happens to the copies before the steps of a phase."""
 
-STEPS = 4
-"""Steps in a row that are compared in each phase."""
-
-TRIES = 2 * len(PHASES) * STEPS
-"""Steps of a kind that are compared at most: enough if a batch lasts for five steps."""
-
-LASTING = TRIES
-"""Steps in a row that stock serves of one batch before a kind without tries gets new ones."""
-
-EVERY = 1024
-"""An arena serves so many steps of a kind, less one, before some are compared again."""
-
+STEPS = 4  # in a row, that are compared in each phase
+TRIES = 2 * len(PHASES) * STEPS  # steps of a kind at most: enough if a batch lasts for five steps
+LASTING = TRIES  # steps of one batch that stock serves before a kind without tries gets new ones
+EVERY = 1024  # an arena serves so many steps of a kind, less one, before some are compared again
 _BEHIND = 2
 _SMALLEST = 8
 
@@ -95,14 +85,11 @@ class Copies:
 class ArenaSelfCheck:
     """Computes steps with copies and compares them with stock's."""
 
-    def __init__(self, rows: Rows, choice: Choice, moves: Moves, patching: Patching) -> None:
-        self._rows, self._choice, self._moves = rows, choice, moves
+    def __init__(self, rows: Rows, choice: Choice, patching: Patching) -> None:
+        self._rows, self._choice, self._moves = rows, choice, choice.moves
+        until = f"a batch lasts for more than {LASTING} steps"
         self._check = SelfCheck(
-            "mlx.kv-arena",
-            patching,
-            needed=len(PHASES),
-            tries=TRIES,
-            until=f"a batch lasts for more than {LASTING} steps",
+            "mlx.kv-arena", patching, needed=len(PHASES), tries=TRIES, until=until
         )
         self._number = self._untried = 0
         self._served: Counter[Kind] = Counter()

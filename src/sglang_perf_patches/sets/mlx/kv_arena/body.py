@@ -35,22 +35,21 @@ from .step import GroupedStep, Step
 def setup(patch: Patching, cache_class: str, field: str) -> None:
     core: Any = patch.module("mlx.core")
     rows = Rows(core, patch.get(cache_class))
-    moves = Moves(rows)
-    choice = Choice(rows, moves)
-    trial = None if is_proven(core) else ArenaSelfCheck(rows, choice, moves, patch)
+    choice = Choice(rows, Moves(rows))
+    trial = None if is_proven(core) else ArenaSelfCheck(rows, choice, patch)
     patch.state.rows, patch.state.trial = rows, trial
-    patch.state.begin = lambda ctx: _begin(moves, choice, trial, core, ctx, field)
+    patch.state.begin = lambda ctx: _begin(choice, trial, core, ctx, field)
 
 
 def _begin(
-    moves: Moves, choice: Choice, trial: ArenaSelfCheck | None, core: Any, ctx: Any, field: str
+    choice: Choice, trial: ArenaSelfCheck | None, core: Any, ctx: Any, field: str
 ) -> Step | None:
     """At a step's first layer, choose an arena with room for a token; None for stock."""
     caches, lengths = getattr(ctx, field), list(ctx.seq_lens)
     has_rope_kernel = getattr(getattr(ctx, "aot", None), "rope", None) is not None
     if ctx.batch_size < 2 or has_rope_kernel:
         # Stock attends to a single request's buffer directly; its length selects the kernel.
-        moves.leave(caches)
+        choice.moves.leave(caches)
         return None
     mark = vars(ctx).get(grouping.MARK)
     groups = [[*range(len(lengths))]] if mark is None else grouping.groups_of(lengths)

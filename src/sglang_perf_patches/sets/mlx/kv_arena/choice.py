@@ -30,18 +30,15 @@ COUNTS: Counter[str] = Counter()
 too, for comparison; ``builds`` and ``growths`` of arenas; and ``partings``, when their rows are
 copied back because a batch has changed again."""
 
-Groups = Sequence[Sequence[int]]
-"""The rows of each group of a batch, which have an arena each."""
-
-Part = tuple[Caches, list[int]]
-"""The caches and lengths of a group."""
+Groups = Sequence[Sequence[int]]  # the rows of each group of a batch, which have an arena each
+Part = tuple[Caches, list[int]]  # the caches and lengths of a group
 
 
 class Choice:
     """Which arenas handle a step: the rules of the table above."""
 
     def __init__(self, rows: Rows, moves: Moves) -> None:
-        self._rows, self._moves = rows, moves
+        self._rows, self.moves = rows, moves
         self._expected: tuple[list[int], list[int]] = [], []
 
     def arenas_for(self, caches: Caches, lengths: list[int], groups: Groups) -> list[Arena]:
@@ -62,19 +59,19 @@ class Choice:
         serving = []
         for part, arena in zip(parts, arenas, strict=True):
             if arena is None:
-                arena = self._moves.build(*part)
+                arena = self.moves.build(*part)
                 COUNTS["builds"] += 1
                 arena.lasts = is_expected
             else:
                 arena.lasts = True
                 if (needed := max(part[1]) + 1) > arena.capacity:
-                    self._moves.grow(arena, capacity_for(needed, self._moves.most(*part)))
+                    self.moves.grow(arena, capacity_for(needed, self.moves.most(*part)))
                     COUNTS["growths"] += 1
             serving.append(arena)
         return serving
 
     def _no_arenas(self, caches: Caches) -> list[Arena]:
-        self._moves.leave(caches)
+        self.moves.leave(caches)
         COUNTS["stock steps"] += 1
         return []
 
@@ -85,7 +82,7 @@ class Choice:
 
     def _fits(self, parts: Sequence[Part], arenas: Sequence[Arena | None]) -> bool:
         """Whether these arenas, or new ones, can hold the parts, with the same layers of each."""
-        can_hold, moves = [], self._moves
+        can_hold, moves = [], self.moves
         for (caches, lengths), arena in zip(parts, arenas, strict=True):
             if max(lengths) + 1 > moves.most(caches, lengths):
                 return False

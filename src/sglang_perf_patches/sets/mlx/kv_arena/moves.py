@@ -8,8 +8,7 @@ from typing import Any
 
 from .arena import AT_MOST, STOCK_ROOM, Arena, Layer, Rows, capacity_for, doubled
 
-Caches = Sequence[Sequence[Any]]
-"""The requests' caches, indexed by attention layer, then by request."""
+Caches = Sequence[Sequence[Any]]  # the requests', by attention layer, then by request
 
 
 class Moves:

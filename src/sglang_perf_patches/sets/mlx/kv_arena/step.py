@@ -1,9 +1,8 @@
 """One decode step of a batch: in its arena, or in those of its groups.
 
-A step relies on the order in which stock calls it: one call of `decode` for each layer with
-buffers, each followed by `has_served`, in any order of layers, and no layer twice. Within `decode`
-stock calls a `LayerStep` in the order of that class's table: K is rotated, and so written, before
-anything reads it.
+It relies on the order of stock's calls: one of `decode` for each layer with buffers, each followed
+by `has_served`, in any order of layers, and no layer twice. Within `decode` stock calls a
+`LayerStep` in the order of its table: K is rotated, and so written, before anything reads it.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ _EXACT = 32
 """Up to this number, each number of positions has its own verdict; above, each power of two.
 Metal's kernels for quantized matrices change at 6, 10 or 12 rows, by the device."""
 
+# Matrix products that show the difference, as rows, inner size and columns.
 _PROBES = (33, 128, 512), (65, 256, 512)
-"""Matrix products that show the difference, as rows, inner size and columns."""
 
 
 @PATCH.setup()

@@ -17,11 +17,8 @@ from ....model.patch import of
 from ..references import RUNNER
 from . import PATCH
 
-MOST = 16
-"""Maximum number of finished requests whose caches are kept."""
-
-MOST_BYTES = 2 << 30
-"""Maximum total size of the kept caches, in bytes."""
+MOST = 16  # finished requests whose caches are kept
+MOST_BYTES = 2 << 30  # of all kept caches
 
 COUNTS: Counter[str] = Counter()
 """Counts for this process: prefills ``continued`` from a finished request, and those of them that

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, SupportsIndex
 
-LEAST = 256
-"""Slots of an unused pool; larger ones are multiples of it."""
+LEAST = 256  # slots of an unused pool; larger ones are multiples of it
 
 
 class Buffers(list[Any]):

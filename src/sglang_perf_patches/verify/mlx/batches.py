@@ -37,10 +37,7 @@ Batches = tuple[Batch, ...]
 def play(
     model: Model, batches: Batches, *, radix: bool = True, sampling: bool = False
 ) -> tuple[dict[str, Any], list[mx.array]]:
-    """Launch each batch on a fresh worker, decode its requests by two steps, and end them.
-
-    Returns what `rig.Played` holds, and all logits, in order.
-    """
+    """Each batch's launch, two decode steps and end on a fresh worker: `Played`, and all logits."""
     steps: list[Step] = []
     for batch in batches:
         names = [name for name, *_ in batch]

@@ -36,11 +36,8 @@ def same(
 ) -> int:
     """As `comparing.same`, each schedule on a fresh `Player`; stock runs it once for all patches.
 
-    With `sampling` it does nothing on a release that can't sample. `ran` is `comparing.live`'s.
-
-    Raises:
-        Different: as `comparing.same`.
-        Missing: as `where_stock_repeats`.
+    With `sampling` it does nothing on a release that can't sample. `ran` is `comparing.live`'s. It
+    raises what `comparing.same` and `where_stock_repeats` do.
     """
     if sampling and not can_sample():
         return 0
@@ -92,11 +89,8 @@ def near(
     """Play on stock, then patched, for a patch whose shapes select other kernels on a GPU.
 
     There, logits may differ by this `part` of the largest one; on a CPU, results must have the same
-    bits. `play` returns the results and logits of each input. `ran` is `comparing.live`'s.
-
-    Raises:
-        Different: two results differ, or two logits by more.
-        Missing: as `where_stock_repeats`.
+    bits. `play` returns the results and logits of each input. `ran` is `comparing.live`'s. It
+    raises `Different`, or what `where_stock_repeats` does.
     """
     expected = play()
     with live(patch, ran=ran):
@@ -115,12 +109,9 @@ def near(
 def where_stock_repeats(model: Model, play: Callable[[], Any]) -> Iterator[None]:
     """Within the block, a difference is the patch's only if stock gives the same values each time.
 
-    On a CPU it does. With MLX for CUDA it does not for each model: see `results/mlx.md`. `play`
-    runs the model on stock, and returns what `comparing.differs` compares.
-
-    Raises:
-        Different: of the block.
-        Missing: the same, but stock's own values differ from one time to the next.
+    On a CPU it does. With MLX for CUDA it does not for each model: see `results/mlx.md`. If what
+    `play` returns on stock differs from one time to the next, it raises `Missing` instead of the
+    block's `Different`.
     """
     try:
         yield

@@ -26,10 +26,7 @@ def conversations(_: Inputs) -> int:
 
 
 def close(schedule: Sequence[Step], count: str = "", *, beside: Sequence[str] = ()) -> int:
-    """Compare all logits of a model with windows; `count` names what must have been counted.
-
-    `beside` are patches that are live too.
-    """
+    """Compare all logits, with others live `beside`; `count` names what must have been counted."""
     with models.model("gpt_oss", "float32") as model:
         COUNTS.clear()
         _, expected = with_logits(Player(model, radix=True), schedule)

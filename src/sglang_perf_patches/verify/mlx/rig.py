@@ -30,14 +30,13 @@ class Played:
 
 
 class Player:
-    """A fresh stock runner over one model."""
+    """A fresh stock runner over one model, with the radix cache or without.
+
+    With `sampling`, each decoded token is sampled from its request's seed and its position;
+    otherwise decoding is greedy.
+    """
 
     def __init__(self, model: Model, *, radix: bool = False, sampling: bool = False) -> None:
-        """Make a runner, with the radix cache or without.
-
-        With `sampling`, each decoded token is sampled from its request's seed and its position;
-        otherwise decoding is greedy.
-        """
         self._model = model
         self._pool: _RequestPool | None = None
         self._is_sampling = sampling

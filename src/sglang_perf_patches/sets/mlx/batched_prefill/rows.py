@@ -32,12 +32,11 @@ class Part:
             if is_recurrent(of):
                 of.cache = list(arrays)
                 continue
-            keys, values = arrays
             new = [each[:, :, self.start :] for each in arrays]
             if hasattr(of, "_full_keys"):
                 # What its own `update_and_fetch` leaves; prefix and prompt are joined already.
-                of.offset = keys.shape[2]
-                of._full_keys, of._full_values = keys, values
+                of.offset = arrays[0].shape[2]
+                of._full_keys, of._full_values = arrays
                 of._new_keys, of._new_values = new
             else:
                 of.update_and_fetch(*new)

@@ -119,15 +119,14 @@ def init(self, cache, params, *, patch, stock):
 )
 def finalize_match_result_in_cache(self, params, result, *, patch, stock):
     result = stock(self, params, result)
-    if not isinstance(self, patch.state.component) or not params.cow_mamba:
-        return result
-    held = _held(params.req)
-    if held.mamba_cow_src_index is not None:
-        # Now, because until the request is admitted nothing keeps the source in its slot.
-        slots = self.cache.req_to_token_pool.auxiliary_state_pool
-        slots.copy_from(held.mamba_cow_src_index, held.mamba_pool_idx)
-        held.mamba_cow_src_index = None
-        patch.ran.seen = True
+    if isinstance(self, patch.state.component) and params.cow_mamba:
+        held = _held(params.req)
+        if held.mamba_cow_src_index is not None:
+            # Now, because until the request is admitted nothing keeps the source in its slot.
+            slots = self.cache.req_to_token_pool.auxiliary_state_pool
+            slots.copy_from(held.mamba_cow_src_index, held.mamba_pool_idx)
+            held.mamba_cow_src_index = None
+            patch.ran.seen = True
     return result
 
 

@@ -4,9 +4,6 @@ A request is a row, padded on the right as in stock. While an arena holds a requ
 objects are `Row`s: stock's own objects with their class set to a subclass that reads from the
 arena. Before anything but a batched decode touches the KV, the subclass copies it back into a
 buffer like stock's.
-
-`Rows` implements what a row can do, `moves` moves the KV of many requests at once, and `choice`
-decides which steps an arena handles.
 """
 
 from __future__ import annotations
@@ -38,23 +35,19 @@ class Layer:
 
 @dataclass(eq=False)
 class Arena:
-    """The buffers of one batch.
-
-    Its layers are indexed like those of a decode context; None is one that stock handles.
-    """
+    """The buffers of one batch."""
 
     capacity: int  # of a row, in tokens
     lengths: list[int]  # tokens of each row
     intact: bool = True  # every row is still here
     lasts: bool = False  # its batch was decoded twice or more
+    # Indexed like the layers of a decode context; None is one that stock handles.
     layers: list[Layer | None] = field(default_factory=list)
 
 
 def capacity_for(length: int, most: int) -> int:
-    """Capacity for `length` tokens and some more, if possible at most `most`, in tokens.
-
-    A buffer grows by a sixteenth, at most once in 64 tokens, so copies cost a constant per token.
-    """
+    """Capacity for `length` tokens and some more, if possible at most `most`, in tokens."""
+    # A buffer grows by a sixteenth, at most once in 64 tokens: copies cost a constant per token.
     capacity = -(-(length + _ROUND + length // 16) // _ROUND) * _ROUND
     capacity = max(length, min(capacity, most))
     if capacity % CUDNN_STEP:
@@ -124,10 +117,10 @@ class Rows:
         zeros = self.core.zeros((batch, heads, capacity - length, head_dim), dtype=array.dtype)
         return self.core.concatenate([array, zeros], axis=2)
 
-    def of(self, row: Any, array: Any) -> Any:
-        """A row's slice of its layer's K or V, (1, n_kv_heads, capacity, head_dim)."""
+    def of(self, row: Any, name: str) -> Any:
+        """A row's slice of its layer's keys or values, (1, n_kv_heads, capacity, head_dim)."""
         number = self.number_of(row)
-        return array[number : number + 1]
+        return getattr(self.layer_of(row), name)[number : number + 1]
 
     def take_back(self, row: Any) -> None:
         """Copy a row back into its own buffer, with the capacity it would have in stock."""
@@ -140,11 +133,9 @@ class Rows:
             row.keys, row.values = self.widened(keys, room), self.widened(values, room)
 
     def drop(self, row: Any) -> None:
-        """Discard a row's KV; stock fills the cache again, in the dtype of its buffers.
-
-        Where the pool's dtype differs from the model's, that decides the next request's dtype.
-        Zeros take no memory until they are used.
-        """
+        """Discard a row's KV, leaving a cache that stock fills again."""
+        # In the same dtype, which decides that of the next request where the pool's differs from
+        # the model's. Zeros take no memory until they are used.
         layer = self.layer_of(row)
         layer.arena.intact = False
         row.__class__ = self.cache_class
@@ -162,14 +153,8 @@ def _row_class(rows: Rows, cache_class: Any) -> Any:
 
     class Row(cache_class):  # type: ignore[misc]
         __slots__ = ()
-
-        @property
-        def keys(self) -> Any:
-            return rows.of(self, rows.layer_of(self).keys)
-
-        @property
-        def values(self) -> Any:
-            return rows.of(self, rows.layer_of(self).values)
+        keys = property(lambda self: rows.of(self, "keys"))
+        values = property(lambda self: rows.of(self, "values"))
 
         @property
         def state(self) -> tuple[()]:

@@ -96,7 +96,7 @@ class Moves:
         runs = self._runs(caches)
         layer = Layer(arena, list(caches))
         for name in ("keys", "values"):
-            parts = [(getattr(source, name)[rows], length) for source, rows, length in runs]
+            parts = [getattr(source, name)[rows, :, tokens] for source, rows, tokens in runs]
             setattr(layer, name, self._gathered(parts, arena.capacity))
         for source, _, _ in runs:
             source.keys = source.values = None
@@ -112,29 +112,28 @@ class Moves:
             rows = self._rows.among([old.caches])
             self._take_back(row for row, now in rows if now is old and id(row) not in stay)
 
-    def _runs(self, caches: Sequence[Any]) -> list[tuple[Any, slice, int | None]]:
-        """Adjacent rows: what holds their KV, which of its rows, and how many tokens; None: all."""
-        runs: list[tuple[Any, slice, int | None]] = []
+    def _runs(self, caches: Sequence[Any]) -> list[tuple[Any, slice, slice]]:
+        """Adjacent rows: what holds their KV, and which of its rows and tokens."""
+        runs: list[tuple[Any, slice, slice]] = []
         for cache in caches:
             layer = self._rows.layer_if_row(cache)
             if layer is None:
-                runs.append((cache, slice(None), cache.offset))
+                runs.append((cache, slice(None), slice(cache.offset)))
                 continue
             first = number = self._rows.number_of(cache)
             if runs and runs[-1][0] is layer and runs[-1][1].stop == number:
                 first = runs.pop()[1].start
-            runs.append((layer, slice(first, number + 1), None))
+            runs.append((layer, slice(first, number + 1), slice(None)))
         return runs
 
-    def _gathered(self, parts: Sequence[tuple[Any, int | None]], capacity: int) -> Any:
+    def _gathered(self, parts: Sequence[Any], capacity: int) -> Any:
         """All rows in one array, each with zeros behind its tokens."""
         # A reused buffer of stock's may hold anything there, and 0 x NaN is not 0.
-        first, rows = parts[0][0], sum(array.shape[0] for array, _ in parts)
+        first, rows = parts[0], sum(array.shape[0] for array in parts)
         shape = (rows, first.shape[1], capacity, first.shape[3])
         gathered, row = self._core.zeros(shape, dtype=first.dtype), 0
-        for array, length in parts:
-            tokens = min(array.shape[2] if length is None else length, capacity)
-            end = row + array.shape[0]
+        for array in parts:
+            end, tokens = row + array.shape[0], min(array.shape[2], capacity)
             gathered[row:end, :, :tokens] = array[:, :, :tokens]
             row = end
         return gathered

@@ -30,7 +30,6 @@ class _Writes:
         self.is_queued = False  # the pool has unevaluated writes
 
     def queue(self) -> None:
-        """Queue the postponed writes, in their order."""
         while self.postponed:
             self.postponed.pop(0)()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-CUDNN_ATTENTION = "MLX_CUDA_USE_CUDNN_SDPA"  # MLX's variable; on unless it is 0
+CUDNN_ATTENTION = "MLX_CUDA_USE_CUDNN_SDPA"  # of MLX: cuDNN's attention is on unless it is 0
 
 
 def has_cuda(core: Any) -> bool:

@@ -8,11 +8,12 @@ each layer's two results are compared bit by bit.
 The comparison of a step is queued with it and read two steps later. So where stock queues steps,
 the arena's next step is built and queued while one is computed, as it is once arenas take over.
 
-Each `Kind` of step, of which those in groups are others, is tried in `PHASES`: an arena of stock's
-buffers, an enlarged one, and one that was made of other arenas' rows. It passes after `STEPS` equal
-steps of one batch in each. A kind that has not passed after `TRIES` steps, as the batch changed too
-often, is left to stock until a batch lasts for `LASTING` steps. A kind that has passed goes through
-its last phase again at each `EVERY`-th step, for faults that come too seldom for the first steps.
+Each `Kind` of step is tried in `PHASES`: an arena of stock's buffers, an enlarged one, and one that
+was made of other arenas' rows. It passes after `STEPS` equal steps of one batch in each. Steps in
+groups, which have an arena each, are kinds of their own. A kind that has not passed after `TRIES`
+steps, as the batch changed too often, is left to stock until a batch lasts for `LASTING` steps. A
+kind that has passed goes through its last phase again at each `EVERY`-th step, for faults that come
+too seldom for the first steps.
 """
 
 from __future__ import annotations

@@ -258,7 +258,7 @@ def _watch(runner: Any, turns: _Turns) -> None:
 
 
 def _can_be_cut_back(caches: Sequence[Any], length: int) -> bool:
-    """Whether caches, of which those with a window hold some more tokens, have it at `length`."""
+    """Whether those with a window, which hold some more tokens, hold all of it at `length`."""
     return all(
         cache._local - (cache.offset - length) >= min(cache.window, length)
         for cache in caches

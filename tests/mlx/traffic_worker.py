@@ -12,7 +12,6 @@ from typing import Any
 
 import mlx.core as mx
 
-SLOTS = 4096
 EVENTS = 60
 MOST = 6
 
@@ -51,6 +50,7 @@ class Outcome:
 
 def _worker() -> Any:
     from sglang_perf_patches.verify.mlx.batches import _BatchPlayer
+    from sglang_perf_patches.verify.mlx.rig import SLOTS
 
     class Worker(_BatchPlayer):
         """A worker with random traffic."""
@@ -58,7 +58,7 @@ def _worker() -> Any:
         def __init__(self, made: Any, seed: int) -> None:
             gc.collect()
             self._before = mx.get_active_memory()
-            super().__init__(made, radix=True, slots=SLOTS)
+            super().__init__(made, radix=True)
             self._worker._mlx_pool_initialized = True
             self._chance = Random(seed)
             self._numbers = iter(range(1 << 20))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-CUDNN_ATTENTION = "MLX_CUDA_USE_CUDNN_SDPA"
-"""MLX's variable; cuDNN's attention is on unless it is 0."""
+CUDNN_ATTENTION = "MLX_CUDA_USE_CUDNN_SDPA"  # of MLX: cuDNN's attention is on unless it is 0
 
 
 def has_cuda(core: Any) -> bool:
@@ -25,13 +24,8 @@ def attends_by_cudnn(core: Any) -> bool:
     return has_cuda(core) and os.environ.get(CUDNN_ATTENTION, "1") != "0"
 
 
-def same_bits(core: Any, one: Any, other: Any) -> bool:
-    """Whether two arrays are equal in shape, dtype and every bit; waits for both."""
-    return bool(equal_bits(core, one, other).item())
-
-
 def equal_bits(core: Any, one: Any, other: Any) -> Any:
-    """The same as an unevaluated array of one bool."""
+    """Whether two arrays are equal in shape, dtype and every bit: an unevaluated bool array."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return core.array(False)
     words = {1: core.uint8, 2: core.uint16, 4: core.uint32}[one.dtype.size]

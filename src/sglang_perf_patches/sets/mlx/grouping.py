@@ -12,16 +12,13 @@ from collections.abc import Sequence
 MARK = "_sglang_perf_patches_groups"
 """On a step's context: the `Patching` of the patch that wants groups. Without it there are none."""
 
+# Tokens of padding, in a layer, that a group of its own must save: it costs some small kernels.
 AT_LEAST = 4096
-"""Tokens of padding, in a layer, that a group of its own must save: it costs some small kernels."""
-
-SHARE = 5
-"""A group must also save one in this many tokens of the joint attention."""
+SHARE = 5  # a group must also save one in this many tokens of the joint attention
+_SHORTEST_BITS = 9
 
 COUNTS: Counter[str] = Counter()
 """Counts for this process: the decode ``steps`` that were computed in groups."""
-
-_SHORTEST_BITS = 9
 
 
 def groups_of(lengths: Sequence[int]) -> list[list[int]]:

@@ -3,29 +3,23 @@
 MLX's backend is one process without CUDA graphs. What its runner was never played with is gated.
 """
 
-from collections.abc import Iterable
 
-
-def _played(features: Iterable[str]) -> dict[str, str]:
+def _played(*features: str) -> dict[str, str]:
     """Features that are on in real servers, whose replies are stock's."""
     return dict.fromkeys(features, "tests/server/test_mlx_features.py")
 
 
-ANY = _played(
-    # No MLX server has CUDA graphs. Prompts whole and in chunks, steps that are read before the
-    # next one is built.
-    ("no-cuda-graphs", "whole-prefills", "no-overlap")
-)
-WITHOUT_CACHE = _played(("no-radix-cache",))
-SAMPLING = _played(("mlx-sampling",))
-# Each replica is a scheduler of its own.
-REPLICAS = _played(("data-parallel",))
+# Prompts whole and in chunks, steps that are read before the next one is built.
+ANY = _played("no-cuda-graphs", "whole-prefills", "no-overlap")
+WITHOUT_CACHE = _played("no-radix-cache")
+SAMPLING = _played("mlx-sampling")
 # The scheduler's own, which chooses batches; MLX's pool keeps the model's type.
-UNREAD = _played(("priorities", "other-retraction", "forward-metrics", "quantised-kv"))
-QUANTISED = _played(("quantised-weights",))
-# Qwen3.5 with text and images. MLX's runner reads tokens only; stock ignores what an image shows.
-IMAGES = _played(("multimodal",))
-MIXED = _played(("mixed-chunks",))
-WITH_CACHE = ANY | SAMPLING | REPLICAS | UNREAD | QUANTISED | IMAGES
+UNREAD = _played("priorities", "other-retraction", "forward-metrics", "quantised-kv")
+_OTHERS = _played(
+    "data-parallel",  # each replica is a scheduler of its own
+    "quantised-weights",
+    "multimodal",  # MLX's runner reads tokens only; stock ignores what an image shows
+)
+WITH_CACHE = ANY | SAMPLING | UNREAD | _OTHERS
 PREFILL_AND_DECODE = WITH_CACHE | WITHOUT_CACHE
-HYBRIDS = PREFILL_AND_DECODE | MIXED
+HYBRIDS = PREFILL_AND_DECODE | _played("mixed-chunks")

@@ -4,12 +4,9 @@ MLX = "sglang.srt.hardware_backend.mlx"
 ENVIRONMENT = "sglang.srt.environ"
 RUNNER = f"{MLX}.model_runner:MlxModelRunner"
 
+# The module of the batched decode: its context, and the wrapper around each attention layer.
 WRAPPER = f"{MLX}.kv_cache.attention_wrapper"
-"""The module of the batched decode: its context, and the wrapper around each attention layer."""
-
-CORE = f"{WRAPPER}:mx"
-"""That module's name for ``mlx.core``."""
-
+CORE = f"{WRAPPER}:mx"  # that module's name for ``mlx.core``
 USERS = (
     f"{WRAPPER}:MLXAttentionWrapper",
     f"{WRAPPER}:BatchedDecodeContext",
@@ -19,11 +16,9 @@ USERS = (
 
 BATCHED_DECODE = f"{WRAPPER}:MLXAttentionWrapper._batched_decode"
 
+# The cache of one request and layer: up to 0.5.12.post1, and from 0.5.13 on.
 CONTIGUOUS = f"{MLX}.kv_cache.contiguous_cache:ContiguousKVCache"
-"""The cache of one request and layer, up to 0.5.12.post1."""
-
 ATTENTION = f"{MLX}.kv_cache.attention_kv_cache:ContiguousAttentionKVCache"
-"""The same cache, from 0.5.13 on."""
 
 _PARTS = "sglang.srt.mem_cache.unified_cache.components"
 STOCKS = f"{_PARTS}.mamba:MambaComponent"

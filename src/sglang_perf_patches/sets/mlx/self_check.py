@@ -24,37 +24,23 @@ logger = logging.getLogger(__name__)
 class SelfCheck:
     """The verdicts of one patch.
 
-    Attributes:
-        is_over: some work was different.
+    A kind passes once credited `needed` times, and may be tried `tries` times. `until` says how
+    long stock's code serves a kind that ran out of tries.
     """
 
     def __init__(
-        self,
-        patch: str,
-        patching: Patching,
-        *,
-        needed: int = 1,
-        tries: int = 1,
-        until: str = "this process ends",
+        self, patch: str, patching: Patching, *, needed: int, tries: int, until: str
     ) -> None:
-        """A kind passes once credited `needed` times, and may be tried `tries` times.
-
-        `until` says how long stock's code serves a kind that ran out of tries.
-        """
         self._patch, self._gate, self._ran = patch, patching.gate, patching.ran
         self._needed, self._tries, self._until = needed, tries, until
-        self._credits: Counter[Hashable] = Counter()
+        self.credits: Counter[Hashable] = Counter()  # how often each kind was credited
         self._tried: Counter[Hashable] = Counter()
-        self._left: dict[Hashable, None] = {}
-        self.is_over = False
-
-    def credits(self, kind: Hashable) -> int:
-        """How often a kind was credited."""
-        return self._credits[kind]
+        self._left: list[Hashable] = []  # kinds that ran out of tries
+        self.is_over = False  # some work was different
 
     def has_passed(self, kind: Hashable) -> bool:
         """Whether the patch may serve a kind."""
-        return not self.is_over and self._credits[kind] >= self._needed
+        return not self.is_over and self.credits[kind] >= self._needed
 
     def may_try(self, kind: Hashable) -> bool:
         """Whether a kind is to be tried, and count that as a try; when they run out, say so."""
@@ -64,9 +50,9 @@ class SelfCheck:
             self._tried[kind] += 1
             return True
         if kind not in self._left:
-            self._left[kind] = None
-            logger.warning("%s: %s", self._patch, self._note(kind))
-            self._ran.note = self._note(*self._left)
+            self._left.append(kind)
+            logger.warning("%s: %s", self._patch, self._note([kind]))
+            self._ran.note = self._note(self._left)
         return False
 
     def try_again(self, kind: Hashable) -> None:
@@ -75,22 +61,22 @@ class SelfCheck:
 
     def doubt(self, kind: Hashable) -> None:
         """A kind that has passed needs one more credit before the patch may serve it again."""
-        self._credits[kind] = self._needed - 1
+        self.credits[kind] = self._needed - 1
         self._tried[kind] = 0
 
     def credit(self, kind: Hashable) -> None:
         """Some work of a kind was equal."""
-        self._credits[kind] += 1
+        self.credits[kind] += 1
         if self.has_passed(kind) and kind in self._left:
-            del self._left[kind]
-            self._ran.note = self._note(*self._left) if self._left else ""
+            self._left.remove(kind)
+            self._ran.note = self._note(self._left)
 
-    def _note(self, first: Hashable, *others: Hashable) -> str:
-        more = f" and {len(others)} other kinds" if others else ""
-        return (
-            f"stock's code runs for {first}{more} until {self._until}: "
-            f"{self._tries} {'try was' if self._tries == 1 else 'tries were'} too few"
-        )
+    def _note(self, kinds: list[Hashable]) -> str:
+        if not kinds:
+            return ""
+        more = f" and {len(kinds) - 1} other kinds" if kinds[1:] else ""
+        runs = f"stock's code runs for {kinds[0]}{more} until {self._until}"
+        return f"{runs}: {self._tries} tries were too few"
 
     def fail(self, reason: str) -> None:
         """Some work was different: stock's code runs from now on."""

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-TRUNK = "model"
-"""The trunk's attribute name in almost all of mlx-lm's models."""
+TRUNK = "model"  # the trunk's attribute name in almost all of mlx-lm's models
 
 
 def owner_of_trunk(model: Any) -> Any:
@@ -37,19 +36,14 @@ def in_place_of(owner: Any, trunk: Any) -> Iterator[None]:
 
 
 class CutTrunk:
-    """Replaces a model's trunk; its head computes only what is cut out of the hidden states.
-
-    Attributes:
-        module: the trunk; serves every attribute, since its embedding may be the head.
-        hidden: the hidden states of all positions, (rows, tokens, hidden); None without.
-        can_cut: the trunk returned hidden states, or was not called.
-    """
+    """Replaces a model's trunk; its head computes only what is cut out of the hidden states."""
 
     def __init__(self, trunk: Any, cut: Callable[[Any], Any], module: Any = None) -> None:
         self._trunk, self._cut = trunk, cut
+        # Serves every attribute, since its embedding may be the head.
         self.module = trunk if module is None else module
-        self.hidden: Any = None
-        self.can_cut = True
+        self.hidden: Any = None  # the states of all positions, (rows, tokens, hidden)
+        self.can_cut = True  # the trunk returned hidden states, or was not called
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the trunk, and cut."""

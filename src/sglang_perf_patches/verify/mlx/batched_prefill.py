@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import Any
 
 from ...sets.mlx.batched_prefill.body import COUNTS
 from .. import Inputs
@@ -15,8 +14,7 @@ from .equivalence import further_models, near
 
 PATCH = "mlx.batched-prefill"
 
-PART = 1 / 20
-"""A part of the largest logit: logits may differ by it if the row count selects the kernel."""
+PART = 1 / 20  # of the largest logit, by which others may differ as the row count selects kernels
 
 SCRIPTED: Batches = (
     [("a", 9, "", 0), ("b", 9, "", 0)],
@@ -39,10 +37,8 @@ def full_attention(inputs: Inputs) -> int:
 
 def other_weights(inputs: Inputs) -> int:
     """In bfloat16 and in 4 bits."""
-    return sum(
-        same_prompts("bfloat16", [SCRIPTED], quantized=quantized)
-        for quantized in some(inputs, [False, True])
-    )
+    chosen = some(inputs, [False, True])
+    return sum(same_prompts("bfloat16", [SCRIPTED], quantized=each) for each in chosen)
 
 
 def windows(inputs: Inputs) -> int:
@@ -84,16 +80,12 @@ def same_prompts(
     *,
     name: str = "qwen3",
     quantized: bool = False,
-    radix: bool = True,
-    sampling: bool = False,
+    **options: bool,
 ) -> int:
-    """Play batches on stock and patched; compare, and see that prompts were computed together.
-
-    Stock serves the first group of each kind, which is tried, so the first batches come twice.
-    """
+    """Play batches on stock and patched; compare, and see that prompts were computed together."""
     COUNTS.clear()
+    # Stock serves the first group of each kind, which is tried, so the first batches come twice.
     drawn = [drawn[0], *drawn]
-    options: dict[str, Any] = {"radix": radix, "sampling": sampling}
     with models.model(name, dtype, quantized=quantized) as model:
         near(PATCH, model, lambda: [play(model, batches, **options) for batches in drawn], PART)
     require(COUNTS["together"], f"{PATCH}: {dict(COUNTS)}")

@@ -14,19 +14,14 @@ from unittest import mock
 
 import mlx.core as mx
 
+from ...sets.mlx.references import MLX
 from ..stock import NoneByDefault
 from .cases import Step
 from .equivalence import with_logits
 from .models import RUNNER, Model
 from .rig import Player
 
-WORKER = "sglang.srt.hardware_backend.mlx.tp_worker"
-
-STATES = "sglang.srt.hardware_backend.mlx.kv_cache.auxiliary_state"
-
-_CHUNK = 16
-"""A hybrid model's state is kept behind each prompt's last whole chunk of so many tokens."""
-
+_CHUNK = 16  # a hybrid's state is kept behind a prompt's last whole chunk of so many tokens
 _STATES = 512
 
 Prompt = tuple[str, int, str, int]
@@ -42,11 +37,7 @@ Batches = tuple[Batch, ...]
 def play(
     model: Model, batches: Batches, *, radix: bool = True, sampling: bool = False
 ) -> tuple[dict[str, Any], list[mx.array]]:
-    """Launch each batch on a fresh worker, decode its requests by two steps, and end them.
-
-    Returns:
-        what `rig.Played` holds, and all logits, in order.
-    """
+    """Each batch's launch, two decode steps and end on a fresh worker: `Played`, and all logits."""
     steps: list[Step] = []
     for batch in batches:
         names = [name for name, *_ in batch]
@@ -59,9 +50,8 @@ class _BatchPlayer(Player):
 
     def __init__(self, model: Model, **options: Any) -> None:
         super().__init__(model, **options)
-        module: Any = import_module(WORKER)
         self._torch: Any = import_module("torch")
-        self._worker = object.__new__(module.MlxTpModelWorker)
+        self._worker: Any = object.__new__(import_module(f"{MLX}.tp_worker").MlxTpModelWorker)
         self._worker._mlx_runner = self.runner
         self._worker._mlx_active_rids = set()
         self._worker._req_retraction_count = {}
@@ -71,7 +61,7 @@ class _BatchPlayer(Player):
         self._states: Any = None
         pool: Any = self._pool
         if pool is not None and self.runner._cache_layout.has_auxiliary_state:
-            states: Any = import_module(STATES)
+            states = import_module(f"{MLX}.kv_cache.auxiliary_state")
             pool.auxiliary_state_pool = self._states = states.MlxAuxiliaryStatePool(_STATES, "cpu")
             pool.get_auxiliary_state_indices = _state_of
         self._worker._model_runner = SimpleNamespace(req_to_token_pool=pool)
@@ -100,7 +90,7 @@ class _BatchPlayer(Player):
             return_logprob=False,
             has_grammar=False,
         )
-        runner: Any = import_module(RUNNER)
+        runner = import_module(RUNNER)
         with mock.patch.object(runner, "mamba_cache_chunk_size", return_value=_CHUNK, create=True):
             launched = self._worker._async_extend_batch(stock)
         self._worker.finalize_mlx_result(launched, requests)

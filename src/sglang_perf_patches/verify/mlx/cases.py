@@ -27,11 +27,10 @@ Step = tuple[Any, ...]
 def schedule(text: str) -> tuple[Step, ...]:
     """The steps that a text names, with commas between: ``join a 5, decode ab, chain ab 3``."""
     steps = (step.split() for step in text.split(","))
-    return tuple((*words[:2], *(_number(word) for word in words[2:])) for words in steps)
-
-
-def _number(word: str) -> str | int:
-    return int(word) if word.isdigit() else word  # a donor has a name
+    return tuple(
+        (kind, who, *(int(word) if word.isdigit() else word for word in words))
+        for kind, who, *words in steps
+    )
 
 
 SCRIPTED = schedule(
@@ -82,8 +81,8 @@ THINKING = schedule(
     extend c 20, decode cx 50, leave c, hit d c 75 3, chain d 3, leave d, hit e d 60 5, decode e 2
     """
 )
-"""A conversation whose replies are longer than `models.WINDOW` and not in the next prompt, one of
-whose prompts is in two chunks, and which restarts at an earlier point."""
+"""A conversation whose replies are longer than `models.WINDOW` and not in the next prompt. One of
+its prompts is in two chunks, and it restarts at an earlier point."""
 
 FAR = schedule(
     """
@@ -151,29 +150,20 @@ def random_lengths(chance: Random) -> tuple[Step, ...]:
 
 
 def random_episodes(chance: Random) -> tuple[Step, ...]:
-    """With the radix cache: prompts in chunks, prefix hits, aborts, and cleared caches.
-
-    Also changes of the batch, and requests that decode alone.
-    """
+    """With the radix cache: prompts in chunks, prefix hits, aborts, and cleared caches."""
     kinds = ("join", "hit", "extend", "leave", "drop", "decode", "decode", "chain", "clear")
-    return _drawn(chance, kinds, in_chunks=True, steps=28, most=5, longest=60, chained=7)
+    return _drawn(chance, kinds, longest=60, in_chunks=True)
 
 
 def _drawn(
-    chance: Random,
-    kinds: Sequence[str],
-    *,
-    in_chunks: bool = False,
-    steps: int = 24,
-    most: int = 6,
-    longest: int = 33,
-    chained: int = 5,
+    chance: Random, kinds: Sequence[str], *, longest: int = 33, in_chunks: bool = False
 ) -> tuple[Step, ...]:
-    """So many steps of these kinds, each drawn where it is possible.
+    """Some steps of these kinds, each drawn where it is possible.
 
     `in_chunks`: prompts are extended only until their requests decode, by more, and so are hits;
     the last request may leave.
     """
+    steps, most, chained = (28, 5, 7) if in_chunks else (24, 6, 5)
     names = (f"r{number}" for number in count())
     held: dict[str, int] = {}
     left: dict[str, int] = {}
@@ -212,7 +202,7 @@ def _drawn(
             for who in batch:
                 held[who] += taken
             growing.difference_update(batch)
-            schedule.append((kind, batch, taken) if kind == "chain" else (kind, batch))
+            schedule.append((kind, batch, taken))
         elif kind == "clear" and chance.random() < 0.2:
             for requests in (held, left, growing):
                 requests.clear()

@@ -18,11 +18,11 @@ from .cases import Step
 from .models import Model
 from .rig import Player
 
-FEW = 3
-"""Drawn schedules that run again, with another model or in another set-up."""
-
-_AGAIN = 8
-"""How often stock repeats a schedule that differs, if stock may differ from itself there."""
+FEW = 3  # drawn schedules that run again, with another model or in another set-up
+# What stock gave the first time that this process ran a schedule, digests and tokens. A model of
+# the same making always has the same weights, so every patch is compared with the same results.
+_STOCK: dict[str, dict[str, Any]] = {}
+_AGAIN = 8  # times that stock repeats a schedule that differs, if it may differ from itself there
 
 
 def same(
@@ -34,21 +34,10 @@ def same(
     sampling: bool = False,
     ran: bool = True,
 ) -> int:
-    """What `comparing.same` does; stock runs a schedule once for all patches.
+    """As `comparing.same`, each schedule on a fresh `Player`; stock runs it once for all patches.
 
-    With `sampling` it does nothing on a release that can't sample.
-
-    Args:
-        patch: its id.
-        model: the model.
-        schedules: each runs on a fresh runner.
-        radix: see `Player`.
-        sampling: see `Player`.
-        ran: see `comparing.live`.
-
-    Raises:
-        Different: as `comparing.same`.
-        Missing: as `where_stock_repeats`.
+    With `sampling` it does nothing on a release that can't sample. `ran` is `comparing.live`'s. It
+    raises what `comparing.same` and `where_stock_repeats` do.
     """
     if sampling and not can_sample():
         return 0
@@ -68,10 +57,7 @@ def same(
 
 
 def episodes(patch: str, inputs: Inputs, *, needs_pool: bool = False) -> int:
-    """Random episodes with the radix cache, for each kind of model that the release serves.
-
-    `needs_pool`: the patch has no effect where stock has no pool.
-    """
+    """Random episodes with the radix cache for each kind of model; some patches need its pool."""
     drawn = inputs(cases.random_episodes)
     hits = [cases.HITTING, *inputs(cases.random_hits)]
     compared = 0
@@ -102,17 +88,9 @@ def near(
 ) -> None:
     """Play on stock, then patched, for a patch whose shapes select other kernels on a GPU.
 
-    Args:
-        patch: its id.
-        model: what runs.
-        play: runs it with the live patches; returns results and logits of each input.
-        part: of the largest logit, by which others may differ there. On a CPU the results must be
-            equal by bits.
-        ran: see `comparing.live`.
-
-    Raises:
-        Different: two results differ, or two logits by more.
-        Missing: as `where_stock_repeats`.
+    There, logits may differ by this `part` of the largest one; on a CPU, results must have the same
+    bits. `play` returns the results and logits of each input. `ran` is `comparing.live`'s. It
+    raises `Different`, or what `where_stock_repeats` does.
     """
     expected = play()
     with live(patch, ran=ran):
@@ -131,15 +109,9 @@ def near(
 def where_stock_repeats(model: Model, play: Callable[[], Any]) -> Iterator[None]:
     """Within the block, a difference is the patch's only if stock gives the same values each time.
 
-    On a CPU it does. With MLX for CUDA it does not for each model: see `results/mlx.md`.
-
-    Args:
-        model: what runs.
-        play: runs it on stock; what `comparing.differs` compares.
-
-    Raises:
-        Different: of the block.
-        Missing: the same, but stock's own values differ from one time to the next.
+    On a CPU it does. With MLX for CUDA it does not for each model: see `results/mlx.md`. If what
+    `play` returns on stock differs from one time to the next, it raises `Missing` instead of the
+    block's `Different`.
     """
     try:
         yield
@@ -148,9 +120,11 @@ def where_stock_repeats(model: Model, play: Callable[[], Any]) -> Iterator[None]
             raise
         first = play()
         for number in range(_AGAIN):
-            _leave_in_memory(float(number) if number % 2 else float("nan"))
-            difference = comparing.differs(first, play())
-            if difference is not None:
+            # Fill MLX's free buffers with a value that shows reads before writes.
+            value = float(number) if number % 2 else float("nan")
+            mx.clear_cache()
+            mx.eval([mx.full((1 << bits,), value) for bits in range(8, 23) for _ in range(4)])
+            if comparing.differs(first, play()) is not None:
                 name, device = model.config["model_type"], mx.default_device()
                 raise Missing(
                     f"stock gives other values each time on {device} with layers as {name}'s"
@@ -161,12 +135,6 @@ def where_stock_repeats(model: Model, play: Callable[[], Any]) -> Iterator[None]
 def on_cpu() -> bool:
     """Whether MLX computes on the CPU, where equal inputs give equal bits."""
     return bool(mx.default_device() == mx.Device(mx.cpu))
-
-
-def _leave_in_memory(value: float) -> None:
-    """Fill MLX's free buffers with a value that shows reads before writes."""
-    mx.clear_cache()
-    mx.eval([mx.full((1 << bits,), value) for bits in range(8, 23) for _ in range(4)])
 
 
 def can_sample() -> bool:
@@ -186,11 +154,3 @@ def with_logits(player: Player, schedule: Sequence[Step]) -> tuple[dict[str, Any
     logits: list[mx.array] = []
     player.note = logits.append
     return asdict(player.play(schedule)), logits
-
-
-_STOCK: dict[str, dict[str, Any]] = {}
-"""What stock gave the first time that this process ran a schedule.
-
-A model of the same making always has the same weights, and what is kept are digests and tokens, so
-every patch is compared with the same results.
-"""

@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from ...sets.mlx import grouping
 from ...sets.mlx.grouping import COUNTS
+from ...sets.mlx.kv_arena import body
 from .. import Inputs
 from ..comparing import require, some
 from . import cases, models
@@ -67,20 +68,16 @@ def prefix_hits(inputs: Inputs) -> int:
 
 def other_layers(inputs: Inputs) -> int:
     """Models with recurrent states and with sliding windows."""
-    drawn = inputs(cases.random_lengths)[:1]
-    return sum(
-        same_groups("float32", [CROSSING, *drawn], name=each)
-        for each in some(inputs, further_models())
-    )
+    schedules = [CROSSING, *inputs(cases.random_lengths)[:1]]
+    chosen = some(inputs, further_models())
+    return sum(same_groups("float32", schedules, name=name) for name in chosen)
 
 
 def unproven_device(inputs: Inputs) -> int:
     """On a device treated as unproven, steps are tried before groups serve them."""
-    arenas = f"{grouping.__package__}.kv_arena.body"
-    with mock.patch(f"{arenas}.is_proven", return_value=False):
-        return same_groups(
-            "float32", [cases.GROWING, *inputs(cases.random_lengths)[:1]], served=False
-        )
+    schedules = [cases.GROWING, *inputs(cases.random_lengths)[:1]]
+    with mock.patch.object(body, "is_proven", return_value=False):
+        return same_groups("float32", schedules, served=False)
 
 
 @contextmanager

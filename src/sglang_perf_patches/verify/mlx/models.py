@@ -38,8 +38,6 @@ _COMMON: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
-_MIXTURE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
-
 CONFIGS: dict[str, dict[str, Any]] = {
     # Full attention in every layer.
     "qwen3": {"model_type": "qwen3"},
@@ -53,9 +51,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
     },
     # A recurrent state in every other layer, and a gate on the queries.
-    "qwen3_next": _MIXTURE
-    | {
+    "qwen3_next": {
         "model_type": "qwen3_next",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
         "linear_num_value_heads": 2,
         "linear_num_key_heads": 2,
         "linear_key_head_dim": 32,
@@ -73,27 +72,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Model:
-    """A model, and a folder that represents it.
+    """A model, and a folder that represents it."""
 
-    Attributes:
-        folder: has its ``config.json``, which some releases read.
-        config: the content of ``config.json``.
-        model: mlx-lm's module.
-        made_as: tells it from models with other weights, in any process.
-    """
-
-    folder: Path
-    config: Mapping[str, Any]
-    model: Any
-    made_as: str
+    folder: Path  # has its ``config.json``, which some releases read
+    config: Mapping[str, Any]  # the content of that
+    model: Any  # mlx-lm's module
+    made_as: str  # tells it from models with other weights, in any process
 
 
 @contextmanager
 def model(name: str, dtype: str, *, quantized: bool = False, **sizes: Any) -> Iterator[Model]:
     """A model of `CONFIGS` with changes to its configuration; always the same weights.
 
-    Quantized to 4 bits it still computes in its dtype, but some releases keep its KV in a pool of
-    another dtype.
+    Some releases keep the KV of one that is quantized to 4 bits in a pool of another dtype.
     """
     config = _COMMON | CONFIGS[name] | sizes
     model_class, arguments = import_module("mlx_lm.utils")._get_classes(config)

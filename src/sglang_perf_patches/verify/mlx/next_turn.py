@@ -1,7 +1,6 @@
 """The turns of sliding-window conversations get logits close to those of one long prefill.
 
-Stock computes all tokens of a conversation at once, and the patch turn by turn, so the logits are
-close, not equal.
+They can't be equal: stock computes all of a conversation at once, and the patch turn by turn.
 """
 
 from __future__ import annotations
@@ -27,13 +26,7 @@ def conversations(_: Inputs) -> int:
 
 
 def close(schedule: Sequence[Step], count: str = "", *, beside: Sequence[str] = ()) -> int:
-    """The logits of each forward pass of a model with windows, stock's and patched.
-
-    Args:
-        schedule: what runs.
-        count: what must have been counted.
-        beside: patches that are live too.
-    """
+    """Compare all logits, with others live `beside`; `count` names what must have been counted."""
     with models.model("gpt_oss", "float32") as model:
         COUNTS.clear()
         _, expected = with_logits(Player(model, radix=True), schedule)
@@ -47,6 +40,4 @@ def close(schedule: Sequence[Step], count: str = "", *, beside: Sequence[str] = 
     return len(actual)
 
 
-CHECKS = {
-    "conversations": conversations,
-}
+CHECKS = {"conversations": conversations}

@@ -15,64 +15,42 @@ import mlx.core as mx
 from .cases import Step
 from .models import Model, runner
 
-SAMPLING = "sglang.srt.hardware_backend.mlx.sampling"
-"""The module that samples tokens, in releases that do so on MLX."""
-
+SAMPLING = "sglang.srt.hardware_backend.mlx.sampling"  # in releases that sample on MLX
+SLOTS = 4096  # size of the radix cache's pool, in tokens
 _BLOCK = 64
 
 
 @dataclass
 class Played:
-    """The results of a schedule.
+    """The results of a schedule; hashes are sha256 of dtype, shape and bytes."""
 
-    Attributes:
-        logits: sha256 of dtype, shape and bytes of each forward pass's logits, in order; for a
-            prefill, of the last position's.
-        tokens: each request's tokens, prompt included, when it left or at the end.
-        pool: sha256 of the KV that each request left in the pool.
-    """
-
-    logits: list[str] = field(default_factory=list)
-    tokens: dict[str, list[int]] = field(default_factory=dict)
-    pool: dict[str, str] = field(default_factory=dict)
+    logits: list[str] = field(default_factory=list)  # of each pass; a prefill's last position
+    tokens: dict[str, list[int]] = field(default_factory=dict)  # of each request, with its prompt
+    pool: dict[str, str] = field(default_factory=dict)  # the KV that each request left in the pool
 
 
 class Player:
-    """A fresh stock runner over one model.
+    """A fresh stock runner over one model, with the radix cache or without.
 
-    Attributes:
-        runner: stock's ``MlxModelRunner``.
-        pending: the logits of the forward passes since the list was last cleared.
-        note: called with each pass's logits that `play` hashes.
-        played: what the schedule that runs gave so far.
+    With `sampling`, each decoded token is sampled from its request's seed and its position;
+    otherwise decoding is greedy.
     """
 
-    def __init__(
-        self, model: Model, *, radix: bool = False, sampling: bool = False, slots: int = 4096
-    ) -> None:
-        """Make a runner.
-
-        Args:
-            model: its model.
-            radix: whether the radix cache is on.
-            sampling: whether decoded tokens are sampled, each from its request's seed and its
-                position; otherwise decoding is greedy.
-            slots: size of the radix cache's pool, in tokens.
-        """
+    def __init__(self, model: Model, *, radix: bool = False, sampling: bool = False) -> None:
         self._model = model
         self._pool: _RequestPool | None = None
         self._is_sampling = sampling
-        options: dict[str, Any] = {"disable_radix_cache": not radix, "pool_size": slots}
+        options: dict[str, Any] = {"disable_radix_cache": not radix, "pool_size": SLOTS}
         if sampling:
             options["enable_sampling"] = True
-        self.runner = runner(model, **options)
+        self.runner = runner(model, **options)  # stock's ``MlxModelRunner``
         if radix:
-            self._pool = _RequestPool(slots)
+            self._pool = _RequestPool()
             start = getattr(self.runner, "init_cache_pools", None) or self.runner.init_kv_pool
             start(self._pool)
-        self.pending: list[mx.array] = []
-        self.played = Played()
-        self.note: Callable[[mx.array], object] = lambda _: None
+        self.pending: list[mx.array] = []  # logits of the passes since it was last cleared
+        self.played = Played()  # what the schedule that runs gave so far
+        self.note: Callable[[mx.array], object] = lambda _: None  # gets what `play` hashes
         self._held: dict[str, int] = {}
         self._donated: dict[str, tuple[list[int], list[int]]] = {}
         extract = self.runner._extract_logits
@@ -85,26 +63,19 @@ class Player:
         self.runner._extract_logits = keep
 
     def play(self, schedule: Sequence[Step], *, ends: bool = True) -> Played:
-        """Play a schedule on an empty runner, and empty it again.
-
-        Unless it `ends`, its requests stay for the next one.
-        """
+        """Play a schedule on an empty runner; unless it `ends`, its requests stay for the next."""
         self.played = Played()
         for kind, *step in schedule:
             getattr(self, kind)(*step)
-            self.note_logits()
+            for logits in self.pending:
+                self.played.logits.append(digest(logits))
+                self.note(logits)
+            self.pending.clear()
         if ends:
             for who in list(self._held):
                 self.leave(who)
             self.note_pool()
         return self.played
-
-    def note_logits(self) -> None:
-        """Note the pending logits, and forget them."""
-        for logits in self.pending:
-            self.played.logits.append(digest(logits))
-            self.note(logits)
-        self.pending.clear()
 
     def join(self, who: str, length: int) -> None:
         """Prefill a request; its name determines the prompt."""
@@ -112,13 +83,12 @@ class Player:
 
     def leave(self, who: str) -> None:
         """Remove a request; the next one may reuse its caches."""
-        self.played.tokens[who] = self.tokens(who)
-        length = self._held.pop(who)
         if self._pool is not None:
+            length = self._held[who]
             self._donated[who] = (self.tokens(who)[:length], self._pool.slots(who, 0, length))
             if hasattr(self.runner, "release_request_row"):
                 self.runner.release_request_row(who, length)
-        self.runner.remove_request(who)
+        self.drop(who)
 
     def drop(self, who: str) -> None:
         """Remove a request whose tokens do not enter the pool."""
@@ -128,15 +98,11 @@ class Player:
 
     def clear(self, _: str) -> None:
         """Clear the scheduler's caches, and remove the requests only then."""
-        for who in self._held:
-            self.played.tokens[who] = self.tokens(who)
         self.note_pool()
-        gone = list(self._held)
-        self._held.clear()
         if self._pool is not None:
             self._pool.clear()
-        for who in gone:
-            self.runner.remove_request(who)
+        for who in list(self._held):
+            self.drop(who)
 
     def chain(self, batch: Sequence[str], steps: int) -> None:
         """Decode `steps` tokens of each request, each built before the previous one is read."""
@@ -202,18 +168,14 @@ class Player:
             return 0, []
         start, end = len(prefix_slots), len(prompt)
         row = self._pool.open(who, prefix_slots)
-        self._pool.allocate(who, start, end - start)
-        return row, self._pool.slots(who, start, end)
+        return row, self._pool.allocate(who, start, end - start)
 
     def extend(self, who: str, tokens: int) -> None:
         """Prefill `tokens` further tokens of a request's prompt."""
         length = self._held[who]
         new = self._words(f"{who}+{length}", tokens)
         self._held[who] += tokens
-        slots = []
-        if self._pool is not None:
-            self._pool.allocate(who, length, tokens)
-            slots = self._pool.slots(who, length, length + tokens)
+        slots = [] if self._pool is None else self._pool.allocate(who, length, tokens)
         self.runner.extend(who, new, slots)
 
     def note_pool(self) -> None:
@@ -235,17 +197,12 @@ class Player:
 
 
 class _RequestPool:
-    """The part of the scheduler's ``ReqToTokenPool`` that the runner reads: slots per row.
+    """The part of the scheduler's ``ReqToTokenPool`` that the runner reads: slots per row."""
 
-    It allocates slots from the first on, as stock does, so that a growing pool is tested; but
-    each block of them in descending order, as a slot's number is no token's position. After the
-    last one it starts over.
-    """
-
-    def __init__(self, slots: int) -> None:
-        blocks = (
-            range(first, min(first + _BLOCK, slots + 1)) for first in range(1, slots + 1, _BLOCK)
-        )
+    def __init__(self) -> None:
+        # From the first on, as stock does, so that a growing pool is tested; but each block in
+        # descending order, as a slot's number is no token's position. Then it starts over.
+        blocks = (range(first, first + _BLOCK) for first in range(1, SLOTS + 1, _BLOCK))
         self._free = cycle([slot for block in blocks for slot in reversed(block)])
         self._rows: dict[str, int] = {}
         self.req_to_token = _Table()
@@ -259,10 +216,11 @@ class _RequestPool:
         self.req_to_token.rows.append(list(prefix_slots))
         return row
 
-    def allocate(self, who: str, start: int, tokens: int) -> None:
-        """Allocate slots for tokens from `start` on."""
-        row = self.req_to_token.rows[self._rows[who]]
-        row[start:] = [next(self._free) for _ in range(tokens)]
+    def allocate(self, who: str, start: int, tokens: int) -> list[int]:
+        """Allocate slots for tokens from `start` on, and return them."""
+        slots = [next(self._free) for _ in range(tokens)]
+        self.req_to_token.rows[self._rows[who]][start:] = slots
+        return slots
 
     def slots(self, who: str, start: int, end: int) -> list[int]:
         """The slots of a request's tokens."""

@@ -14,7 +14,7 @@ from ..references import MLX
 from ..self_check import SelfCheck
 from .grouping import STEP, Group, Prompt, groups
 from .passes import compute
-from .rows import Part, Row, Trial, is_recurrent
+from .rows import Part, Trial, is_recurrent
 
 COUNTS: Counter[str] = Counter()
 """Counts for this process: prompts of a batch that were computed ``together`` or ``alone``, rows
@@ -31,8 +31,8 @@ some layer."""
 _NEAR_HYBRID = 52
 """The same for hybrids, with their states: 20 %. Rounding gave up to 8 % through 24 layers."""
 
-_TRIES = 8
-"""How many groups of a kind may be tried before stock keeps the kind."""
+_TRIES = 8  # groups of a kind that may be tried before stock keeps the kind
+
 _ALIKE = 8
 """A prefix that has at most one in this many tokens of its prompt is computed again. Prompts that
 have nothing else in common often share their first token."""
@@ -40,24 +40,15 @@ have nothing else in common often share their first token."""
 
 @dataclass(frozen=True)
 class Noted:
-    """A prompt that waits for the others of its batch; stands for its launch until then.
+    """A prompt that waits for the others of its batch; stands for its launch until then."""
 
-    Attributes:
-        launch: launches only this prompt, by stock's function.
-        req_id: its request.
-        prefix_slots: the pool's slots of its first tokens, which stock would not compute again.
-        tokens: all of its tokens; empty if it must be launched by itself.
-        row: its row in the pool of requests.
-        req: the scheduler's request, or None.
-        lazy_token: what stock evaluates of it in the meantime; so are the next two, nothing.
-    """
-
-    launch: Callable[[], Any]
+    launch: Callable[[], Any]  # launches only this prompt, by stock's function
     req_id: str
-    prefix_slots: Sequence[int]
-    tokens: Sequence[int]
-    row: int
-    req: Any
+    prefix_slots: Sequence[int]  # the pool's, of its first tokens, which stock would not compute
+    tokens: Sequence[int]  # all of its tokens; empty if it must be launched by itself
+    row: int  # in the pool of requests
+    req: Any  # the scheduler's request, or None
+    # What stock evaluates of it in the meantime: nothing.
     lazy_token: Any
     cache: tuple[Any, ...] = ()
     lazy_logprobs: Any = None
@@ -70,10 +61,12 @@ class Batches:
         self._core: Any = patch.module("mlx.core")
         self._masks: Any = patch.module(f"{MLX}.kv_cache.attention_kv_cache")
         # Stock may not compute what a trial waits for: one try could leave a kind to it for good.
-        self._check = SelfCheck("mlx.batched-prefill", patch, tries=_TRIES)
+        self._check = SelfCheck(
+            "mlx.batched-prefill", patch, needed=1, tries=_TRIES, until="this process ends"
+        )
         self._ran, self._is_proven = patch.ran, is_proven(self._core)
         self._plans = attends_by_cudnn(self._core)
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, Part] = {}
         self._trials: dict[str, Trial] = {}
         self._launched: tuple[Part | None, Trial | None] = None, None
 
@@ -88,7 +81,7 @@ class Batches:
                 row = self._rows.get(each.req_id)
                 self._launched = row and row.first, self._trials.get(each.req_id)
                 launched.append(each.launch())
-            for trial in {id(trial): trial for trial in self._trials.values()}.values():
+            for trial in dict.fromkeys(self._trials.values()):
                 self._judge(runner, trial)
             return launched
         finally:
@@ -108,10 +101,7 @@ class Batches:
     def row_as_model(
         self, runner: Any, req_id: str, input_ids: Any, cache: Sequence[Any]
     ) -> Iterator[None]:
-        """Give the runner a request's row for a model, if it is what the model would compute.
-
-        In a trial the model computes, and its results are compared with the row.
-        """
+        """Give the runner the request's row as its model if it fits; in a trial, what compares."""
         row = self._rows.get(req_id)
         if row is None or not row.fits(input_ids, cache):
             yield
@@ -136,8 +126,7 @@ class Batches:
         if not all(is_recurrent(cache[layer]) for layer in layout.auxiliary_layer_indices):
             self._fail(f"the caches of {model} take no rows")
             return
-        prompts = [self._prompt(runner, each) for each in noted]
-        for chosen in groups([each for each in prompts if each is not None]):
+        for chosen in groups([*filter(None, (self._prompt(runner, each) for each in noted))]):
             # cuDNN plans its attention for each new shape, which takes longer than prompts do.
             group = Group(chosen, rounds=self._plans)
             what = f"{group.sizes()}, {group.kind()}"
@@ -165,7 +154,7 @@ class Batches:
     def _judge(self, runner: Any, trial: Trial) -> None:
         """Let a kind of groups pass if stock's launches of its prompts gave nearly the same."""
         if trial.parts != trial.wanted:
-            return  # Stock did not compute the same parts, so nothing is known.
+            return  # stock did not compute the same parts, so nothing is known
         near = _NEAR_HYBRID if runner._cache_layout.has_auxiliary_state else _NEAR
         what = f"{trial.what} of {type(runner.model).__module__}, computed together,"
         try:
@@ -186,8 +175,8 @@ class Batches:
 
     def _prompt(self, runner: Any, noted: Noted) -> Prompt | None:
         """A prompt with what its recurrent layers hold; None if stock must compute it."""
-        layout, prefix = runner._cache_layout, len(noted.prefix_slots)
-        new = len(noted.tokens) - prefix
+        layout, prefix, full = runner._cache_layout, len(noted.prefix_slots), len(noted.tokens)
+        new = full - prefix
         if not new:
             return None
         cache, slots, first = runner._new_cache_skeleton(), noted.prefix_slots, 0
@@ -199,12 +188,9 @@ class Batches:
             return None  # Stock computes the prefix again.
         if not runner.disable_radix_cache:
             end = runner._select_auxiliary_state_track_len(
-                prefix_len=prefix,
-                new_token_count=new,
-                full_len=len(noted.tokens),
-                req=noted.req,
+                prefix_len=prefix, new_token_count=new, full_len=full, req=noted.req
             )
-            first = 0 if end is None or end == prefix + new else end - prefix
+            first = 0 if end is None or end == full else end - prefix
         return Prompt(
             request=noted.req_id,
             start=prefix,

@@ -6,64 +6,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MOST_PROMPTS = 8
-"""As many as mlx-lm's server takes together."""
+MOST_PROMPTS = 8  # as many as mlx-lm's server takes together
 
 MOST_TOKENS = 4096
 """Tokens of a group to compute, with padding. Longer prompts keep a device busy by themselves. The
 memory of a forward pass depends on this number."""
 
-MOST_KV = 4 * MOST_TOKENS
-"""Tokens of a group, with padding and prefixes."""
-
-MOST_ROUNDED = 2048
-"""Tokens to compute of a group whose shape is rounded, which may double what is computed."""
-
-_PADDING = 4
-"""At most one in this many tokens of a group is padding."""
-
-_BEHIND = 256
-"""Prefixes of a group lie between the same multiples of this."""
-
-STEP = 32
-"""Tokens to which lengths are rounded."""
+MOST_KV = 4 * MOST_TOKENS  # tokens of a group, with padding and prefixes
+MOST_ROUNDED = 2048  # tokens to compute of a group of rounded shape, which may be twice as many
+STEP = 32  # tokens to which lengths are rounded
+_PADDING = 4  # at most one in this many tokens of a group is padding
+_BEHIND = 256  # prefixes of a group lie between the same multiples of this
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt to be put into a group.
+    """A prompt to be put into a group."""
 
-    Attributes:
-        request: its id.
-        start: tokens that stock would not compute.
-        slots: the pool's slots of the tokens before the first computed one, at most `start`.
-        tokens: those to compute.
-        first: how many of them its first part has; 0 if it has one part.
-        states: of each recurrent layer before the first computed token.
-    """
-
-    request: str
-    start: int
-    slots: Sequence[int]
-    tokens: Sequence[int]
-    first: int
-    states: Mapping[int, Sequence[Any]]
+    request: str  # its id
+    start: int  # tokens that stock would not compute
+    slots: Sequence[int]  # the pool's, of the tokens before the computed ones, at most `start`
+    tokens: Sequence[int]  # those to compute
+    first: int  # how many of them its first part has; 0 if it has one part
+    states: Mapping[int, Sequence[Any]]  # of each recurrent layer before the computed tokens
 
 
 class Group:
-    """Prompts that are computed together.
-
-    Attributes:
-        prompts: of each row; behind the first `wanted` ones, copies of the first one.
-        wanted: how many prompts there are.
-        behind: tokens before the first computed one, padding included.
-        passes: of each forward pass, how many tokens each row has, and how many are computed.
-    """
+    """Prompts that are computed together."""
 
     def __init__(self, prompts: Sequence[Prompt], *, rounds: bool) -> None:
         """With `rounds`, a small group has one of fewer shapes, as a device plans each new one."""
         self.wanted = rows = len(prompts)
         longest = max(len(each.tokens) for each in prompts)
+        # Tokens before the first computed one, padding included.
         self.behind = max(len(each.slots) for each in prompts)
         step = 1
         if rounds:
@@ -71,9 +46,11 @@ class Group:
             long, far = _rounded(longest, STEP), _rounded(self.behind, STEP)
             if many * long <= MOST_ROUNDED and many * (long + far) <= MOST_KV:
                 rows, step, self.behind = many, STEP, far
+        # Of each row; behind the `wanted` ones, copies of the first one.
         self.prompts = [*prompts, *[prompts[0]] * (rows - self.wanted)]
         lengths, first = [len(each.tokens) for each in self.prompts], prompts[0].first
         parts = [[first] * rows, [each - first for each in lengths]] if first else [lengths]
+        # Of each forward pass: how many tokens each row has, and how many are computed.
         self.passes = [(each, _rounded(max(each), step)) for each in parts]
 
     def kind(self) -> str:
@@ -100,8 +77,7 @@ class Group:
 def groups(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
     """Groups of two and more prompts with like prefixes and like numbers of tokens.
 
-    Each prompt is in one group at most. First parts of a group have one length. At most a quarter
-    of what is computed is padding. Prompts that are in no group are computed one by one.
+    First parts of a group have one length. Prompts that are in no group are computed one by one.
     """
     alike: dict[tuple[int, int], list[Prompt]] = {}
     for prompt in prompts:

@@ -11,24 +11,22 @@ prompts. So does a group, whose first parts have one length.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..trunk import TRUNK, CutTrunk, in_place_of, logits_of, owner_of_trunk
 from .grouping import Group
-from .rows import Part, Row
+from .rows import Part
 
 
 class Layer:
-    """The KV of all rows in an attention layer, as the cache of a forward pass.
-
-    Attributes:
-        keys: (rows, n_kv_heads, tokens, head_dim), None for no tokens; so are values.
-    """
+    """The KV of all rows in an attention layer, as the cache of a forward pass."""
 
     def __init__(self, core: Any, masks: Any, lacking: Sequence[int], prefixes: Any) -> None:
         """`prefixes` are keys and values, of which each row lacks so many on the left."""
         self._core, self._masks = core, masks
         self._lacking = core.array(lacking) if any(lacking) else None
+        # Each (rows, n_kv_heads, tokens, head_dim), or None for no tokens.
         self.keys, self.values = prefixes
 
     @property
@@ -41,11 +39,7 @@ class Layer:
         return 0 if self.keys is None else int(self.keys.shape[2])
 
     def make_mask(
-        self,
-        tokens: int,
-        return_array: bool = False,
-        window_size: int | None = None,
-        **_: Any,
+        self, tokens: int, return_array: bool = False, window_size: int | None = None, **_: Any
     ) -> Any:
         """Stock's mask of a prompt, without a row's padding in front; none attends behind it."""
         held, window = self._held, {"window_size": window_size}
@@ -70,11 +64,8 @@ class Layer:
         return self.keys[row : row + 1, :, tokens], self.values[row : row + 1, :, tokens]
 
 
-def compute(core: Any, masks: Any, runner: Any, group: Group) -> list[Row]:
-    """Build the passes of a group: an unevaluated row for each of its prompts.
-
-    `core` is ``mlx.core``, and `masks` stock's module that makes masks.
-    """
+def compute(core: Any, masks: Any, runner: Any, group: Group) -> list[Part]:
+    """Build a group's passes, with stock's module of masks: each prompt's last part, its row."""
     layout, cache = runner._cache_layout, _filled(core, masks, runner, group)
     parts: list[list[Part]] = []
     begin = 0
@@ -93,18 +84,14 @@ def compute(core: Any, masks: Any, runner: Any, group: Group) -> list[Row]:
             logits = last_logits(core, runner.model, cache, ids, lengths)
         else:
             (runner._trunk or runner.model)(ids, cache=cache)
-        parts.append(
-            [
-                _part(core, cache, group, row, begin, lengths[row], logits)
-                for row in range(group.wanted)
-            ]
-        )
+        parts.append(_parts(core, cache, group, begin, lengths, logits))
         begin += lengths[0]
         if not is_last:
             for layer in layout.attention_layer_indices:
                 cache[layer].cut(group.behind + begin)
-    firsts = parts[0] if len(parts) > 1 else [None] * group.wanted
-    return [Row(**vars(own), first=first) for own, first in zip(parts[-1], firsts, strict=True)]
+    if len(parts) == 1:
+        return parts[0]
+    return [replace(last, first=first) for first, last in zip(*parts, strict=True)]
 
 
 def _filled(core: Any, masks: Any, runner: Any, group: Group) -> list[Any]:
@@ -141,32 +128,25 @@ def _joined(core: Any, states: Sequence[Any]) -> Any:
     return None if states[0] is None else core.concatenate(states)
 
 
-def _part(
-    core: Any,
-    cache: Sequence[Any],
-    group: Group,
-    row: int,
-    begin: int,
-    tokens: int,
-    logits: Any,
-) -> Part:
-    """A row's part of a pass, `begin` tokens behind its first computed one."""
-    prompt = group.prompts[row]
-    end = len(prompt.slots) + begin + tokens
-    lacking = group.behind - len(prompt.slots)
-    # Gathered, as a slice would keep all rows in memory as long as a state of one is kept.
-    at = core.array([row], core.int32)
-    return Part(
-        start=prompt.start + begin,
-        tokens=end - prompt.start - begin,
-        layers=[
+def _parts(
+    core: Any, cache: Sequence[Any], group: Group, begin: int, lengths: Sequence[int], logits: Any
+) -> list[Part]:
+    """Each wanted row's part of a pass, `begin` tokens behind its first computed one."""
+    parts = []
+    for row, prompt in enumerate(group.prompts[: group.wanted]):
+        start, end = prompt.start + begin, len(prompt.slots) + begin + lengths[row]
+        lacking = group.behind - len(prompt.slots)
+        # Gathered, as a slice would keep all rows in memory as long as a state of one is kept.
+        at = core.array([row], core.int32)
+        layers = [
             each.of_row(row, slice(lacking, lacking + end))
             if isinstance(each, Layer)
             else tuple(core.take(state, at, axis=0) for state in each.cache)
             for each in cache
-        ],
-        logits=None if logits is None else logits[row : row + 1],
-    )
+        ]
+        own = None if logits is None else logits[row : row + 1]
+        parts.append(Part(start, end - start, layers, own))
+    return parts
 
 
 def last_logits(

@@ -11,20 +11,15 @@ from ..trunk import logits_of
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a prompt, computed but not evaluated. Called as a model, it fills the caches.
+    """A part of a prompt, computed but not evaluated. Called as a model, it fills the caches."""
 
-    Attributes:
-        start: tokens before it.
-        tokens: its own.
-        layers: what each layer holds after it: keys and values, (1, n_kv_heads, tokens, head_dim),
-            or a recurrent layer's arrays, (1, …).
-        logits: of its last token, (1, 1, vocabulary); None where nothing reads them.
-    """
-
-    start: int
-    tokens: int
+    start: int  # tokens before it
+    tokens: int  # its own
+    # What each layer holds after it: keys and values, (1, n_kv_heads, tokens, head_dim), or a
+    # recurrent layer's arrays, (1, …).
     layers: Sequence[Sequence[Any]]
-    logits: Any = None
+    logits: Any = None  # of its last token, (1, 1, vocabulary); None where nothing reads them
+    first: Part | None = None  # what stock computes of the prompt before it
 
     def fits(self, input_ids: Any, cache: Sequence[Any]) -> bool:
         """Whether a call of the model, for this request, asks for what was computed."""
@@ -37,44 +32,28 @@ class Part:
             if is_recurrent(of):
                 of.cache = list(arrays)
                 continue
-            keys, values = arrays
             new = [each[:, :, self.start :] for each in arrays]
             if hasattr(of, "_full_keys"):
                 # What its own `update_and_fetch` leaves; prefix and prompt are joined already.
-                of.offset = keys.shape[2]
-                of._full_keys, of._full_values = keys, values
+                of.offset = arrays[0].shape[2]
+                of._full_keys, of._full_values = arrays
                 of._new_keys, of._new_values = new
             else:
                 of.update_and_fetch(*new)
         return self.logits
 
 
-@dataclass(frozen=True)
-class Row(Part):
-    """One prompt of a group: its last part, and `first`, what stock computes before that."""
-
-    first: Part | None = None
-
-
-@dataclass
+@dataclass(eq=False)
 class Trial:
-    """Compares the rows of a group with what stock computes of its prompts, one by one.
+    """Compares the rows of a group with what stock computes of its prompts, one by one."""
 
-    Attributes:
-        kind: what is tried.
-        what: the group, in words.
-        wanted: how many parts of prompts are to be compared.
-        pairs: the group's arrays and stock's, of those that were.
-        parts: how many those are.
-    """
+    kind: str  # what is tried
+    what: str  # the group, in words
+    wanted: int  # how many parts of prompts are to be compared
+    parts: int = 0  # how many of them were
+    pairs: list[tuple[Any, Any]] = field(default_factory=list)  # their arrays and stock's
 
-    kind: str
-    what: str
-    wanted: int
-    pairs: list[tuple[Any, Any]] = field(default_factory=list)
-    parts: int = 0
-
-    def model(self, model: Any, row: Row) -> Any:
+    def model(self, model: Any, row: Part) -> Any:
         """Stock's model for the last part of a prompt; it is compared with its row once called."""
 
         def compute(input_ids: Any, *, cache: Sequence[Any]) -> Any:

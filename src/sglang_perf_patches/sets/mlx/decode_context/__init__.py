@@ -31,20 +31,13 @@ PATCH = Declaration(
     anytime="what layers share is stock's own arrays, kept on the context of their step",
 )
 
-_KEPT = "_sglang_perf_patches_arrays"
-
 
 @PATCH.makes(CORE)
 class _LengthArrays:
-    """``mlx.core``, whose arrays of lengths are kept on the context of the running decode step.
-
-    Each step has a new context, which its layers share.
-    """
+    """``mlx.core``; its arrays of lengths are kept on a step's context, which its layers share."""
 
     def __init__(self, patch, stock):
-        """Wrap `stock`: ``mlx.core``, or another patch's wrapper around it."""
-        self._inner = stock
-        self._ran = patch.ran
+        self._inner, self._ran = stock, patch.ran
         self._context = patch.get(f"{WRAPPER}:get_context")
 
     def __getattr__(self, name):
@@ -67,7 +60,7 @@ class _LengthArrays:
         if context is None:
             return make()
         self._ran.seen = True
-        arrays = vars(context).setdefault(_KEPT, {})
+        arrays = vars(context).setdefault("_sglang_perf_patches_arrays", {})
         if key not in arrays:
             arrays[key] = make()
         return arrays[key]

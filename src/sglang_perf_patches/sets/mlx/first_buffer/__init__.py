@@ -27,8 +27,7 @@ PATCH = Declaration(
     anytime="stock's code grows a buffer of any size, in every kind of step",
 )
 
-STEP = 256
-"""Growth of mlx-lm's own caches, in tokens."""
+STEP = 256  # growth of mlx-lm's own caches, in tokens
 
 
 def room_for(tokens: int) -> int:
@@ -41,8 +40,7 @@ def setup(patch):
     patch.state.core, patch.state.kind = patch.module("mlx.core"), patch.get(ATTENTION)
     # MLX for CUDA decodes a single request with cuDNN over the whole buffer, with the request's
     # length as a padding mask. How cuDNN adds up depends on the whole buffer's length
-    # (tests/benchmarks/results/mlx.md, by tests/benchmarks/mlx/kernels.py). MLX's own kernels don't
-    # see it.
+    # (tests/benchmarks/mlx/kernels.py measures it). MLX's own kernels don't see it.
     if attends_by_cudnn(patch.state.core):
         raise Gated(
             "cuDNN's attention rounds differently in a smaller buffer; "
@@ -60,14 +58,11 @@ def _allocate(self, keys, *, patch, stock):
 
 @PATCH.replaces(f"{ATTENTION}._grow")
 def _grow(self, required, *, patch, stock):
-    """Grow by doubling for one token, as stock does; for a prompt, to what it needs.
-
-    For a prompt in chunks, that includes the next chunk.
-    """
+    """Grow by doubling for one token, as stock does; for a prompt, to what it needs."""
     new = required - self.offset
     if new > 1:
-        # Why this trick: stock doubles this number until it is enough, and copies as many tokens
-        # as the offset says. So it creates buffers of exactly this capacity.
+        # Stock doubles this number until it is enough, and copies as many tokens as the offset
+        # says. So it creates buffers of exactly this capacity, which includes the next chunk.
         self.max_seq_len = room_for(required + new if self.offset else required)
         patch.ran.seen = True
     stock(self, required)
@@ -79,9 +74,8 @@ def _release_cache(self, cache, *, patch, stock):
     core = patch.state.core
     for each in cache:
         if type(each) is patch.state.kind and each.keys is not None:
-            # Stock gives the cache to another request. Where the buffers' dtype differs from the
-            # model's, that request is computed in the buffers' dtype, so the dtype stays. Zeros
-            # take no memory until they are used.
+            # The next request is computed in the buffers' dtype, also where the model's differs,
+            # so the dtype stays. Zeros take no memory until they are used.
             batch, heads, _, head_dim = each.keys.shape
             shape = (batch, heads, STEP, head_dim)
             each.keys = core.zeros(shape, dtype=each.keys.dtype)
@@ -92,9 +86,6 @@ def _release_cache(self, cache, *, patch, stock):
 
 @PATCH.replaces(f"{RUNNER}._cache_arrays")
 def _cache_arrays(cache, *, patch, stock):
-    """The arrays that a step evaluates.
-
-    Stock collects them with a function that refers to itself. Buffers that were replaced by larger
-    ones would therefore live until Python collects cycles.
-    """
+    # Stock collects what a step evaluates with a function that refers to itself. Buffers that were
+    # replaced by larger ones would therefore live until Python collects cycles.
     return list(cache.state) if type(cache) is patch.state.kind else stock(cache)

@@ -50,15 +50,10 @@ MOST_BYTES = 2 << 30
 slots there are (``--max-mamba-cache-size``). Stock's default is four for each of up to 4096
 requests, and one state of Qwen3-Next has 75 MB."""
 
-_SAYS = "Can not alloc MLX auxiliary cache"
-
 
 @PATCH.setup()
 def setup(patch):
-    patch.state.context = patch.module(CONTEXT)
-    patch.state.eviction = patch.module(TREES).EvictParams
-    patch.state.component = patch.get(COMPONENT)
-    patch.state.arrays = patch.get(ARRAYS)
+    patch.state.component, patch.state.arrays = patch.get(COMPONENT), patch.get(ARRAYS)
 
 
 @PATCH.replaces(
@@ -94,11 +89,9 @@ def alloc_group(self, *_):
     f"{MLX}.tp_worker:MlxTpModelWorker.prepare_for_kv_cache_release", releases="… 0.5.21"
 )
 def prepare_for_kv_cache_release(self, req, *, stock):
-    """Write what a request decoded into the pool while the request has its row, as 0.5.22 does.
-
-    Stock writes it before a later prompt's prefill. That prompt may have the row by then: the KV
-    would go to the slots of its prefix, which others share.
-    """
+    """Write what a request decoded into the pool while the request has its row, as 0.5.22 does."""
+    # Stock writes it before a later prompt's prefill. That prompt may have the row by then: the KV
+    # would go to the slots of its prefix, which others share.
     stock(self, req)
     runner = self._mlx_runner
     if runner._get_auxiliary_state_pool() is not None and not runner.disable_radix_cache:
@@ -108,7 +101,7 @@ def prepare_for_kv_cache_release(self, req, *, stock):
 
 @PATCH.replaces(f"{COMPONENT}.__init__")
 def init(self, cache, params, *, patch, stock):
-    context = patch.state.context
+    context = patch.module(CONTEXT)
     stock(self, cache, params)
     if hasattr(context, "mamba_cache_chunk_size"):
         self.mamba_cache_chunk_size = context.mamba_cache_chunk_size()
@@ -126,27 +119,24 @@ def init(self, cache, params, *, patch, stock):
 )
 def finalize_match_result_in_cache(self, params, result, *, patch, stock):
     result = stock(self, params, result)
-    if not isinstance(self, patch.state.component) or not params.cow_mamba:
-        return result
-    held = _held(params.req)
-    if held.mamba_cow_src_index is not None:
-        # Now, because until the request is admitted nothing keeps the source in its slot.
-        slots = self.cache.req_to_token_pool.auxiliary_state_pool
-        slots.copy_from(held.mamba_cow_src_index, held.mamba_pool_idx)
-        held.mamba_cow_src_index = None
-        patch.ran.seen = True
+    if isinstance(self, patch.state.component) and params.cow_mamba:
+        held = _held(params.req)
+        if held.mamba_cow_src_index is not None:
+            # Now, because until the request is admitted nothing keeps the source in its slot.
+            slots = self.cache.req_to_token_pool.auxiliary_state_pool
+            slots.copy_from(held.mamba_cow_src_index, held.mamba_pool_idx)
+            held.mamba_cow_src_index = None
+            patch.ran.seen = True
     return result
 
 
 @PATCH.replaces(f"{COMPONENT}.prepare_for_caching_req")
 def prepare_for_caching_req(self, req, insert_params, token_ids_len, is_finished, *, patch, stock):
-    surplus = _surplus(self.cache, _held(req), patch.state)
-    if surplus > 0:
-        _evict(patch, self.cache, surplus)
+    _evict(patch, self.cache, _surplus(patch, self.cache, _held(req)))
     try:
         return stock(self, req, insert_params, token_ids_len, is_finished)
     except AssertionError as error:
-        if str(error) != _SAYS:
+        if str(error) != "Can not alloc MLX auxiliary cache":
             raise
         patch.ran.seen = True
         return 0  # tokens to cache, which is what stock returns if there is no state
@@ -157,26 +147,24 @@ def alloc_req_slots(req_to_token_pool, reqs, tree_cache, *, patch, stock):
     slots = getattr(req_to_token_pool, "auxiliary_state_pool", None)
     if slots is not None and tree_cache.supports_mamba():
         needed = sum(_held(req).mamba_pool_idx is None for req in reqs)
-        missing = needed - slots.available_size()
-        if missing > 0:
-            _evict(patch, tree_cache, missing)
+        _evict(patch, tree_cache, needed - slots.available_size())
     return stock(req_to_token_pool, reqs, tree_cache)
 
 
 def _evict(patch, tree, states):
-    patch.ran.seen = True
-    tree.evict(patch.state.eviction(num_tokens=0, mamba_num=states))
+    if states > 0:
+        patch.ran.seen = True
+        tree.evict(patch.module(TREES).EvictParams(num_tokens=0, mamba_num=states))
 
 
-def _surplus(tree, held, state):
+def _surplus(patch, tree, held):
     """How many states to evict before one more is cached."""
-    limit = state.context.get_schedule().max_mamba_cache_size
+    limit = patch.module(CONTEXT).get_schedule().max_mamba_cache_size
     if held.mamba_pool_idx is None or limit is not None:
         return 0
-    layers = tree.req_to_token_pool.auxiliary_state_pool._snapshots.get(int(held.mamba_pool_idx))
-    size = sum(
-        array.nbytes for layer in (layers or {}).values() for array in state.arrays(layer.state)
-    )
+    states = tree.req_to_token_pool.auxiliary_state_pool._snapshots
+    layers = (states.get(int(held.mamba_pool_idx)) or {}).values()
+    size = sum(array.nbytes for layer in layers for array in patch.state.arrays(layer.state))
     return int(tree.mamba_evictable_size()) + 1 - MOST_BYTES // size if size else 0
 
 

@@ -81,12 +81,9 @@ def drain(patch):
     }
 )
 def write_token(self, k, v, *, stock):
-    """Grow a full buffer, then write; k and v are (1, n_kv_heads, 1, head_dim).
-
-    In these releases the batched decode loses what it writes past the end. If the lengths of a
-    batch differ, a ValueError then ends the step. If they are equal, nothing is raised and the
-    logits are wrong.
-    """
+    """Grow a full buffer, then write; k and v are (1, n_kv_heads, 1, head_dim)."""
+    # In these releases the batched decode loses what it writes past the end: a ValueError ends the
+    # step, or if all lengths of the batch are equal, nothing is raised and the logits are wrong.
     if self.offset >= self.max_seq_len:
         self._grow(self.offset + 1)
     stock(self, k, v)
@@ -109,9 +106,8 @@ def decode_batch_start_chained(self, prev, *, patch, stock):
 def release_cache(self, cache, *, patch, stock):
     """Take the caches out of the arena before stock keeps them for another request."""
     rows = patch.state.rows
-    for each in cache:
-        if type(each) is rows.row_class:
-            rows.drop(each)
+    for row, _ in rows.among([cache]):
+        rows.drop(row)
     stock(self, cache)
 
 

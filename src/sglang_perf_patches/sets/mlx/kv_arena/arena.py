@@ -4,9 +4,6 @@ A request is a row, padded on the right as in stock. While an arena holds a requ
 objects are `Row`s: stock's own objects with their class set to a subclass that reads from the
 arena. Before anything but a batched decode touches the KV, the subclass copies it back into a
 buffer like stock's.
-
-`Rows` implements what a row can do, `moves` moves the KV of many requests at once, and `choice`
-decides which steps an arena handles.
 """
 
 from __future__ import annotations
@@ -16,68 +13,46 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
-CUDNN_STEP = 256
-"""MLX's CUDA backend decodes by cuDNN where the buffer's length is a multiple of this."""
-
-STOCK_ROOM = 4096
-"""Minimum capacity of a request's buffers in stock, in tokens."""
-
-AT_MOST = 2
-"""Padded rows may take this many times the capacity of stock's buffers."""
-
+CUDNN_STEP = 256  # MLX for CUDA decodes by cuDNN where a buffer's length is a multiple of this
+STOCK_ROOM = 4096  # minimum capacity of a request's buffers in stock, in tokens
+AT_MOST = 2  # padded rows may take this many times the capacity of stock's buffers
 _ROUND = 64
 _ASIDE = 8
 
 
+@dataclass(eq=False)
 class Layer:
-    """One layer's buffers.
+    """One layer's buffers."""
 
-    Attributes:
-        arena: the arena that the layer belongs to.
-        caches: the rows' cache objects.
-        held: how many of them still have their KV here; the buffers are freed with the last one.
-        keys: (batch, n_kv_heads, capacity, head_dim).
-        values: (batch, n_kv_heads, capacity, head_dim).
-    """
+    arena: Arena
+    caches: list[Any]  # those of the rows, in their order
+    keys: Any = None  # (batch, n_kv_heads, capacity, head_dim); so are the values
+    values: Any = None
 
-    __slots__ = ("__weakref__", "arena", "caches", "held", "keys", "values")
-
-    def __init__(self, arena: Arena, caches: list[Any], keys: Any, values: Any) -> None:
-        """Set up a layer; its buffers hold the rows in the order of the caches."""
-        self.arena, self.caches, self.keys, self.values = arena, caches, keys, values
-        self.held = len(caches)
+    def __post_init__(self) -> None:
+        self.held = len(self.caches)  # rows with their KV here; the last one frees the buffers
 
 
 @dataclass(eq=False)
 class Arena:
-    """The buffers of one batch.
+    """The buffers of one batch."""
 
-    Attributes:
-        capacity: capacity of a row, in tokens.
-        lengths: tokens of each row.
-        intact: every row is still here.
-        lasts: its batch was decoded twice or more.
-        layers: indexed like the layers of a decode context; None for a layer that stock handles.
-    """
-
-    capacity: int
-    lengths: list[int]
-    intact: bool = True
-    lasts: bool = False
+    capacity: int  # of a row, in tokens
+    lengths: list[int]  # tokens of each row
+    intact: bool = True  # every row is still here
+    lasts: bool = False  # its batch was decoded twice or more
+    # Indexed like the layers of a decode context; None is one that stock handles.
     layers: list[Layer | None] = field(default_factory=list)
 
 
 def capacity_for(length: int, most: int) -> int:
-    """Capacity for `length` tokens and some more, if possible at most `most`, in tokens.
-
-    A buffer grows by a sixteenth, at most once in 64 tokens, so copies cost a constant per token.
-    The capacity is never a multiple of 256. For such a length MLX's CUDA backend would use another
-    kernel than for the arrays that stock attends to.
-    """
+    """Capacity for `length` tokens and some more, if possible at most `most`, in tokens."""
+    # A buffer grows by a sixteenth, at most once in 64 tokens: copies cost a constant per token.
     capacity = -(-(length + _ROUND + length // 16) // _ROUND) * _ROUND
     capacity = max(length, min(capacity, most))
     if capacity % CUDNN_STEP:
         return capacity
+    # Else MLX's CUDA backend would use another kernel than for the arrays that stock attends to.
     return capacity - _ASIDE if capacity - _ASIDE >= length else capacity + _ASIDE
 
 
@@ -91,17 +66,12 @@ def doubled(room: int, length: int) -> int:
 class Rows:
     """Reads, writes and removes one row of an arena.
 
-    Attributes:
-        core: ``mlx.core``.
-        cache_class: stock's cache of one request and layer.
-        row_class: the subclass of `cache_class` for a cache whose KV is in an arena.
-        layer_of: the layer that holds a row.
-        number_of: the row's place in its batch.
+    `core` is ``mlx.core``, and `cache_class` stock's cache of one request and layer. A cache whose
+    KV is in an arena has the subclass `row_class`.
     """
 
     def __init__(self, core: Any, cache_class: Any) -> None:
-        self.core = core
-        self.cache_class = cache_class
+        self.core, self.cache_class = core, cache_class
         # While a cache is a row, stock's two slots hold its layer and its number in that layer.
         # Stock sets them only in methods that `Row` replaces.
         self._keys, self._values = cache_class.keys, cache_class.values
@@ -147,10 +117,10 @@ class Rows:
         zeros = self.core.zeros((batch, heads, capacity - length, head_dim), dtype=array.dtype)
         return self.core.concatenate([array, zeros], axis=2)
 
-    def of(self, row: Any, array: Any) -> Any:
-        """A row's slice of its layer's K or V, (1, n_kv_heads, capacity, head_dim)."""
+    def of(self, row: Any, name: str) -> Any:
+        """A row's slice of its layer's keys or values, (1, n_kv_heads, capacity, head_dim)."""
         number = self.number_of(row)
-        return array[number : number + 1]
+        return getattr(self.layer_of(row), name)[number : number + 1]
 
     def take_back(self, row: Any) -> None:
         """Copy a row back into its own buffer, with the capacity it would have in stock."""
@@ -163,11 +133,9 @@ class Rows:
             row.keys, row.values = self.widened(keys, room), self.widened(values, room)
 
     def drop(self, row: Any) -> None:
-        """Discard a row's KV, leaving a cache of the same dtype that stock fills again.
-
-        Stock reuses the buffers. Where the pool's dtype differs from the model's, the buffers'
-        dtype decides the dtype of the next request. Zeros take no memory until they are used.
-        """
+        """Discard a row's KV, leaving a cache that stock fills again."""
+        # In the same dtype, which decides that of the next request where the pool's differs from
+        # the model's. Zeros take no memory until they are used.
         layer = self.layer_of(row)
         layer.arena.intact = False
         row.__class__ = self.cache_class
@@ -185,23 +153,14 @@ def _row_class(rows: Rows, cache_class: Any) -> Any:
 
     class Row(cache_class):  # type: ignore[misc]
         __slots__ = ()
-
-        @property
-        def keys(self) -> Any:
-            return rows.of(self, rows.layer_of(self).keys)
-
-        @property
-        def values(self) -> Any:
-            return rows.of(self, rows.layer_of(self).values)
+        keys = property(lambda self: rows.of(self, "keys"))
+        values = property(lambda self: rows.of(self, "values"))
 
         @property
         def state(self) -> tuple[()]:
-            """Nothing for ``mx.eval``: the tokens of a step depend on everything that it writes.
-
-            Stock collects these arrays with a function that refers to itself, so they would live
-            until Python collects cycles. Meanwhile MLX would copy the buffers, since it updates
-            them in place only if nothing else references them.
-            """
+            """Nothing for ``mx.eval``: the tokens of a step depend on everything that it writes."""
+            # Stock's function that collects these arrays refers to itself, so they would live until
+            # Python collects cycles, and MLX updates in place only what nothing else references.
             return ()
 
         def write_token(self, k: Any, v: Any) -> None:

@@ -2,19 +2,18 @@
 
 MLX updates a buffer in place if nothing else references it. How that works with queued steps
 depends on the backend: ml-explore/mlx#3866 reports wrong values on an Apple M4. So on such a device
-stock handles steps from the requests' own caches, and an arena of copies computes the same steps.
-Each layer's two results are compared bit by bit.
+stock handles steps from the requests' own caches, an arena of copies computes the same steps, and
+each layer's two results are compared bit by bit.
 
 The comparison of a step is queued with it and read two steps later. So where stock queues steps,
 the arena's next step is built and queued while one is computed, as it is once arenas take over.
 
-Steps are of a kind, by what selects kernels and by how they follow each other, and each kind is
-tried in `PHASES`: an arena of stock's buffers, an enlarged one, and one that was made of other
-arenas' rows. An arena handles a kind only after `STEPS` equal steps of one
-batch in each phase. Steps in groups, which have an arena each, are kinds of their own. A kind that
-has not passed after `TRIES` steps, as the batch changed too often, is left to stock, until a batch
-lasts for `LASTING` steps. A kind that has passed goes through its last phase again at each
-`EVERY`-th step, which finds faults that come too seldom for the first steps.
+Each `Kind` of step is tried in `PHASES`: an arena of stock's buffers, an enlarged one, and one that
+was made of other arenas' rows. It passes after `STEPS` equal steps of one batch in each. Steps in
+groups, which have an arena each, are kinds of their own. A kind that has not passed after `TRIES`
+steps, as the batch changed too often, is left to stock until a batch lasts for `LASTING` steps. A
+kind that has passed goes through its last phase again at each `EVERY`-th step, for faults that come
+too seldom for the first steps.
 """
 
 from __future__ import annotations
@@ -29,23 +28,15 @@ from ..device import equal_bits
 from ..self_check import SelfCheck
 from .arena import Arena, Rows, capacity_for
 from .choice import COUNTS, Choice, Groups, parts_of
-from .moves import Caches, Moves
+from .moves import Caches
 
 PHASES = ("built", "enlarged", "moved")
 """What happens to the copies before the steps of a phase."""
 
-STEPS = 4
-"""Steps in a row that are compared in each phase."""
-
-TRIES = 2 * len(PHASES) * STEPS
-"""Steps of a kind that are compared at most: enough if a batch lasts for five steps."""
-
-LASTING = TRIES
-"""Steps in a row that stock serves of one batch before a kind without tries gets new ones."""
-
-EVERY = 1024
-"""An arena serves so many steps of a kind, less one, before some are compared again."""
-
+STEPS = 4  # in a row, that are compared in each phase
+TRIES = 2 * len(PHASES) * STEPS  # steps of a kind at most: enough if a batch lasts for five steps
+LASTING = TRIES  # steps of one batch that stock serves before a kind without tries gets new ones
+EVERY = 1024  # an arena serves so many steps of a kind, less one, before some are compared again
 _BEHIND = 2
 _SMALLEST = 8
 
@@ -54,23 +45,21 @@ _SMALLEST = 8
 class Kind:
     """What decides how an arena's step is computed.
 
-    Attributes:
-        sizes: of each group, in any order; of all requests where there are no groups. Whether they
-            have the same length, and the bits of the longest one's length after the step, at least
-            8: attention's kernels change at powers of two.
-        is_chained: the step is built before the one before it has been read.
+    The size of each group (of all requests where there are no groups), in any order, is whether
+    they have the same length, and the bits of the longest one's length after the step, at least 8:
+    attention's kernels change at powers of two.
     """
 
     sizes: tuple[tuple[bool, int], ...]
-    is_chained: bool
+    is_chained: bool  # the step is built before the one before it has been read
 
     @classmethod
     def of(cls, lengths: Sequence[int], groups: Groups, is_chained: bool) -> Kind:
         """The kind of a step, by the tokens of each request before it."""
-        each = [[lengths[row] for row in group] for group in groups]
-        sizes = [
-            (min(own) == max(own), max(_SMALLEST, (max(own) + 1).bit_length())) for own in each
-        ]
+        sizes = []
+        for group in groups:
+            own = [lengths[row] for row in group]
+            sizes.append((min(own) == max(own), max(_SMALLEST, (max(own) + 1).bit_length())))
         return cls(tuple(sorted(sizes)), is_chained)
 
     def __str__(self) -> str:
@@ -83,43 +72,25 @@ class Kind:
 
 @dataclass
 class Copies:
-    """Copies of a batch's caches, which go through the phases.
+    """Copies of a batch's caches, which go through the phases."""
 
-    Attributes:
-        batch: ids of the caches that they are copies of.
-        caches: the copies, by layer, then by request.
-        lengths: tokens of each request.
-        kind: the kind of the last step.
-        groups: the rows of each arena.
-        arenas: they hold the copies.
-        taken: steps in a row of this kind and phase.
-    """
-
-    batch: list[int]
-    caches: list[list[Any]]
-    lengths: list[int]
-    kind: Kind
-    groups: Groups = ()
-    arenas: list[Arena] = field(default_factory=list)
-    taken: int = 0
+    batch: list[int]  # ids of the caches that they are copies of
+    caches: list[list[Any]]  # the copies, by layer, then by request
+    lengths: list[int]  # tokens of each request
+    kind: Kind  # of the last step
+    groups: Groups = ()  # the rows of each arena
+    arenas: list[Arena] = field(default_factory=list)  # they hold the copies
+    taken: int = 0  # steps in a row of this kind and phase
 
 
 class ArenaSelfCheck:
-    """Computes steps with copies and compares them with stock's.
+    """Computes steps with copies and compares them with stock's."""
 
-    Attributes:
-        is_chained: the step that is being built is built before the one before it has been read.
-        gate_of_groups: switches off the patch that asks for groups, if there is one.
-    """
-
-    def __init__(self, rows: Rows, choice: Choice, moves: Moves, patching: Patching) -> None:
-        self._rows, self._choice, self._moves = rows, choice, moves
+    def __init__(self, rows: Rows, choice: Choice, patching: Patching) -> None:
+        self._rows, self._choice, self._moves = rows, choice, choice.moves
+        until = f"a batch lasts for more than {LASTING} steps"
         self._check = SelfCheck(
-            "mlx.kv-arena",
-            patching,
-            needed=len(PHASES),
-            tries=TRIES,
-            until=f"a batch lasts for more than {LASTING} steps",
+            "mlx.kv-arena", patching, needed=len(PHASES), tries=TRIES, until=until
         )
         self._number = self._untried = 0
         self._served: Counter[Kind] = Counter()
@@ -127,7 +98,8 @@ class ArenaSelfCheck:
         self._copies: Copies | None = None
         self._noted: list[Any] = []
         self._queued: deque[tuple[int, Kind, Any]] = deque()
-        self.is_chained = False
+        self.is_chained = False  # of the step that is being built: see `Kind`
+        # Switches off the patch that asks for groups, if there is one.
         self.gate_of_groups: Callable[[str], None] = lambda _: None
 
     def is_needed(self, lengths: list[int], groups: Groups) -> bool:
@@ -154,11 +126,8 @@ class ArenaSelfCheck:
             self._check.doubt(each)
         return True
 
-    def begin(self, caches: Caches, lengths: list[int], groups: Groups) -> Copies | None:
-        """How copies compute a step that stock handles; None to run only stock.
-
-        As in `Choice`, a batch gets an arena at its second step.
-        """
+    def begin(self, caches: Caches, lengths: list[int], groups: Groups) -> list[Arena]:
+        """From a batch's second step on, the copies' arenas for a step of stock's; none without."""
         COUNTS["stock steps"] += 1
         kind = Kind.of(lengths, groups, self.is_chained)
         batch = [id(cache) for cache in caches[0]]
@@ -170,19 +139,18 @@ class ArenaSelfCheck:
         if self._untried > LASTING:
             self._check.try_again(kind)
         fits = len(groups) > 1 or max(lengths) + 1 <= self._moves.most(caches, lengths)
+        copies = None
         # A kind may have passed whose last comparisons have not been read.
-        if not is_expected or not fits or not self._check.may_try(kind):
+        if is_expected and fits and self._check.may_try(kind):
+            copies = self._prepared(caches, lengths, groups, kind)
+        if copies is None or not any(self._rows.among(copies.caches)):
             self._drop()
-            return None
-        copies = self._prepared(caches, lengths, groups, kind)
-        if not any(self._rows.among(copies.caches)):
-            self._drop()
-            return None
+            return []
         copies.kind, copies.lengths = kind, [length + 1 for length in lengths]
         COUNTS["tried steps"] += 1
         self._untried = 0
         self._is_open = True
-        return copies
+        return copies.arenas
 
     def note(self, stock: Any, copied: Any) -> None:
         """Keep whether a layer's two results, (batch, 1, hidden), are equal."""
@@ -203,7 +171,7 @@ class ArenaSelfCheck:
     def _prepared(self, caches: Caches, lengths: list[int], groups: Groups, kind: Kind) -> Copies:
         """The copies, ready for the next step of this kind."""
         ready = self._copies
-        phase = PHASES[self._check.credits(kind)]
+        phase = PHASES[self._check.credits[kind]]
         if ready is not None and (ready.kind, ready.groups) != (kind, groups):
             ready.taken = 0
         if ready is None or (phase == PHASES[0] and not ready.taken):
@@ -214,11 +182,16 @@ class ArenaSelfCheck:
         if ready.groups != groups:
             ready.groups = groups
             self._build(ready, lengths)
-        if not ready.taken:
-            self._change(ready, lengths, phase)
+        begins = not ready.taken
+        if begins and phase == "moved":
+            # Rows in another order; then all but one, and a request's buffer.
+            self._moves.build([each[::-1] for each in ready.caches], lengths[::-1])
+            self._moves.leave([of_layer[:1] for of_layer in ready.caches])
+            self._build(ready, lengths)
         for arena in ready.arenas:
-            if max(arena.lengths) + 1 > arena.capacity:
-                self._enlarge(arena)
+            if (begins and phase == "enlarged") or max(arena.lengths) + 1 > arena.capacity:
+                needed = max(arena.capacity, *arena.lengths) + 1
+                self._moves.grow(arena, capacity_for(needed, needed))
         for _, layer in self._rows.among(ready.caches):
             self._rows.forget(layer)
         return ready
@@ -226,20 +199,6 @@ class ArenaSelfCheck:
     def _build(self, copies: Copies, lengths: list[int]) -> None:
         parts = parts_of(copies.caches, lengths, copies.groups)
         copies.arenas = [self._moves.build(*part) for part in parts]
-
-    def _change(self, copies: Copies, lengths: list[int], phase: str) -> None:
-        """What the phase is about, at its start."""
-        if phase == "enlarged":
-            for arena in copies.arenas:
-                self._enlarge(arena)
-        elif phase == "moved":  # rows in another order; then all but one, and a request's buffer
-            self._moves.build([each[::-1] for each in copies.caches], lengths[::-1])
-            self._moves.leave([of_layer[:1] for of_layer in copies.caches])
-            self._build(copies, lengths)
-
-    def _enlarge(self, arena: Arena) -> None:
-        needed = max(arena.capacity, *arena.lengths) + 1
-        self._moves.grow(arena, capacity_for(needed, needed))
 
     def _read(self) -> None:
         """Read the comparisons that are old enough; a difference switches the patch off."""
@@ -256,9 +215,8 @@ class ArenaSelfCheck:
 
     def _drop(self) -> None:
         """Free the copies' buffers now: rows and layers reference each other."""
-        if self._copies is not None:
-            for _, layer in self._rows.among(self._copies.caches):
-                layer.keys = layer.values = None
+        for _, layer in self._rows.among(self._copies.caches if self._copies else ()):
+            layer.keys = layer.values = None
         self._copies = None
 
     def _copy(self, cache: Any) -> Any:

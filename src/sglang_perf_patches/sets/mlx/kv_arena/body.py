@@ -20,62 +20,53 @@ A layer that attends to a window is stock's. An exception in between leaves the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from ....model.patching import Patching
 from .. import grouping
 from ..device import is_proven
-from .arena import Arena, Rows
+from .arena import Rows
 from .arena_self_check import ArenaSelfCheck
-from .choice import COUNTS, Choice, Groups
+from .choice import COUNTS, Choice
 from .moves import Moves
 from .step import GroupedStep, Step
 
 
 def setup(patch: Patching, cache_class: str, field: str) -> None:
-    """Make what the patch shares in this process."""
     core: Any = patch.module("mlx.core")
     rows = Rows(core, patch.get(cache_class))
-    moves = Moves(rows)
-    choice = Choice(rows, moves)
-    trial = None if is_proven(core) else ArenaSelfCheck(rows, choice, moves, patch)
+    choice = Choice(rows, Moves(rows))
+    trial = None if is_proven(core) else ArenaSelfCheck(rows, choice, patch)
     patch.state.rows, patch.state.trial = rows, trial
-    patch.state.begin = lambda ctx: _begin(moves, choice, trial, core, ctx, field)
+    patch.state.begin = lambda ctx: _begin(choice, trial, core, ctx, field)
 
 
 def _begin(
-    moves: Moves, choice: Choice, trial: ArenaSelfCheck | None, core: Any, ctx: Any, field: str
+    choice: Choice, trial: ArenaSelfCheck | None, core: Any, ctx: Any, field: str
 ) -> Step | None:
     """At a step's first layer, choose an arena with room for a token; None for stock."""
     caches, lengths = getattr(ctx, field), list(ctx.seq_lens)
     has_rope_kernel = getattr(getattr(ctx, "aot", None), "rope", None) is not None
     if ctx.batch_size < 2 or has_rope_kernel:
         # Stock attends to a single request's buffer directly; its length selects the kernel.
-        moves.leave(caches)
+        choice.moves.leave(caches)
         return None
     mark = vars(ctx).get(grouping.MARK)
     groups = [[*range(len(lengths))]] if mark is None else grouping.groups_of(lengths)
-    if trial is not None:
-        if mark is not None:
-            trial.gate_of_groups = mark.gate
+    if trial is not None and mark is not None:
+        trial.gate_of_groups = mark.gate
         if len(groups) > 1 and not choice.can_group(caches, lengths, groups):
             groups = [[*range(len(lengths))]]
-        if trial.is_needed(lengths, groups):
-            tried = trial.begin(caches, lengths, groups)
-            if tried is None:
-                return None
-            return _step(groups, tried.arenas, core, ctx, field, trial)
-    arenas = choice.arenas_for(caches, lengths, groups)
+    if trial is not None and trial.is_needed(lengths, groups):
+        arenas = trial.begin(caches, lengths, groups)
+    else:
+        trial, arenas = None, choice.arenas_for(caches, lengths, groups)
     if not arenas:
         return None
-    COUNTS["steps"] += 1
-    if len(arenas) > 1:
-        grouping.COUNTS["steps"] += 1
-        mark.ran.seen = True
-    return _step(groups, arenas, core, ctx, field, None)
-
-
-def _step(groups: Groups, arenas: Sequence[Arena], *step: Any) -> Step:
-    """A step in one arena, or in one for each group."""
-    return Step(arenas, *step) if len(arenas) == 1 else GroupedStep(groups, arenas, *step)
+    if trial is None:
+        COUNTS["steps"] += 1
+        if len(arenas) > 1:
+            grouping.COUNTS["steps"] += 1
+            mark.ran.seen = True
+    step = arenas, core, ctx, field, trial
+    return Step(*step) if len(arenas) == 1 else GroupedStep(groups, *step)

@@ -30,34 +30,22 @@ COUNTS: Counter[str] = Counter()
 too, for comparison; ``builds`` and ``growths`` of arenas; and ``partings``, when their rows are
 copied back because a batch has changed again."""
 
-Groups = Sequence[Sequence[int]]
-"""The rows of each group of a batch, which have an arena each."""
-
-Part = tuple[Caches, list[int]]
-"""The caches and lengths of a group."""
+Groups = Sequence[Sequence[int]]  # the rows of each group of a batch, which have an arena each
+Part = tuple[Caches, list[int]]  # the caches and lengths of a group
 
 
 class Choice:
     """Which arenas handle a step: the rules of the table above."""
 
     def __init__(self, rows: Rows, moves: Moves) -> None:
-        self._rows, self._moves = rows, moves
+        self._rows, self.moves = rows, moves
         self._expected: tuple[list[int], list[int]] = [], []
 
     def arenas_for(self, caches: Caches, lengths: list[int], groups: Groups) -> list[Arena]:
-        """The arenas that serve a step, with room for the new tokens; none for stock.
-
-        There is one for each group. If groups can't have their own, all share one.
-        """
+        """Arenas with room for the tokens: one per group, or one for all; none for stock."""
         parts = parts_of(caches, lengths, groups)
         arenas = [self._arena_of(*part) for part in parts]
-        can_hold = [
-            [self._moves.can_hold(each, part[1]) for each in part[0]]
-            if arena is None
-            else [layer is not None for layer in arena.layers]
-            for part, arena in zip(parts, arenas, strict=True)
-        ]
-        if not self._fits(parts, can_hold):
+        if not self._fits(parts, arenas):
             if len(groups) > 1:
                 return self.arenas_for(caches, lengths, [range(len(lengths))])
             return self._no_arenas(caches)
@@ -71,32 +59,38 @@ class Choice:
         serving = []
         for part, arena in zip(parts, arenas, strict=True):
             if arena is None:
-                arena = self._moves.build(*part)
+                arena = self.moves.build(*part)
                 COUNTS["builds"] += 1
                 arena.lasts = is_expected
             else:
                 arena.lasts = True
                 if (needed := max(part[1]) + 1) > arena.capacity:
-                    self._moves.grow(arena, capacity_for(needed, self._moves.most(*part)))
+                    self.moves.grow(arena, capacity_for(needed, self.moves.most(*part)))
                     COUNTS["growths"] += 1
             serving.append(arena)
         return serving
 
     def _no_arenas(self, caches: Caches) -> list[Arena]:
-        self._moves.leave(caches)
+        self.moves.leave(caches)
         COUNTS["stock steps"] += 1
         return []
 
     def can_group(self, caches: Caches, lengths: list[int], groups: Groups) -> bool:
         """Whether `arenas_for` would give each group an arena of its own."""
-        parts, can_hold = parts_of(caches, lengths, groups), self._moves.can_hold
-        return self._fits(parts, [[can_hold(each, own) for each in of] for of, own in parts])
+        parts = parts_of(caches, lengths, groups)
+        return self._fits(parts, [None] * len(parts))
 
-    def _fits(self, parts: Sequence[Part], can_hold: Sequence[Sequence[bool]]) -> bool:
-        """Whether arenas can hold the parts, with the same layers of each."""
-        most = self._moves.most
-        fits = all(max(lengths) + 1 <= most(caches, lengths) for caches, lengths in parts)
-        return fits and any(can_hold[0]) and all(each == can_hold[0] for each in can_hold)
+    def _fits(self, parts: Sequence[Part], arenas: Sequence[Arena | None]) -> bool:
+        """Whether these arenas, or new ones, can hold the parts, with the same layers of each."""
+        can_hold, moves = [], self.moves
+        for (caches, lengths), arena in zip(parts, arenas, strict=True):
+            if max(lengths) + 1 > moves.most(caches, lengths):
+                return False
+            if arena is None:
+                can_hold.append([moves.can_hold(of_layer, lengths) for of_layer in caches])
+            else:
+                can_hold.append([layer is not None for layer in arena.layers])
+        return any(can_hold[0]) and all(each == can_hold[0] for each in can_hold)
 
     def is_expected(self, caches: Caches, lengths: list[int]) -> bool:
         """Whether the step checked before this one was of the same batch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -33,9 +34,8 @@ class LayerStep:
     """
 
     def __init__(self, module: Any, step: Any, index: int) -> None:
-        self._module = module
+        self._module, self._index = module, index
         self._step: Any = step
-        self._index = index
         self._rotated = False
         self._values: Any = None
         self._attended: Any = None
@@ -77,23 +77,19 @@ class LayerStep:
         return self._attended
 
 
+@dataclass(slots=True)
 class OfAll:
     """K or V of all requests; replaces one request's."""
 
-    __slots__ = ("array",)
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
+    array: Any
 
 
+@dataclass(slots=True)
 class InGroups:
-    """K or V of all requests, in an array for each group of them."""
+    """K or V of all requests: an array for each group, to which `GroupedStep.attend` attends."""
 
-    __slots__ = ("arrays", "step")
-
-    def __init__(self, arrays: Sequence[Any], step: Any) -> None:
-        """`step` attends to each group, see `GroupedStep.attend`."""
-        self.arrays, self.step = arrays, step
+    arrays: Sequence[Any]
+    step: Any
 
 
 class _Forwarding:
@@ -130,12 +126,9 @@ class Core(_Forwarding):
         self.fast = _Fast(inner.fast)
 
     def concatenate(self, arrays: Any, axis: int = 0) -> Any:
-        """Concatenate K or V of the requests.
-
-        A single array is returned as it is, as MLX does, without a call of MLX. So a single
-        request's step takes no longer to build than in stock.
-        """
+        """Concatenate K or V of the requests."""
         first = arrays[0]
         if type(first) is OfAll:
             return first.array
+        # As MLX does it, without a call: a single request's step takes no longer to build.
         return first if len(arrays) == 1 else self._inner.concatenate(arrays, axis=axis)

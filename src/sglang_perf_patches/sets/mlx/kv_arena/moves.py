@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .arena import AT_MOST, STOCK_ROOM, Arena, Layer, Rows, capacity_for, doubled
 
-Caches = Sequence[Sequence[Any]]
-"""The requests' caches, indexed by attention layer, then by request."""
+Caches = Sequence[Sequence[Any]]  # the requests', by attention layer, then by request
 
 
 class Moves:
@@ -44,22 +42,17 @@ class Moves:
         return len(kinds) == 1
 
     def build(self, caches: Caches, lengths: list[int]) -> Arena:
-        """Move KV from stock's buffers and from other arenas into a new arena.
-
-        The other rows of those arenas return to buffers like stock's. Stock handles layers whose
-        caches can't share a buffer.
-        """
+        """Move KV from stock's buffers and other arenas, whose other rows return to own buffers."""
         arena = Arena(capacity_for(max(lengths) + 1, self.most(caches, lengths)), list(lengths))
         # Stock's evaluation of a prefill leaves its buffers in reference cycles: see `Row.state`.
         gc.collect(1)
         # Old and new buffers take memory together until the new ones are evaluated: those of all
         # layers, if that stays within stock's memory use.
-        can_hold = [self.can_hold(of_layer, lengths) for of_layer in caches]
-        held = [*itertools.compress(caches, can_hold)]
+        held = [of_layer for of_layer in caches if self.can_hold(of_layer, lengths)]
         spare = self._room_in_stock(caches, lengths) * len(held) - sum(map(self._room, held))
         is_at_once = len(held) * len(lengths) * arena.capacity <= spare
-        for of_layer, holds in zip(caches, can_hold, strict=True):
-            layer = self._layer(arena, of_layer) if holds else None
+        for of_layer in caches:
+            layer = self._layer(arena, of_layer) if of_layer in held else None
             arena.layers.append(layer)
             if layer is not None and not is_at_once:
                 self._core.eval(layer.keys)
@@ -77,7 +70,6 @@ class Moves:
         arena.capacity = capacity
 
     def _take_back(self, rows: Iterable[Any]) -> None:
-        """Copy rows back into their own buffers."""
         taken: list[Any] = []
         for row in rows:
             self._rows.take_back(row)
@@ -85,10 +77,7 @@ class Moves:
         self._core.eval(taken)
 
     def _room_in_stock(self, caches: Caches, lengths: Sequence[int]) -> int:
-        """Total capacity of stock's buffers of a layer after the next token, in tokens.
-
-        Counts stock's capacity even where mlx.first-buffer makes smaller buffers.
-        """
+        """Tokens of stock's buffers of a layer after the next token, without mlx.first-buffer."""
         if any(isinstance(of_layer[0], self._rows.cache_class) for of_layer in caches):
             return sum(doubled(STOCK_ROOM, length + 1) for length in lengths)
         return 0
@@ -105,9 +94,9 @@ class Moves:
         """One layer, with unevaluated buffers."""
         self._take_back_but(caches)
         runs = self._runs(caches)
-        layer = Layer(arena, list(caches), None, None)
+        layer = Layer(arena, list(caches))
         for name in ("keys", "values"):
-            parts = [(getattr(source, name)[rows], length) for source, rows, length in runs]
+            parts = [getattr(source, name)[rows, :, tokens] for source, rows, tokens in runs]
             setattr(layer, name, self._gathered(parts, arena.capacity))
         for source, _, _ in runs:
             source.keys = source.values = None
@@ -120,41 +109,31 @@ class Moves:
         stay = {id(cache) for cache in caches}
         for old in {layer for _, layer in self._rows.among([caches])}:
             old.arena.intact = False
-            self._take_back(
-                cache
-                for cache, holder in self._rows.among([old.caches])
-                if holder is old and id(cache) not in stay
-            )
+            rows = self._rows.among([old.caches])
+            self._take_back(row for row, now in rows if now is old and id(row) not in stay)
 
-    def _runs(self, caches: Sequence[Any]) -> list[tuple[Any, slice, int | None]]:
-        """The sources of the KV: the holder, which of its rows, and how many tokens count.
-
-        Adjacent rows of an arena's layer form one run. None as the count means all tokens.
-        """
-        runs: list[tuple[Any, slice, int | None]] = []
+    def _runs(self, caches: Sequence[Any]) -> list[tuple[Any, slice, slice]]:
+        """Adjacent rows: what holds their KV, and which of its rows and tokens."""
+        runs: list[tuple[Any, slice, slice]] = []
         for cache in caches:
             layer = self._rows.layer_if_row(cache)
             if layer is None:
-                runs.append((cache, slice(None), cache.offset))
+                runs.append((cache, slice(None), slice(cache.offset)))
                 continue
             first = number = self._rows.number_of(cache)
             if runs and runs[-1][0] is layer and runs[-1][1].stop == number:
                 first = runs.pop()[1].start
-            runs.append((layer, slice(first, number + 1), None))
+            runs.append((layer, slice(first, number + 1), slice(None)))
         return runs
 
-    def _gathered(self, parts: Sequence[tuple[Any, int | None]], capacity: int) -> Any:
-        """All rows in one array, each with zeros behind its tokens.
-
-        A reused buffer of stock's may hold anything behind its request's tokens, and 0 x NaN is
-        not 0.
-        """
-        first, rows = parts[0][0], sum(array.shape[0] for array, _ in parts)
+    def _gathered(self, parts: Sequence[Any], capacity: int) -> Any:
+        """All rows in one array, each with zeros behind its tokens."""
+        # A reused buffer of stock's may hold anything there, and 0 x NaN is not 0.
+        first, rows = parts[0], sum(array.shape[0] for array in parts)
         shape = (rows, first.shape[1], capacity, first.shape[3])
         gathered, row = self._core.zeros(shape, dtype=first.dtype), 0
-        for array, length in parts:
-            tokens = min(array.shape[2] if length is None else length, capacity)
-            end = row + array.shape[0]
+        for array in parts:
+            end, tokens = row + array.shape[0], min(array.shape[2], capacity)
             gathered[row:end, :, :tokens] = array[:, :, :tokens]
             row = end
         return gathered

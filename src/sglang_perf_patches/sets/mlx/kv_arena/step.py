@@ -1,9 +1,8 @@
 """One decode step of a batch: in its arena, or in those of its groups.
 
-A step relies on the order in which stock calls it: one call of `decode` for each layer with
-buffers, each followed by `has_served`, in any order of layers, and no layer twice. Within `decode`
-stock calls a `LayerStep` in the order of that class's table: K is rotated, and so written, before
-anything reads it.
+It relies on the order of stock's calls: one of `decode` for each layer with buffers, each followed
+by `has_served`, in any order of layers, and no layer twice. Within `decode` stock calls a
+`LayerStep` in the order of its table: K is rotated, and so written, before anything reads it.
 """
 
 from __future__ import annotations
@@ -20,19 +19,12 @@ from .layer_step import InGroups, LayerStep, WrapperOf
 
 
 class Writer:
-    """Writes a step's tokens into an arena.
-
-    Attributes:
-        arena: the arena.
-        lengths: tokens of each of its requests before the step.
-        longest: tokens of the longest one after the step.
-        is_equal: all have the same length.
-    """
+    """Writes a step's tokens into an arena."""
 
     def __init__(self, core: Any, arena: Arena) -> None:
         self._core, self.arena = core, arena
-        self.lengths = arena.lengths
-        self.longest = max(self.lengths) + 1
+        self.lengths = arena.lengths  # before the step
+        self.longest = max(self.lengths) + 1  # after it
         self.is_equal = min(self.lengths) + 1 == self.longest
         self._indices_by_shape: dict[tuple[int, ...], Any] = {}
 
@@ -63,9 +55,8 @@ class Writer:
         """Each row's write position, int32, for an update of this shape; shared by all layers."""
         if shape not in self._indices_by_shape:
             lengths = self._core.array(self.lengths, dtype=self._core.int32)
-            self._indices_by_shape[shape] = self._core.broadcast_to(
-                lengths[:, None, None, None], shape
-            )
+            at = self._core.broadcast_to(lengths[:, None, None, None], shape)
+            self._indices_by_shape[shape] = at
         return self._indices_by_shape[shape]
 
     def end_step(self) -> None:
@@ -74,25 +65,15 @@ class Writer:
         # different lengths if a later one raised, and then no step could join them again.
         self.arena.lengths = [length + 1 for length in self.lengths]
         for layer in self.arena.layers:
-            if layer is not None:
-                for cache in layer.caches:
-                    cache.offset += 1
+            for cache in layer.caches if layer is not None else ():
+                cache.offset += 1
 
 
 class Step:
-    """One decode step of a batch in its arena.
-
-    Attributes:
-        trial: compares the step with stock's; None where the arena handles the step.
-    """
+    """One decode step of a batch in its arena; a `trial` compares the step with stock's."""
 
     def __init__(
-        self,
-        arenas: Sequence[Arena],
-        core: Any,
-        ctx: Any,
-        field: str,
-        trial: ArenaSelfCheck | None,
+        self, arenas: Sequence[Arena], core: Any, ctx: Any, field: str, trial: ArenaSelfCheck | None
     ) -> None:
         """Set up the step of a context that has the caches in `field`; it has one arena."""
         self._has_buffers = [layer is not None for layer in arenas[0].layers]
@@ -137,11 +118,8 @@ class Step:
         return self._writers[0].write(index, keys, values)
 
     def has_served(self) -> None:
-        """Count a served layer; after the last one the step's tokens count as part of the rows.
-
-        If an exception ends the step earlier, it has written only beyond the end of its rows. The
-        next attempt overwrites that.
-        """
+        """Count a served layer; after the last one the step's tokens count as part of the rows."""
+        # An exception before that leaves tokens only beyond the rows' ends, to be overwritten.
         self._left -= 1
         if not self._left:
             if self.trial is not None:
@@ -177,31 +155,15 @@ class GroupedStep(Step):
         return InGroups([k for k, _ in written], self), InGroups([v for _, v in written], self)
 
     def attend(
-        self,
-        attend: Callable[..., Any],
-        queries: Any,
-        keys: Sequence[Any],
-        values: Sequence[Any],
-        *,
-        mask: Any,
-        **kwargs: Any,
+        self, attend: Any, queries: Any, keys: Any, values: Any, *, mask: Any, **kwargs: Any
     ) -> Any:
-        """Attend to each group by itself; queries and the result are (batch, n_heads, 1, head_dim).
+        """Have MLX's function attend to each group by itself.
 
-        Args:
-            attend: MLX's ``scaled_dot_product_attention``.
-            queries: of all rows.
-            keys: of each group, (rows, n_kv_heads, its longest, head_dim); so are values.
-            values: see `keys`.
-            mask: stock's, (batch, 1, 1, the longest of all).
-            kwargs: the same for all rows.
+        Queries and the result are (batch, n_heads, 1, head_dim), each group's keys and values
+        (rows, n_kv_heads, its longest, head_dim), and the mask (batch, 1, 1, the longest of all).
         """
-        attended = [
-            attend(queries[rows], *of_group, mask=its_mask, **kwargs)
-            for rows, its_mask, *of_group in zip(
-                self._rows, self._masks_of(mask), keys, values, strict=True
-            )
-        ]
+        groups = zip(self._rows, self._masks_of(mask), keys, values, strict=True)
+        attended = [attend(queries[rows], k, v, mask=its, **kwargs) for rows, its, k, v in groups]
         together = self._core.concatenate(attended, axis=0)
         return together if self._back is None else together[self._back]
 

@@ -14,7 +14,7 @@ from typing import Any
 from ....model.declaration import Declaration, gains
 from ....model.patch import of
 from ....model.patching import Patching
-from ..device import same_bits
+from ..device import equal_bits
 from ..proven import PREFILL_AND_DECODE
 from ..references import RUNNER
 from ..trunk import TRUNK, CutTrunk, in_place_of, logits_of, owner_of_trunk
@@ -56,8 +56,8 @@ _EXACT = 32
 """Up to this number, each number of positions has its own verdict; above, each power of two.
 Metal's kernels for quantized matrices change at 6, 10 or 12 rows, by the device."""
 
+# Matrix products that show the difference, as rows, inner size and columns.
 _PROBES = (33, 128, 512), (65, 256, 512)
-"""Matrix products that show the difference, as rows, inner size and columns."""
 
 
 @PATCH.setup()
@@ -79,14 +79,14 @@ def start(self, *args, patch, stock, **kwargs):
 def gives_rows_alone(core: Any) -> bool:
     """Whether a single row times a matrix gives the same bits as among other rows, in float32.
 
-    On a CPU that depends on the BLAS that MLX was built with. The BLAS in MLX's Linux wheels sums
-    each row independently; OpenBLAS uses another kernel for few rows. For other dtypes MLX uses
-    its own kernels.
+    On a CPU the BLAS in MLX's Linux wheels sums each row independently; OpenBLAS, of another build,
+    uses another kernel for few rows. For other dtypes MLX uses its own kernels.
     """
     for rows, inner, columns in _PROBES:
         left = core.random.normal((rows, inner), key=core.random.key(rows))
         right = core.random.normal((columns, inner), key=core.random.key(columns)).T
-        if not same_bits(core, core.matmul(left, right)[-1:], core.matmul(left[-1:], right)):
+        alone = core.matmul(left[-1:], right)
+        if not equal_bits(core, core.matmul(left, right)[-1:], alone).item():
             return False
     return True
 
@@ -96,8 +96,7 @@ class _Heads:
 
     def __init__(self, patch: Patching) -> None:
         self._core: Any = patch.module("mlx.core")
-        self._gate = patch.gate
-        self._ran = patch.ran
+        self._gate, self._ran = patch.gate, patch.ran
         self._rows: dict[tuple[int, int], int] = {}
         self._is_off = False
         self._is_proven: bool | None = None
@@ -106,9 +105,9 @@ class _Heads:
         """The output for one request's prompt, (1, number of last positions, vocabulary)."""
         owner = owner_of_trunk(model)
         tokens = args[0].shape[1]
+        if owner is None:
+            self._leave(model, "its trunk has another name")
         if owner is None or self._is_off or tokens == 1:
-            if owner is None:
-                self._leave(model, "its trunk has another name")
             COUNTS["whole"] += 1
             return model(*args, **kwargs)
         if self._is_proven is None:
@@ -123,12 +122,12 @@ class _Heads:
             output = model(*args, **kwargs)
         if not trunk.can_cut:
             self._leave(model, "its trunk returns something other than hidden states")
-        was_cut = False
-        if trunk.hidden is not None and rows is not None:
-            was_cut = trunk.hidden.shape[1] > rows
-        elif trunk.hidden is not None and trunk.hidden.dtype == self._core.float32:
+        hidden, was_cut = trunk.hidden, False
+        if hidden is not None and rows is not None:
+            was_cut = hidden.shape[1] > rows
+        elif hidden is not None and hidden.dtype == self._core.float32:
             self._leave(model, "its head is in float32, for which the kernel changes with the size")
-        elif trunk.hidden is not None:
+        elif hidden is not None:
             self._rows[size] = self._checked(model, owner, trunk, args, kwargs, output)
         COUNTS["cut" if was_cut else "whole"] += 1
         self._ran.seen |= was_cut
@@ -137,19 +136,16 @@ class _Heads:
     def _checked(
         self, model: Any, owner: Any, trunk: CutTrunk, args: Any, kwargs: Any, whole: Any
     ) -> int:
-        """The fewest positions for which the last one's logits equal stock's bit by bit.
-
-        The trunk does not run again: its hidden states are reused.
-        """
+        """The fewest positions for which the last one's logits equal stock's bit by bit."""
         COUNTS["checks"] += 1
-        hidden = trunk.hidden
-        tokens: int = hidden.shape[1]
+        tokens: int = trunk.hidden.shape[1]
         for rows in _ROWS:
             if rows < tokens:
-                cut = CutTrunk(lambda *_, **__: hidden, _last(rows), trunk.module)
+                # With the hidden states that it has: the trunk does not run again.
+                cut = CutTrunk(lambda *_, **__: trunk.hidden, _last(rows), trunk.module)
                 with in_place_of(owner, cut):
                     few = model(*args, **kwargs)
-                if same_bits(self._core, logits_of(whole)[:, -1], logits_of(few)[:, -1]):
+                if equal_bits(self._core, logits_of(whole)[:, -1], logits_of(few)[:, -1]).item():
                     return rows
         if tokens > _ROWS[-1]:
             device = self._core.default_device()

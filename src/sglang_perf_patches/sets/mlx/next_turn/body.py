@@ -17,11 +17,8 @@ from ....model.patch import of
 from ..references import RUNNER
 from . import PATCH
 
-MOST = 16
-"""Maximum number of finished requests whose caches are kept."""
-
-MOST_BYTES = 2 << 30
-"""Maximum total size of the kept caches, in bytes."""
+MOST = 16  # finished requests whose caches are kept
+MOST_BYTES = 2 << 30  # of all kept caches
 
 COUNTS: Counter[str] = Counter()
 """Counts for this process: prefills ``continued`` from a finished request, and those of them that
@@ -77,7 +74,11 @@ def acquire_cache(self, *, patch, stock):
 def prefill_start(self, req_id, new, full, prefix_slots, new_slots, *more, patch, stock):
     """Run only the tokens that are new since the previous turn."""
     turns, prefix, tokens = _turns_of(patch, self), len(prefix_slots), list(full)
-    _remove_ended(self)
+    # Remove requests that have ended, as stock does at the next step of another request. Else a
+    # conversation that has the server for itself would continue the turn before its last one.
+    # Stock has finished every step before it starts a prompt, and removing twice is no error.
+    for ended in [each for each in self._req_caches if each not in self._req_pool_idx]:
+        self.remove_request(ended)
     _watch(self, turns)
     turns.slots[req_id] = [*prefix_slots, *new_slots]
     is_whole = len(new) + prefix == len(tokens)
@@ -106,31 +107,17 @@ def finalize(self, pending, *, patch, stock):
     return stock(self, pending)
 
 
-def _remove_ended(runner: Any) -> None:
-    """Remove requests that have ended, as stock does at the next step of another request.
-
-    Without it a conversation that has the server for itself would continue the turn before its
-    last one. Stock has finished every step before it starts a prompt, and removing twice is no
-    error.
-    """
-    for req_id in [each for each in runner._req_caches if each not in runner._req_pool_idx]:
-        runner.remove_request(req_id)
-
-
 @dataclass(frozen=True)
 class _End:
     """What the windows held when a request's prompt was computed.
 
     A chat's template may leave out of the next prompt what the model has thought. A window that has
     moved past the prompt's end can't be cut back to it.
-
-    Attributes:
-        length: tokens of the prompt.
-        windows: by layer, K and V of the last tokens that a window covers, each
-            (1, n_kv_heads, tokens, head_dim); nothing for full attention.
     """
 
-    length: int
+    length: int  # tokens of the prompt
+    # By layer, K and V of the last tokens that a window covers, each (1, n_kv_heads, tokens,
+    # head_dim); nothing for full attention.
     windows: list[list[Any]]
 
     @classmethod
@@ -149,7 +136,7 @@ class _End:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """In bytes."""
         return sum(array.nbytes for both in self.windows for array in both)
 
     def put_into(self, caches: Sequence[Any]) -> None:
@@ -162,21 +149,13 @@ class _End:
 
 @dataclass(eq=False)
 class _Turn:
-    """A finished request.
+    """A finished request."""
 
-    Attributes:
-        tokens: the tokens that its caches were computed from.
-        slots: the radix cache's slots of its prompt, or of the prompt's first chunk.
-        caches: stock's caches, by layer.
-        end: its prompt's end.
-        size: size of all that, in bytes.
-    """
-
-    tokens: list[int]
-    slots: list[int]
-    caches: list[Any]
-    end: _End
-    size: int
+    tokens: list[int]  # those that its caches were computed from
+    slots: list[int]  # the radix cache's, of its prompt or of the prompt's first chunk
+    caches: list[Any]  # stock's, by layer
+    end: _End  # of its prompt
+    size: int  # of all that, in bytes
 
     def start(self, prompt: Sequence[int], prefix_slots: Sequence[int]) -> int:
         """The token at which a prompt continues; 0 unless it begins with all of this one's prompt.
@@ -188,28 +167,21 @@ class _Turn:
         common = min(_common(self.tokens, prompt), len(prompt) - 1)
         if common < self.end.length:
             return 0
-        can_be_cut = all(_can_be_cut_back(cache, common) for cache in self.caches)
-        return common if can_be_cut else self.end.length
+        return common if _can_be_cut_back(self.caches, common) else self.end.length
 
 
 class _Turns:
-    """The turns that one runner keeps, the longest unused first.
-
-    Attributes:
-        slots: for each running request, those of its prompt.
-        ends: for each running request with windows, its prompt's end.
-        leaving: tokens, slots and end of the request that stock is removing; None at other times.
-        handed: the caches for the current prefill.
-    """
+    """The turns that one runner keeps, the longest unused first."""
 
     def __init__(self, core: Any) -> None:
         self._core = core
         self._kept: list[_Turn] = []
-        self.slots: dict[str, list[int]] = {}
-        self.ends: dict[str, _End] = {}
+        self.slots: dict[str, list[int]] = {}  # of each running request's prompt
+        self.ends: dict[str, _End] = {}  # of each running request's prompt, with windows
+        # Tokens, slots and end of the request that stock is removing; None at other times.
         self.leaving: tuple[list[int], list[int], _End | None] | None = None
-        self.handed: list[Any] | None = None
-        self.watched: Callable[[], Any] = lambda: None
+        self.handed: list[Any] | None = None  # the caches for the current prefill
+        self.watched: Callable[[], Any] = lambda: None  # see `_watch`
 
     def forget(self) -> None:
         """Drop all turns, also those of requests that are still to be removed."""
@@ -220,17 +192,14 @@ class _Turns:
     def keep(
         self, tokens: Sequence[int], slots: list[int], end: _End | None, caches: list[Any]
     ) -> bool:
-        """Keep caches of a model with windows; False if they can't be continued.
-
-        A copy out of a batch's buffers is evaluated here. Until then it would hold all of them.
-        """
+        """Keep caches of a model with windows; False if they can't be continued."""
         # Without windows nothing is kept; a recurrent state has no length either.
         if end is None or not end.length <= (length := caches[0].offset) <= len(tokens):
             return False
         for cache in caches:
             getattr(cache, "leave_arena", lambda: None)()
         arrays = [array for cache in caches for array in (cache.keys, cache.values)]
-        self._core.eval(arrays)
+        self._core.eval(arrays)  # until then a copy out of a batch's buffers holds all of them
         size = sum(array.nbytes for array in arrays) + end.size
         self._kept.append(_Turn(list(tokens[:length]), slots, caches, end, size))
         return True
@@ -245,20 +214,22 @@ class _Turns:
     ) -> tuple[int, list[Any]] | None:
         """The end of a prompt's longest kept prefix, and the caches truncated to it; None without.
 
-        A turn is reused only if the radix cache still holds its prompt in the same slots. That
-        cache separates prompts by `extra_key` and `cache_salt`. So the time of a prompt tells
-        nobody what another client has sent, or what was sent before a flush.
+        The radix cache must still hold the turn's prompt in the same slots, and separates prompts
+        by `extra_key` and `cache_salt`. So the time of a prompt tells nobody what another client
+        has sent, or what was sent before a flush.
         """
         starts = [(turn.start(prompt, prefix_slots), turn) for turn in self._kept]
         start, best = max(starts, key=lambda each: each[0], default=(0, None))
         if best is None or not start:
             return None
         self._kept.remove(best)
-        if not all(_can_be_cut_back(cache, start) for cache in best.caches):
+        if not _can_be_cut_back(best.caches, start):
             COUNTS["rewound"] += 1
             best.end.put_into(best.caches)
         for cache in best.caches:
-            _cut_back(cache, start)
+            if hasattr(cache, "window"):
+                cache._local -= cache.offset - start
+            cache.offset = start
         return start, best.caches
 
 
@@ -271,12 +242,10 @@ def _watch(runner: Any, turns: _Turns) -> None:
     pool = runner._req_to_token_pool
     if pool is None or turns.watched() is pool:
         return
-    turns.watched = ref(pool)
-    watched: Callable[[], Any] = turns.watched
+    turns.watched = watched = ref(pool)
     kept = ref(turns)
 
     def clear() -> None:
-        """Free all rows, as the pool's class does, and drop the turns."""
         pool, turns = watched(), kept()
         assert pool is not None  # it is called on the pool
         if turns is None:  # the patch has been removed
@@ -288,22 +257,13 @@ def _watch(runner: Any, turns: _Turns) -> None:
     vars(pool)["clear"] = clear
 
 
-def _can_be_cut_back(cache: Any, length: int) -> bool:
-    """Whether a cache can be truncated to its state after `length` tokens.
-
-    A cache with a sliding window holds the window and some more tokens.
-    """
-    if not hasattr(cache, "window"):
-        return True
-    held: int = cache._local - (cache.offset - length)
-    wanted: int = min(cache.window, length)
-    return held >= wanted
-
-
-def _cut_back(cache: Any, length: int) -> None:
-    if hasattr(cache, "window"):
-        cache._local -= cache.offset - length
-    cache.offset = length
+def _can_be_cut_back(caches: Sequence[Any], length: int) -> bool:
+    """Whether those with a window, which hold some more tokens, hold all of it at `length`."""
+    return all(
+        cache._local - (cache.offset - length) >= min(cache.window, length)
+        for cache in caches
+        if hasattr(cache, "window")
+    )
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -6,13 +6,11 @@ from ..proven import PREFILL_AND_DECODE
 from ..references import BATCHED_DECODE, MLX, RUNNER
 
 BEFORE, SINCE = "… 0.5.12.post1", "0.5.13 …"
+# The pool, and a layer's cache of a prefill whose prefix is in the pool; before and since.
 KV_POOL = f"{MLX}.kv_cache.kv_pool:MlxKVPool"
 ATTENTION_POOL = f"{MLX}.kv_cache.attention_kv_pool:MlxAttentionKVPool"
-"""The pool, before and since."""
-
 PREFIX = f"{MLX}.kv_cache.contiguous_cache:PoolBackedCache"
 ATTENTION_PREFIX = f"{MLX}.kv_cache.attention_kv_cache:PoolBackedAttentionKVCache"
-"""A layer's cache of a prefill whose prefix is in the pool, before and since."""
 
 PATCH = Declaration(
     *(__name__, "0.5.11 … 0.5.23"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from operator import attrgetter
 from typing import Any
 from weakref import WeakSet
 
@@ -20,25 +19,17 @@ _WRITES = "_sglang_perf_patches_writes"
 
 
 class _Writes:
-    """The writes into a pool since its last evaluation.
-
-    Attributes:
-        waiting: all that have something postponed or copied; this one enters and leaves it.
-        postponed: writes to queue when the device has its work, instead of before.
-        copies: unevaluated copies of the tokens, (layers, tokens, n_kv_heads, head_dim).
-        is_read: an unfinished prefill reads the pool. Until it is done, MLX would copy the pool
-            to write into it.
-        is_queued: the pool has unevaluated writes.
-    """
+    """The writes into a pool since its last evaluation."""
 
     def __init__(self, waiting: WeakSet[_Writes]) -> None:
-        self.waiting = waiting
-        self.postponed: list[Callable[[], None]] = []
-        self.copies: list[Any] = []
-        self.is_read = self.is_queued = False
+        self.waiting = waiting  # all that have something postponed or copied; see `copy`
+        self.postponed: list[Callable[[], None]] = []  # to queue once the device has its work
+        self.copies: list[Any] = []  # unevaluated, (layers, tokens, n_kv_heads, head_dim)
+        # An unfinished prefill reads the pool. Until it is done, MLX would copy the pool to write.
+        self.is_read = False
+        self.is_queued = False  # the pool has unevaluated writes
 
     def queue(self) -> None:
-        """Queue the postponed writes, in their order."""
         while self.postponed:
             self.postponed.pop(0)()
 
@@ -59,23 +50,19 @@ class _Writes:
         self.copy(core)
 
 
-@PATCH.setup(BEFORE)
-def setup_contiguous(patch):
-    _setup(patch, "_kv_pool")
-
-
-@PATCH.setup(SINCE)
-def setup_attention(patch):
-    _setup(patch, "_attention_kv_pool")
-
-
-def _setup(patch, attribute):
-    patch.state.core, patch.state.pool_of = patch.module("mlx.core"), attrgetter(attribute)
+@PATCH.setup()
+def setup(patch):
+    patch.state.core = patch.module("mlx.core")
     waiting: WeakSet[_Writes] = WeakSet()
     patch.state.waiting = waiting
     # Without the patch nothing does a postponed write, and later prefix hits would read slots that
     # hold other tokens. The prefill's end does it, or whatever reads or writes the pool next.
     patch.drain(lambda: not waiting, "what a prefill has computed is in the pool")
+
+
+def _pool_of(runner):
+    """The runner's pool, whose attribute has another name up to 0.5.12.post1; None without."""
+    return getattr(runner, "_attention_kv_pool", None) or getattr(runner, "_kv_pool", None)
 
 
 def _writes_of(patch, pool):
@@ -89,11 +76,10 @@ def _writes_of(patch, pool):
 def _sync_new_kv_to_pool(self, cache, cache_start, slot_ids, *, patch, stock):
     """Postpone the write of a prompt's tokens until the device has the prompt.
 
-    Building the write's graph takes the host an eighth of the time that it takes to build a
-    prefill. The tokens are the same then: nothing but the request's next steps appends to its
-    buffers.
+    Its graph takes the host an eighth as long as the prefill's. Only the request's next steps
+    append to its buffers, so the tokens are the same then.
     """
-    pool = patch.state.pool_of(self)
+    pool = _pool_of(self)
     if pool is None or not slot_ids:
         stock(self, cache, cache_start, slot_ids)
         return
@@ -104,10 +90,7 @@ def _sync_new_kv_to_pool(self, cache, cache_start, slot_ids, *, patch, stock):
 
 @PATCH.replaces(of_pool("set_kv_all_layers"))
 def set_kv_all_layers(self, slots, k_all, v_all, *, patch, stock):
-    """Queue a write of (layers, tokens, n_kv_heads, head_dim) into the slots.
-
-    Stock takes each layer's tokens by a number, which copies them; a slice does not.
-    """
+    """Queue a write of (layers, tokens, n_kv_heads, head_dim) into the slots."""
     with room.taking(self, slots):
         stock(self, slots, _layers(k_all), _layers(v_all))
     patch.ran.seen = True
@@ -117,23 +100,15 @@ def set_kv_all_layers(self, slots, k_all, v_all, *, patch, stock):
     writes.is_queued = True
 
 
-def _note_read(patch, pool):
-    writes = _writes_of(patch, pool)
-    writes.queue()  # the read may be of what they write
-    writes.is_read = True
-
-
 @PATCH.replaces(
     {BEFORE: f"{PREFIX}.update_and_fetch", SINCE: f"{ATTENTION_PREFIX}.update_and_fetch"}
 )
 def update_and_fetch(self, keys, values, *, patch, stock):
     """Check the slots of the prefix, an array that the layers share, for `get_kv`.
 
-    That gets a slice of its own in each layer, and to check it would double the time of building
-    a prefill.
+    That gets a slice of its own in each layer; checking it would double a prefill's building time.
     """
-    _note_read(patch, self._pool)
-    with room.taking(self._pool, self._slots):
+    with _reading(patch, self._pool, self._slots):
         return stock(self, keys, values)
 
 
@@ -142,24 +117,23 @@ def get_kv(self, layer_id, slots, *, patch, stock):
     """Read from buffers that have the slots."""
     if room.is_checked(self):
         return stock(self, layer_id, slots)
-    _note_read(patch, self)
-    with room.taking(self, slots):
+    with _reading(patch, self, slots):
         return stock(self, layer_id, slots)
 
 
-@PATCH.replaces(of_pool("clear"))
-def clear(self, *, patch, stock):
-    """Forget the writes, and start over with empty buffers."""
+def _reading(patch, pool, slots):
+    writes = _writes_of(patch, pool)
+    writes.queue()  # the read may be of what they write
+    writes.is_read = True
+    return room.taking(pool, slots)
+
+
+@PATCH.replaces(of_pool("__init__"), of_pool("clear"))
+def start_over(self, *args, patch, stock, **kwargs):
+    """Make or clear a pool: nothing waits, and its buffers grow."""
     writes = vars(self).pop(_WRITES, None)
     if writes is not None:
         writes.waiting.discard(writes)
-    stock(self)
-    room.empty(patch.state.core, self)
-
-
-@PATCH.replaces(of_pool("__init__"))
-def init(self, *args, patch, stock, **kwargs):
-    """Make a pool, with buffers that grow."""
     stock(self, *args, **kwargs)
     room.empty(patch.state.core, self)
 
@@ -167,10 +141,10 @@ def init(self, *args, patch, stock, **kwargs):
 @PATCH.replaces(f"{RUNNER}.prefill_finalize")
 def prefill_finalize(self, pending, *, patch, stock):
     """Copy while stock waits for the prefill's token; the next step writes the buffers."""
-    read = patch.state.pool_of(self)
-    if read is None:
+    pool = _pool_of(self)
+    if pool is None:
         return stock(self, pending)
-    writes = _writes_of(patch, read)
+    writes = _writes_of(patch, pool)
     writes.copy(patch.state.core)
     token = stock(self, pending)
     writes.is_read = False
@@ -186,10 +160,7 @@ def extend_finalize(self, pending, *, patch, stock):
 
 @PATCH.replaces(f"{RUNNER}.decode_batch_finalize")
 def decode_batch_finalize(self, pending, *, patch, stock):
-    """Write what the prompts before the step have queued, which frees the copies.
-
-    Stock has read all prompts before the first step after them, so nothing reads the pool.
-    """
+    """Write what the prompts before the step have queued, which frees the copies."""
     tokens = stock(self, pending)
     _evaluate(patch, self, if_idle=True)
     return tokens
@@ -204,7 +175,7 @@ def sync_decode_kv_to_pool(self, *args, patch, stock, **kwargs):
 
 def _evaluate(patch, runner, *, if_idle=False):
     """Write; with `if_idle`, only if something is queued and no prefill is unfinished."""
-    pool = patch.state.pool_of(runner)
+    pool = _pool_of(runner)
     if pool is not None:
         writes = _writes_of(patch, pool)
         if not if_idle or (writes.is_queued and not writes.is_read and not writes.postponed):
@@ -212,5 +183,5 @@ def _evaluate(patch, runner, *, if_idle=False):
 
 
 def _layers(stacked: Any) -> list[Any]:
-    """Each layer's part of an array, without a copy."""
+    """Each layer's part, by a slice: a number, as in stock, would copy it."""
     return [stacked[layer : layer + 1].squeeze(0) for layer in range(stacked.shape[0])]

@@ -17,26 +17,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, SupportsIndex
 
-LEAST = 256
-"""Slots of an unused pool; larger ones are multiples of it."""
+LEAST = 256  # slots of an unused pool; larger ones are multiples of it
 
 
 class Buffers(list[Any]):
-    """K or V of a pool, by layer: (slots, n_kv_heads, head_dim), with fewer slots than the pool.
-
-    Attributes:
-        slots: how many the pool has.
-        has_checked: whoever takes a buffer knows that it has the slots they need.
-        checked: the slots that were checked last.
-    """
+    """K or V of a pool, by layer: (slots, n_kv_heads, head_dim), with fewer slots than the pool."""
 
     def __init__(self, core: Any, arrays: Sequence[Any], slots: int) -> None:
-        """`core` is ``mlx.core``."""
         super().__init__(arrays)
-        self._core = core
-        self.slots = slots
-        self.has_checked = False
-        self.checked: Any = None
+        self._core, self.slots = core, slots  # ``mlx.core``; how many slots the pool has
+        self.has_checked = False  # whoever takes a buffer knows that it has the slots they need
+        self.checked: Any = None  # the slots that were checked last
 
     def __getitem__(self, layer: SupportsIndex) -> Any:  # type: ignore[override]
         """A layer's buffer, with all slots unless the caller `has_checked`."""
@@ -58,7 +49,9 @@ class Buffers(list[Any]):
         """Enlarge buffers that are too small layer by layer, so only one is in memory twice."""
         held = min(int(array.shape[0]) for array in self)
         if needed > held:
-            room = room_for(needed, held, self.slots)
+            # By a quarter at least, so each slot is copied some four times in the pool's life.
+            room = max(needed, held + held // 4)
+            room = min(-(-room // LEAST) * LEAST, self.slots)
             for layer in range(len(self)):
                 if self.widen(layer, room):
                     self._core.eval(super().__getitem__(layer))
@@ -97,12 +90,3 @@ def taking(pool: Any, slots: Any) -> Iterator[None]:
 def is_checked(pool: Any) -> bool:
     """Whether stock's code is within `taking`, with the slots that it reads now or more."""
     return type(pool.k_buffer) is Buffers and pool.k_buffer.has_checked
-
-
-def room_for(needed: int, held: int, most: int) -> int:
-    """Slots of buffers that must have `needed` and had `held`, at most `most`.
-
-    They grow by a quarter at least, so each slot is copied some four times in the pool's life.
-    """
-    room = max(needed, held + held // 4)
-    return min(-(-room // LEAST) * LEAST, most)

@@ -11,8 +11,6 @@ from ....model.patch import Marker, of
 from ..proven import WITH_CACHE
 from ..references import MLX, RUNNER, STATES_SINCE
 
-_REQUEST = "sglang.srt.managers.schedule_batch:Req"
-
 PATCH = Declaration(
     *(__name__, "0.5.17 … 0.5.21"),
     only_with=("mlx", "prefix-cache"),
@@ -27,7 +25,7 @@ PATCH = Declaration(
     absent_because="up to 0.5.16 the fault is rare (more requests than may run), and not repaired",
     depends=(
         *of(RUNNER, "flush_all_decode_kv", "remove_request", "prefill_start", "extend_start"),
-        *of(_REQUEST, "effective_kv_committed_len", "owned_kv_len"),
+        *of("sglang.srt.managers.schedule_batch:Req", "effective_kv_committed_len", "owned_kv_len"),
     ),
     anytime="what a released request has decoded is in the pool, and its row is forgotten",
 )

@@ -1,7 +1,4 @@
-"""What the host knows of a batch, without querying the device.
-
-Needs torch: imported by the install functions only.
-"""
+"""What the host knows of a batch, without querying the device."""
 
 from __future__ import annotations
 
@@ -13,41 +10,42 @@ from typing import Any
 
 import torch
 
-_PREFILL_MODES = frozenset({"EXTEND", "MIXED"})
 _LENGTHS = {
     "extend_seq_lens": "extend_seq_lens_cpu",
     "extend_prefix_lens": "extend_prefix_lens_cpu",
 }
-_TRACKED = {
+TRACKED = {
     "mamba_track_mask": "mamba_prefill_track_mask_cpu",
     "mamba_track_seqlens": "mamba_track_seqlens_cpu",
 }
 """Tensors of a ForwardBatch, and the lists that have the same content; those of what is tracked
 are there from 0.5.21 on."""
 
-Known = dict[str, list[Any]]
-"""The name of a tensor, of shape ``[batch]``, and the host's list of its content."""
+_CHANGED = ("_original_forward_mode", "tbo_parent_token_range")
+"""Set where data-parallel padding relabelled a batch, and where a two-batch overlap halved it."""
 
 
 class HostDataMismatch(AssertionError):
     """Under ``SGLANG_PERF_PATCHES_DEBUG=1``: a host list and its device tensor differ."""
 
 
-def prefill(forward_batch: Any) -> Known | None:
-    """What the host knows of a ForwardBatch; None if stock's code must query the device.
+def prefill(forward_batch: Any) -> dict[str, list[Any]] | None:
+    """Names of a ForwardBatch's tensors, of shape ``[batch]`` → the host's list of their content.
 
     Known are plain and mixed prefills whose lengths the scheduler passed as lists, one entry a
-    request. Not known are batches that data-parallel padding changed, halves of a two-batch
-    overlap, and the phases of speculative decoding.
+    request. None, so that stock's code must query the device: batches that data-parallel padding
+    changed, halves of a two-batch overlap, and the phases of speculative decoding.
 
     Raises:
         HostDataMismatch: under ``SGLANG_PERF_PATCHES_DEBUG=1``.
     """
-    if not is_prefill(forward_batch) or not _is_whole(forward_batch):
+    if not is_prefill(forward_batch):
+        return None
+    if any(getattr(forward_batch, name, None) is not None for name in _CHANGED):
         return None
     size = forward_batch.batch_size
-    known: Known = {}
-    for name, held in (_LENGTHS | _TRACKED).items():
+    known: dict[str, list[Any]] = {}
+    for name, held in (_LENGTHS | TRACKED).items():
         tensor, values = getattr(forward_batch, name), getattr(forward_batch, held, None)
         is_of_batch = tensor is not None and tensor.shape == (size,)
         if is_of_batch and type(values) is list and len(values) == size > 0:
@@ -56,18 +54,15 @@ def prefill(forward_batch: Any) -> Known | None:
         return None
     if is_debugging():
         for name, values in known.items():
-            _compare(name, values, getattr(forward_batch, name))
+            on_device = getattr(forward_batch, name).tolist()
+            if values != on_device:
+                raise HostDataMismatch(f"{name}: the host has {values}, the device {on_device}")
     return known
-
-
-def knows_tracked(known: Known) -> bool:
-    """Whether what a batch tracks is known too."""
-    return known.keys() >= _TRACKED.keys()
 
 
 def is_prefill(forward_batch: Any) -> bool:
     """Whether a ForwardBatch is a plain or mixed prefill by its mode."""
-    return forward_batch.forward_mode.name in _PREFILL_MODES
+    return forward_batch.forward_mode.name in {"EXTEND", "MIXED"}
 
 
 def to_device(tensors: Sequence[torch.Tensor], device: Any) -> list[torch.Tensor]:
@@ -82,10 +77,10 @@ def to_device(tensors: Sequence[torch.Tensor], device: Any) -> list[torch.Tensor
 
 @contextmanager
 def staging(target: torch.Tensor) -> Iterator[Any]:
-    """A numpy array to be filled within the context, then copied to `target` without waiting.
+    """A numpy array to be filled within the context, then copied to `target`.
 
-    Its content is undefined at first. PyTorch's allocator of pinned memory does not reuse memory
-    that is still being copied. If stock does not pin memory, the copy waits.
+    The copy waits only if stock does not pin memory. PyTorch's allocator of pinned memory does not
+    reuse memory that is still being copied.
     """
     pins = target.is_cuda and is_pinned()
     staged = torch.empty(target.shape, dtype=target.dtype, pin_memory=pins)
@@ -104,16 +99,3 @@ def is_pinned() -> bool:
 def is_debugging() -> bool:
     """Whether ``SGLANG_PERF_PATCHES_DEBUG=1`` turns on the comparison of host and device."""
     return os.environ.get("SGLANG_PERF_PATCHES_DEBUG") == "1"
-
-
-def _is_whole(forward_batch: Any) -> bool:
-    """Whether no data-parallel padding relabelled the batch, and no two-batch overlap halved it."""
-    relabelled = getattr(forward_batch, "_original_forward_mode", None)
-    half_of = getattr(forward_batch, "tbo_parent_token_range", None)
-    return relabelled is None and half_of is None
-
-
-def _compare(name: str, known: Sequence[Any], tensor: torch.Tensor) -> None:
-    held = tensor.tolist()
-    if list(known) != held:
-        raise HostDataMismatch(f"{name}: the host has {list(known)}, the device {held}")

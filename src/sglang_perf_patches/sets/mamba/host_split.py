@@ -16,15 +16,10 @@ GIGABYTE = 10**9
 
 @dataclass(frozen=True)
 class Cells:
-    """What a model keeps on one GPU, in bytes over all its layers.
+    """What a model keeps on one GPU, in bytes over all its layers."""
 
-    Attributes:
-        state: of one slot: the state after some token.
-        token: KV of one token.
-    """
-
-    state: int
-    token: int
+    state: int  # of one slot: the state after some token
+    token: int  # KV of one token
 
 
 @dataclass(frozen=True)

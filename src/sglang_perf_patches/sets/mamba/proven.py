@@ -11,15 +11,10 @@ STATES = (
     "other-gpu",  # these patches compute lists, slots and rows, which are the same on any GPU
 )
 ALL = (*STATES, "priorities")
-TEXT = {"multimodal": "tests/mamba/qwen_jobs.py: replies"}
-"""A model that takes images, tested with text. A server does not know at boot whether images will
-come; these patches read lengths, slots and states, and nothing of an image."""
+OWN_SLOTS = (
+    *("tensor-parallel", "expert-parallel", "dp-attention", "lora", "deterministic"),
+    *("forward-metrics", "returned-insides", "compiled"),
+)
+"""Each rank works by its own lists and slots, which none of these change."""
 RANKS = dict.fromkeys(("tensor-parallel", "expert-parallel"), "tests/mamba/qwen_rank.py: main")
 """Two processes that meet over gloo."""
-DRAFTS = {"eagle": "tests/mamba/qwen_spec_jobs.py: replies"}
-"""NEXTN, with the model's own draft layer, whose worker stays stock's."""
-SERVERS = dict.fromkeys(
-    ("no-radix-cache", "mixed-chunks", "sessions"),
-    "tests/mamba/qwen_jobs.py: with_features",
-)
-"""A small model behind a real scheduler."""

@@ -1,4 +1,6 @@
-"""References to stock's definitions that several patches of this set name."""
+"""Stock's definitions that several patches of this set name, and where it has a request's slots."""
+
+from typing import Any
 
 from ...model.patch import of
 
@@ -14,3 +16,9 @@ LISTS = (
     "sglang.srt.batch_overlap.two_batch_overlap:TboForwardBatchPreparer.filter_batch",
 )
 """What relates the lists of lengths to the device tensors, and a batch to its halves."""
+
+
+def holder(req: Any) -> Any:
+    """What has a request's slots for states: from 0.5.19 on its KV record, before the request."""
+    record = getattr(req, "kv", None)
+    return record if hasattr(record, "mamba_pool_idx") else req

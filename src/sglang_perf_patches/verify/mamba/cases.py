@@ -11,19 +11,12 @@ CHUNK = 64
 
 @dataclass(frozen=True)
 class Request:
-    """One request of a batch.
+    """One request of a batch."""
 
-    Attributes:
-        new: its tokens in this batch.
-        cached: its tokens that are there already.
-        tracked: whether its state is tracked.
-        seqlen: tokens up to the tracked position; None for the end of the new ones.
-    """
-
-    new: int
-    cached: int = 0
-    tracked: bool = True
-    seqlen: int | None = None
+    new: int  # tokens in this batch
+    cached: int = 0  # tokens that are there already
+    tracked: bool = True  # whether its state is tracked
+    seqlen: int | None = None  # tokens up to the tracked position; None for all
 
     @property
     def track_seqlen(self) -> int:
@@ -35,17 +28,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Batch:
-    """Requests of one forward.
+    """Requests of one forward."""
 
-    Attributes:
-        requests: at least one.
-        tracking: whether the server tracks states at all.
-        mode: ``EXTEND``, ``MIXED`` or ``DECODE``, in which each request has one new token.
-    """
-
-    requests: tuple[Request, ...]
-    tracking: bool = True
-    mode: str = "EXTEND"
+    requests: tuple[Request, ...]  # at least one
+    tracking: bool = True  # whether the server tracks states at all
+    mode: str = "EXTEND"  # or "MIXED"; or "DECODE", in which each request has one new token
 
     @property
     def tokens(self) -> int:

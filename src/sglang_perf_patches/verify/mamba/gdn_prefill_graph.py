@@ -35,21 +35,13 @@ _EXECUTOR = "sglang.srt.model_executor"
 
 @dataclass(frozen=True)
 class Replays:
-    """Batches that follow each other on the same states, each replayed in the same bucket.
-
-    Attributes:
-        batches: what is replayed.
-        bucket: tokens of the capture, no less than those of any batch.
-        left: batches that replay stock's own graph, counted from the first; None for any.
-        rows: the most requests of a patched replay.
-        smaller: further buckets of the server.
-    """
+    """Batches that follow each other on the same states, each replayed in the same bucket."""
 
     batches: tuple[Batch, ...]
-    bucket: int
-    left: frozenset[int] | None = frozenset()
-    rows: int = ChunkTables.MOST
-    smaller: tuple[int, ...] = ()
+    bucket: int  # tokens of the capture, no less than those of any batch
+    left: frozenset[int] | None = frozenset()  # those that replay stock's own graph; None: any
+    rows: int = ChunkTables.MOST  # the most requests of a patched replay
+    smaller: tuple[int, ...] = ()  # further buckets of the server
 
     @classmethod
     def of(cls, *batches: Batch, spare: int = 0, **options: Any) -> Any:
@@ -102,10 +94,9 @@ REPLAYS = (
 
 
 class Captured:
-    """Replays of a rig's layers."""
+    """Replays of a rig's layers, with its own prefill kernel or another, at which graphs break."""
 
     def __init__(self, play: Play, kernel: Any = None) -> None:
-        """Use a rig with its own prefill kernel, or with another, at which graphs break."""
         self.play = play
         self.kernel = kernel
 
@@ -118,27 +109,25 @@ class Captured:
             if self.kernel is not None:
                 dispatcher = backend.kernel_dispatcher
                 stack.enter_context(mock.patch.object(dispatcher, "extend_kernel", self.kernel))
-            return self._replayed(wanted, is_patched(backend))
-
-    def _replayed(self, wanted: Replays, patched: bool) -> dict[str, Any]:
-        runner = self.captured(wanted)
-        rig = self.play.rig
-        rig.fill()
-        outputs: list[torch.Tensor] = []
-        after: list[Any] = []
-        for number, batch in enumerate(wanted.batches):
-            if not runner.serves(len(batch.requests)):
-                raise AssertionError(f"{batch!r} replays no graph")
-            forward_batch = self.play.batch(batch)
-            runner.feed(number)
-            rig.backend._use_strided_target_verify_qkv = True  # as a verify leaves it
-            outputs.append(self._replay(runner, wanted, batch, forward_batch))
-            after.append(self._left(forward_batch))
-            ours = is_ours(rig.backend)
-            if patched and wanted.left is not None and ours == (number in wanted.left):
-                raise AssertionError(f"{batch!r} is {'captured' if ours else 'left to stock'}")
+            runner = self.captured(wanted)
+            self.play.rig.fill()
+            outputs: list[torch.Tensor] = []
+            after: list[Any] = []
+            most = runner.stocks._captured_attn_metadata_max_bs
+            for number, batch in enumerate(wanted.batches):
+                if most is not None and len(batch.requests) > most:
+                    raise AssertionError(f"{batch!r} replays no graph")
+                forward_batch = self.play.batch(batch)
+                runner.feed(number)
+                backend._use_strided_target_verify_qkv = True  # as a verify leaves it
+                outputs.append(self._replay(runner, wanted, batch, forward_batch))
+                after.append(self._left(forward_batch))
+                ours, left = is_ours(backend), wanted.left
+                if is_patched(backend) and left is not None and ours == (number in left):
+                    raise AssertionError(f"{batch!r} is {'captured' if ours else 'left to stock'}")
         require_apart(outputs, wanted)
-        return {"outputs": plain(outputs), "states": plain(rig.states()), "after": after}
+        states = plain(self.play.rig.states())
+        return {"outputs": plain(outputs), "states": states, "after": after}
 
     def _replay(
         self, runner: Runner, _wanted: Replays, _batch: Batch, forward_batch: Any
@@ -186,20 +175,18 @@ class Captured:
 
 
 class Runner:
-    """The release's runner, in `stocks`, with one bucket, or more whose last one is captured."""
+    """The release's runner, in `stocks`, with a captured bucket and a server's `smaller` ones."""
 
     def __init__(self, play: Play, capture: Any, smaller: Sequence[int]) -> None:
-        """Capture a ForwardBatch, whose tokens are the bucket."""
         self._play = play
         self._rig = rig = play.rig
         self._bucket = int(capture.extend_num_tokens)
         self._inputs = rig.inputs(self._bucket)
         play.own(*(tensor for layer in self._inputs for tensor in layer.values()))
-        self._module = importlib.import_module(f"{_EXECUTOR}.runner.prefill_cuda_graph_runner")
-        self._key = importlib.import_module(f"{_EXECUTOR}.runner.shape_key").ShapeKey(
-            size=self._bucket
-        )
-        stocks = self.stocks = object.__new__(self._module.PrefillCudaGraphRunner)
+        module = importlib.import_module(f"{_EXECUTOR}.runner.prefill_cuda_graph_runner")
+        keys = importlib.import_module(f"{_EXECUTOR}.runner.shape_key")
+        self._key = keys.ShapeKey(size=self._bucket)
+        stocks = self.stocks = object.__new__(module.PrefillCudaGraphRunner)
         hybrid = _hybrid(rig)
         stocks.model_runner = NoneByDefault(
             attn_backend=hybrid,
@@ -207,10 +194,9 @@ class Runner:
             req_to_token_pool=rig.pool,
             device=rig.device,
         )
-        stocks.use_captured_attn_metadata = (
-            hybrid.use_captured_forward_metadata_for_breakable_cuda_graph
-        )
-        stocks.attn_metadata_buffers = {} if stocks.use_captured_attn_metadata else None
+        uses_captured = hybrid.use_captured_forward_metadata_for_breakable_cuda_graph
+        stocks.use_captured_attn_metadata = uses_captured
+        stocks.attn_metadata_buffers = {} if uses_captured else None
         stocks._captured_attn_metadata_max_bs = hybrid.prefill_cuda_graph_max_batch_size
         stocks.capture_num_tokens = [*smaller, self._bucket]
         stocks.attention_layers = rig.layers
@@ -248,24 +234,15 @@ class Runner:
         static.out_cache_loc = static.positions = batch.out_cache_loc.new_zeros(self._bucket)
         with self._play.graphs(), stocks.backend.replay_session():
             stocks._prepare_forward_metadata_for_replay(batch, static, self._key)
-            tokens = int(batch.extend_num_tokens)
-            with stocks._prefill_forward_context(
-                static, num_tokens=self._bucket, raw_num_tokens=tokens
-            ):
+            counts = {"num_tokens": self._bucket, "raw_num_tokens": int(batch.extend_num_tokens)}
+            with stocks._prefill_forward_context(static, **counts):
                 output: torch.Tensor = stocks.backend.replay(self._key, static)
         return output
 
-    def serves(self, requests: int) -> bool:
-        """Whether the number of requests lets a batch be replayed at all."""
-        most = self.stocks._captured_attn_metadata_max_bs
-        return most is None or requests <= most
-
     def _run(self, batch: Any, _: int) -> torch.Tensor:
+        layers = zip(self._rig.layers, self._inputs, strict=True)
         with self.stocks._prefill_forward_context(batch):
-            outputs = [
-                layer.forward(batch, **of_layer)[0]
-                for layer, of_layer in zip(self._rig.layers, self._inputs, strict=True)
-            ]
+            outputs = [layer.forward(batch, **of_layer)[0] for layer, of_layer in layers]
         return torch.cat(outputs, dim=1)
 
 
@@ -298,8 +275,7 @@ def graph_backend(runner: Any) -> Any:
     module = importlib.import_module(f"{_EXECUTOR}.runner_backend.breakable_cuda_graph_backend")
     idle = SimpleNamespace(synchronize=lambda: None, graph_pool_handle=object)
     runner.device_module = torch.cuda if stock.device() == "cuda" else idle
-    group = SimpleNamespace(barrier=lambda: None, ranks=[0])
-    parallel = SimpleNamespace(tp_group=group)
+    parallel = SimpleNamespace(tp_group=SimpleNamespace(barrier=lambda: None, ranks=[0]))
     with mock.patch.object(module, "get_parallel", return_value=parallel):
         backend = called(module.BreakableCudaGraphBackend, cuda_graph_runner=runner)
     backend.deduped_cuda_graph = None

@@ -1,10 +1,4 @@
-"""Forwards of a rig, and what of them must be equal.
-
-| run | input | what must be equal |
-| --- | --- | --- |
-| `Play.forwards` | batches that follow each other | outputs of all layers, and all states |
-| `Play.fields` | a batch | each field of its metadata, with its place |
-"""
+"""Forwards of a rig, and what of them must be equal."""
 
 from __future__ import annotations
 
@@ -26,7 +20,6 @@ class Play:
     """A rig on a GPU."""
 
     def __init__(self, rig: Rig) -> None:
-        """Take a rig."""
         self.rig = rig
 
     def batch(self, wanted: Batch) -> Any:
@@ -65,8 +58,6 @@ class Play:
             yield
         torch.cuda.synchronize()
 
-    # -- runs -------------------------------------------------------------------------------------
-
     def forwards(self, batches: Sequence[Batch]) -> dict[str, Any]:
         """Outputs of all layers and all states after forwards on the same random states."""
         self.rig.fill()
@@ -97,11 +88,9 @@ class Play:
 
     def fields_of(self, metadata: Any) -> dict[str, Any]:
         """Its numbers, and its tensors with where they are."""
-        return {
-            name: self.placed(value)
-            for name, value in vars(metadata).items()
-            if isinstance(value, torch.Tensor | bool | int | None)
-        }
+        kinds = torch.Tensor | bool | int | None
+        fields = vars(metadata).items()
+        return {name: self.placed(value) for name, value in fields if isinstance(value, kinds)}
 
 
 def require_apart(outputs: Sequence[torch.Tensor], wanted: Any) -> None:
@@ -120,11 +109,9 @@ def plain(value: Any) -> Any:
 def source_has(module: str, text: str) -> bool:
     """Whether one of the release's attention modules is there, and its source holds a text."""
     name = f"{ATTENTION}.{module}"
-    try:
-        is_there = find_spec(name) is not None
-    except ModuleNotFoundError:  # nor is the package around it
-        is_there = False
-    return is_there and text in inspect.getsource(importlib.import_module(name))
+    if find_spec(name) is None:
+        return False
+    return text in inspect.getsource(importlib.import_module(name))
 
 
 def prefills(module: str, *scenarios: tuple[Batch, ...]) -> list[tuple[Batch, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +22,8 @@ class Lightning(Rig):
     """The lightning-attention backend, with the ``seg_la`` kernel or the ``minimax`` one."""
 
     def __init__(self, kernel: str) -> None:
-        """Make it for one of the two kernels; ``minimax`` wants all operands in float32."""
         self.kernel = kernel
+        # ``minimax`` wants all operands in float32.
         super().__init__(replace(WIDER, dtype=torch.float32) if kernel == "minimax" else WIDER)
 
     def _model_config(self) -> Any:
@@ -32,10 +33,7 @@ class Lightning(Rig):
             linear_backend=self.kernel,
         )
         return SimpleNamespace(
-            hf_config=config,
-            hf_text_config=config,
-            is_encoder_decoder=False,
-            context_len=4096,
+            hf_config=config, hf_text_config=config, is_encoder_decoder=False, context_len=4096
         )
 
     def _backend(self) -> Any:
@@ -135,14 +133,8 @@ class Mamba2(Rig):
 
 def _lend_convolution(module: Any) -> None:
     """The Triton convolutions under the names that the mixers import on a GPU only."""
-    for name in ("sglang.kernels.ops.mamba", f"{ATTENTION}.mamba"):
-        try:
-            kernels = importlib.import_module(f"{name}.causal_conv1d_triton")
-        except ModuleNotFoundError:
-            continue
-        for kernel in ("causal_conv1d_fn", "causal_conv1d_update"):
-            if not hasattr(module, f"{kernel}_triton"):
-                setattr(module, f"{kernel}_triton", getattr(kernels, kernel))
-            if not hasattr(module, kernel):
-                setattr(module, kernel, getattr(kernels, kernel))
-        return
+    place = "sglang.kernels.ops" if find_spec("sglang.kernels") else ATTENTION  # from 0.5.16 on
+    kernels = importlib.import_module(f"{place}.mamba.causal_conv1d_triton")
+    for kernel in ("causal_conv1d_fn", "causal_conv1d_update"):
+        for name in (kernel, f"{kernel}_triton"):
+            vars(module).setdefault(name, getattr(kernels, kernel))

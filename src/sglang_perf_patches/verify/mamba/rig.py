@@ -8,6 +8,7 @@ import importlib
 import shutil
 import tempfile
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +31,11 @@ class Size:
     head: int
     dtype: torch.dtype
 
+    @property
+    def mixed(self) -> int:
+        """Values of a token's queries, keys and values."""
+        return (2 * self.key_heads + self.value_heads) * self.head
+
 
 SMALL = Size(layers=2, key_heads=1, value_heads=1, head=32, dtype=torch.float16)
 ON_GPU = Size(layers=2, key_heads=16, value_heads=32, head=128, dtype=torch.bfloat16)
@@ -37,26 +43,19 @@ ON_GPU = Size(layers=2, key_heads=16, value_heads=32, head=128, dtype=torch.bflo
 
 
 class Rig:
-    """The gated-delta-net backend with its pools and layers.
+    """The gated-delta-net backend with the release's pool of requests and states, and layers.
 
-    Attributes:
-        size: of the layers.
-        device: where everything is.
-        pool: the release's request and state pool.
-        runner: what stands for the ModelRunner.
-        backend: under test.
-        layers: what `forward` runs.
+    `runner` stands for the ModelRunner. Each layer draws its weights from a seed of its own.
     """
 
     def __init__(self, size: Size = SMALL, slots: int = 24, requests: int = 16) -> None:
-        """Make it; all layers draw their weights from a seed of their own."""
         self.size = size
         self.device = device = stock.device()
         self.slots = slots
-        self.requests = requests
         self.args = _server_args(device)
         layers = list(range(size.layers))
-        self.pool = self._pool(layers)
+        sizes = (size.dtype, requests, slots)
+        self.pool = request_pool(self._widths(), layers, *sizes, device=device)
         self.runner = NoneByDefault(
             device=device,
             req_to_token_pool=self.pool,
@@ -68,17 +67,14 @@ class Rig:
         self.backend = self._backend()
         self.layers = [self._layer(index) for index in layers]
 
-    # -- what the subclasses have of their own ---------------------------------------------------
-
     def _widths(self) -> dict[str, Any]:
         """Shapes of the states."""
         size = self.size
-        width = (2 * size.key_heads + size.value_heads) * size.head
         return {
-            "conv": [(width, 3)],
+            "conv": [(size.mixed, 3)],
             "temporal": (size.value_heads, size.head, size.head),
             "intermediate_size": size.value_heads * size.head,
-            "conv_dim": width,
+            "conv_dim": size.mixed,
             "ssm_state_size": size.head,
             "num_heads": size.value_heads,
             "head_dim": size.head,
@@ -90,12 +86,18 @@ class Rig:
         return NoneByDefault(hf_text_config=SimpleNamespace(), hf_config=SimpleNamespace())
 
     def _backend(self) -> Any:
-        self._choose_triton()
-        try:
-            module = importlib.import_module(f"{ATTENTION}.linear.gdn_backend")
-        except ModuleNotFoundError:  # 0.5.9
-            module = importlib.import_module(f"{ATTENTION}.hybrid_linear_attn_backend")
-        return module.GDNAttnBackend(self.runner)
+        name = f"{ATTENTION}.linear.gdn_backend"
+        if find_spec(name) is None:  # on 0.5.9, which has no kernels to choose from
+            name = f"{ATTENTION}.hybrid_linear_attn_backend"
+        else:
+            utils = importlib.import_module(f"{ATTENTION}.linear.utils")
+            triton = utils.LinearAttnKernelBackend.TRITON
+            if hasattr(utils, "LinearAttnBackends"):
+                chosen = dict.fromkeys(("decode", "prefill", "verify"), triton)
+                self.runner.linear_attn_backends = called(utils.LinearAttnBackends, **chosen)
+            else:
+                utils.initialize_linear_attn_config(self.args)
+        return importlib.import_module(name).GDNAttnBackend(self.runner)
 
     def _layer(self, index: int) -> Any:
         size = self.size
@@ -110,7 +112,7 @@ class Rig:
             head_q_dim=size.head,
             head_k_dim=size.head,
             head_v_dim=size.head,
-            conv_weights=random((2 * size.key_heads + size.value_heads) * size.head, 4),
+            conv_weights=random(size.mixed, 4),
             bias=None,
             activation="silu",
             A_log=random(size.value_heads).float(),
@@ -121,15 +123,8 @@ class Rig:
         """What the layers are called with, one for each."""
         size = self.size
         random = self._random(seed, 0.3)
-        width = (2 * size.key_heads + size.value_heads) * size.head
-        return [
-            {
-                "mixed_qkv": random(tokens, width),
-                "a": random(tokens, size.value_heads),
-                "b": random(tokens, size.value_heads),
-            }
-            for _ in self.layers
-        ]
+        widths = {"mixed_qkv": size.mixed, "a": size.value_heads, "b": size.value_heads}
+        return [{name: random(tokens, n) for name, n in widths.items()} for _ in self.layers]
 
     def run(self, layer: Any, batch: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """One layer of a forward whose metadata is there."""
@@ -138,15 +133,11 @@ class Rig:
         output: torch.Tensor = method(layer=layer, forward_batch=batch, **inputs)
         return output
 
-    # -- what all have ---------------------------------------------------------------------------
-
     def forward(self, batch: Any, inputs: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
         """One forward: the metadata, then each layer."""
         self.backend.init_forward_metadata(batch)
-        return [
-            self.run(layer, batch, of_layer)
-            for layer, of_layer in zip(self.layers, inputs, strict=True)
-        ]
+        of_layers = zip(self.layers, inputs, strict=True)
+        return [self.run(layer, batch, of_layer) for layer, of_layer in of_layers]
 
     def fill(self) -> None:
         """The same random states in every slot, whenever it is called."""
@@ -203,23 +194,6 @@ class Rig:
         batch.spec_info = None
         return batch
 
-    def _pool(self, layers: list[int]) -> Any:
-        sizes = self.requests, self.slots
-        return request_pool(self._widths(), layers, self.size.dtype, *sizes, device=self.device)
-
-    def _choose_triton(self) -> None:
-        try:
-            utils = importlib.import_module(f"{ATTENTION}.linear.utils")
-        except ModuleNotFoundError:  # 0.5.9 has nothing to choose
-            return
-        triton = utils.LinearAttnKernelBackend.TRITON
-        if hasattr(utils, "LinearAttnBackends"):
-            self.runner.linear_attn_backends = called(
-                utils.LinearAttnBackends, decode=triton, prefill=triton, verify=triton
-            )
-        elif hasattr(utils, "initialize_linear_attn_config"):
-            utils.initialize_linear_attn_config(self.args)
-
     def _random(self, seed: int, scale: float) -> Any:
         generator = torch.Generator(self.device).manual_seed(seed)
 
@@ -231,22 +205,12 @@ class Rig:
 
 
 def request_pool(
-    widths: dict[str, Any],
-    layers: list[int],
-    dtype: torch.dtype,
-    rows: int,
-    slots: int,
-    **options: Any,
+    widths: dict[str, Any], layers: list[int], dtype: torch.dtype, rows: int, slots: int, **own: Any
 ) -> Any:
-    """The release's pool of requests and states.
+    """The release's pool of requests, at most `rows`, and states, in `slots`.
 
-    Args:
-        widths: shapes of the states, see `Rig`.
-        layers: their ids.
-        dtype: of the convolution states; the others are float32.
-        rows: most requests.
-        slots: for states.
-        options: of the release's class, where they differ from those of a `Rig` on a CPU.
+    `widths` are the states' shapes (see `Rig._widths`), `layers` the layers' ids. The states of the
+    convolution are of `dtype`, the others float32. `own` are options of the release's class.
     """
     utils = importlib.import_module("sglang.srt.configs.mamba_utils")
     params = utils.Mamba2CacheParams(
@@ -254,7 +218,7 @@ def request_pool(
         layers=layers,
         dtype=utils.Mamba2StateDType(conv=dtype, temporal=torch.float32),
     )
-    own = {
+    usual = {
         "size": rows,
         "mamba_size": slots,
         "mamba_spec_state_size": rows,
@@ -267,13 +231,7 @@ def request_pool(
         "enable_mamba_extra_buffer_lazy": False,
     }
     module = importlib.import_module(f"{stock.MEMORY}.memory_pool")
-    return called(module.HybridReqToTokenPool, **own | options)
-
-
-_WIDTHS = (
-    *("tp_size", "attn_tp_size", "attn_dp_size", "attn_cp_size"),
-    *("moe_ep_size", "moe_dp_size", "moe_tp_size"),
-)
+    return called(module.HybridReqToTokenPool, **usual | own)
 
 
 @functools.cache
@@ -282,16 +240,16 @@ def alone() -> None:
     state = importlib.import_module("sglang.srt.distributed.parallel_state")
     folder = tempfile.mkdtemp()  # later groups use its file too
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    own = {"world_size": 1, "rank": 0, "local_rank": 0, "backend": "gloo"}
     called(
-        state.init_distributed_environment,
-        world_size=1,
-        rank=0,
-        local_rank=0,
-        distributed_init_method=f"file://{folder}/met",
-        backend="gloo",
+        state.init_distributed_environment, distributed_init_method=f"file://{folder}/met", **own
     )
     # Whatever server is published: 0.5.23 makes the groups of these.
-    stock.state_ranks(tp_rank=0, attn_tp_rank=0, **dict.fromkeys(_WIDTHS, 1))
+    widths = (
+        *("tp_size", "attn_tp_size", "attn_dp_size", "attn_cp_size"),
+        *("moe_ep_size", "moe_dp_size", "moe_tp_size"),
+    )
+    stock.state_ranks(tp_rank=0, attn_tp_rank=0, **dict.fromkeys(widths, 1))
     state.initialize_model_parallel()
 
 
@@ -303,10 +261,7 @@ def _server_args(device: str) -> Any:
 def publish(page: int, strategy: str, **options: Any) -> Any:
     """The release's own ServerArgs, published as a scheduler publishes it.
 
-    Args:
-        page: tokens of a page.
-        strategy: how states are tracked, by each name that a release has for it.
-        options: further arguments.
+    `page` has tokens; `strategy` says how states are tracked, by each name that a release has.
     """
     own = {
         "attention_backend": "triton",
@@ -314,9 +269,8 @@ def publish(page: int, strategy: str, **options: Any) -> Any:
         "mamba_scheduler_strategy": strategy,
         "mamba_radix_cache_strategy": strategy,
         "sampling_backend": "pytorch",
-        **options,
     }
-    server_args = stock.arguments(**{**own, **EXTRA_ARGUMENTS})
+    server_args = stock.arguments(**own | options | EXTRA_ARGUMENTS)
     server_args._mamba_cache_chunk_size = max(CHUNK, page)
     stock.publish(server_args)
     return server_args

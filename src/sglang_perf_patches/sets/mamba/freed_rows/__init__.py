@@ -7,23 +7,19 @@ tensor of that; later releases take the first slot that it had, which the prefix
 
 from ....model.declaration import Declaration, fixes
 from ....model.patch import Marker
-from ..proven import STATES
-from ..request_slots import holder
+from ..proven import OWN_SLOTS, STATES
+from ..references import holder
 
 _MEMORY = "sglang.srt.mem_cache"
 _TRACK = "sglang.srt.managers.schedule_batch:set_mamba_track_indices_from_reqs"
 _CHECK = "tests/mamba/freed_jobs.py"
-_ELSEWHERE = (
-    *("tensor-parallel", "expert-parallel", "dp-attention", "hierarchical-cache", "multimodal"),
-    *("priorities", "lora", "deterministic", "forward-metrics", "returned-insides", "compiled"),
-)
-"""Each rank tracks the states of its own batch by its own slots, which none of these change."""
 
 PATCH = Declaration(
     *(__name__, "0.5.13 … 0.5.21"),
     only_with=("states", "prefix-cache", "tracked", "speculation", "torch"),
     proven_with={
-        **dict.fromkeys((*STATES, *_ELSEWHERE), "verify"),
+        **dict.fromkeys((*STATES, *OWN_SLOTS), "verify"),
+        **dict.fromkeys(("hierarchical-cache", "multimodal", "priorities"), "verify"),
         **dict.fromkeys(("eagle", "draft-trees"), f"{_CHECK}: with_eagle"),
         "ngram": f"{_CHECK}: with_ngram",
     },

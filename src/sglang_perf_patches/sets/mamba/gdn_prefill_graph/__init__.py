@@ -2,29 +2,21 @@
 
 from ....model.declaration import Declaration, gains
 from ....model.patch import of
-from ..proven import ALL, DRAFTS, RANKS, SERVERS
-from ..references import (
-    ATTENTION,
-    BASE,
-    FORWARD_BATCH,
-    GDN,
-    HYBRID,
-    METADATA,
-)
+from ..proven import ALL, RANKS
+from ..references import ATTENTION, BASE, FORWARD_BATCH, GDN, HYBRID, METADATA
 
 FLA = "sglang.kernels.ops.attention.fla"
 _FLASHINFER = f"{ATTENTION}.linear.kernels.gdn_flashinfer"
 HYBRID_BACKEND = f"{HYBRID}:HybridLinearAttnBackend"
 _RADIX = "sglang.srt.layers.radix_linear_attention"
-RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
+_EXECUTOR = "sglang.srt.model_executor"
+RUNNER = f"{_EXECUTOR}.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
 _POOL = "sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool"
 _CONV = "sglang.kernels.ops.mamba.causal_conv1d_triton"
-_BACKENDS = "sglang.srt.model_executor.runner_backend"
-_GRAPHS = f"{_BACKENDS}.breakable_cuda_graph_backend:BreakableCudaGraphBackend"
-BREAKABLE = (
-    "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
-)
+_GRAPHS = f"{_EXECUTOR}.runner_backend.breakable_cuda_graph_backend:BreakableCudaGraphBackend"
+BREAKABLE = f"{_EXECUTOR}.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
 _LOADS = "sglang.srt.managers.cache_controller:LayerDoneCounter"
+_QWEN = "tests/mamba/qwen_jobs.py"
 
 PATCH = Declaration(
     *(__name__, "0.5.22 … 0.5.23"),
@@ -43,9 +35,11 @@ PATCH = Declaration(
         },
         **RANKS,
         "dp-attention": RANKS["tensor-parallel"],
-        **DRAFTS,
-        "multimodal": "tests/mamba/qwen_jobs.py: with_images",
-        **SERVERS,
+        # NEXTN, with the model's own draft layer, whose worker stays stock's.
+        "eagle": "tests/mamba/qwen_spec_jobs.py: replies",
+        "multimodal": f"{_QWEN}: with_images",
+        # A small model behind a real scheduler.
+        **dict.fromkeys(("no-radix-cache", "mixed-chunks", "sessions"), f"{_QWEN}: with_features"),
     },
     worth=gains(
         "with a large Qwen3.5 on four H100, a 130-token prompt's first token takes "

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -44,15 +45,11 @@ _KEY = "_sglang_perf_patches_key"
 
 @PATCH.setup()
 def setup(patch):
-    from ... import graphs
-    from . import one_request
-
     patch.drain(
         lambda: not len(_TAKING_PART),
         "no model runner is left that may replay prefill graphs that were captured with it",
     )
-    patch.state.gdn, patch.state.graphs = patch.get(GDN), graphs
-    patch.state.version_of = one_request.flashinfer_version
+    patch.state.gdn = patch.get(GDN)
 
 
 @PATCH.makes(f"{GDN}.prefill_graph_max_seqs", adds=True)
@@ -119,17 +116,14 @@ def init(self, *args, patch, stock, **kwargs):
     takes_part = self.use_captured_forward_metadata_for_breakable_cuda_graph
     backend = self.linear_attn_backend
     if takes_part and isinstance(backend, patch.state.gdn):
+        from ...graphs import MOST, announce
+        from .one_request import flashinfer_version
+
         _TAKING_PART.add(self)
-        kind = tables_for(backend).__name__
-        graphs, version = patch.state.graphs, patch.state.version_of()
-        state = (SHORT, graphs.MOST, kind, _rows(patch, backend), version)
-        setattr(backend, _KEY, graphs.announce(PATCH.id, state))
-
-
-def _rows(patch: Patching, backend: Any) -> int:
-    """The requests that tables hold: no more than a server has."""
-    most: int = tables_for(backend).most(patch.module)
-    return min(most, int(backend.req_to_token_pool.size))
+        tables = tables_for(backend)
+        rows = tables.most(backend, patch.module)
+        state = (SHORT, MOST, tables.__name__, rows, flashinfer_version())
+        setattr(backend, _KEY, announce(PATCH.id, state))
 
 
 @PATCH.replaces(f"{RUNNER}.capture_one_shape")
@@ -157,7 +151,8 @@ def capture_one_shape(self, size, *, patch, stock, **kwargs):
         held.extend(inputs.get(key) for key in made)
         return made
 
-    if _leaves_some(self, size, _rows(patch, backend), backend):
+    rows = tables_for(backend).most(backend, patch.module)
+    if _leaves_some(self, size, rows, backend):
         stocks = capture()
         if len(stocks) != 1:
             patch.gate("the runner keeps its graphs elsewhere")
@@ -194,22 +189,22 @@ def _set(backend: Any, name: str, value: Any) -> Iterator[None]:
         delattr(backend, name)
 
 
+@dataclass(eq=False)
 class _Either:
     """The graphs of a bucket: replays the one that the metadata of a batch is made for."""
 
-    def __init__(self, backend: Any, ours: Any, stocks: Any, one: Any, held: Any) -> None:
-        self._backend = backend
-        self._ours = ours
-        self._stocks = stocks
-        self._one = one
-        self._held = held
+    backend: Any
+    ours: Any
+    stocks: Any
+    one: Any
+    held: Any
 
     def replay(self) -> None:
-        tables = _tables_of(self._backend.forward_metadata)
+        tables = _tables_of(self.backend.forward_metadata)
         if tables is None:
-            self._stocks.replay()
+            self.stocks.replay()
         else:
-            (self._one if tables.has_one else self._ours).replay()
+            (self.one if tables.has_one else self.ours).replay()
 
 
 @PATCH.replaces(f"{GDN}.init_prefill_graph_metadata", adds=True)
@@ -226,9 +221,10 @@ def init_prefill_graph_metadata(self, forward_batch, *, patch):
 def _metadata(patch: Patching, backend: Any, forward_batch: Any) -> Any:
     """Stock's metadata, of tables; it tracks no row, and yet a layer hands over its states."""
     exec_context = patch.module("sglang.srt.runtime_context").get_exec()
-    tables = tables_for(backend)(
+    kind = tables_for(backend)
+    tables = kind(
         tokens=forward_batch.extend_num_tokens,
-        requests=_rows(patch, backend),
+        requests=kind.most(backend, patch.module),
         block=patch.module(f"{ATTENTION}.linear.gdn_backend").CAUSAL_CONV1D_FWD_BLOCK_M,
         tracks=exec_context.mamba.enable_mamba_extra_buffer,
         slots_like=backend.req_to_token_pool.get_mamba_indices(forward_batch.req_pool_indices),
@@ -252,20 +248,29 @@ def _metadata(patch: Patching, backend: Any, forward_batch: Any) -> Any:
 # -- before a replay ------------------------------------------------------------------------------
 
 
-@PATCH.makes(f"{GDN}.refresh_prefill_graph_metadata", adds=True)
-def refresh(patch, stock):
-    from . import ranks
+@PATCH.replaces(f"{GDN}.refresh_prefill_graph_metadata", adds=True)
+def refresh_prefill_graph_metadata(self, meta, forward_batch, *, patch):
+    tables = _tables_of(meta)
+    if not tables.alone and not _all_fit(tables, forward_batch):
+        self.init_forward_metadata(forward_batch)  # for the breaks of stock's graph
+        return
+    _fill(patch, self, meta, forward_batch)
+    _wait_for_loads(self, tables)
+    patch.ran.seen = True
 
-    def refresh_prefill_graph_metadata(self, meta, forward_batch):
-        tables = _tables_of(meta)
-        if not tables.alone and not ranks.all_fit(tables, forward_batch):
-            self.init_forward_metadata(forward_batch)  # for the breaks of stock's graph
-            return
-        _fill(patch, self, meta, forward_batch)
-        _wait_for_loads(self, tables)
-        patch.ran.seen = True
 
-    return refresh_prefill_graph_metadata
+def _all_fit(tables: Any, forward_batch: Any) -> bool:
+    """Whether the batch fits the tables and, with DP attention, so does that of each other rank.
+
+    All ranks must replay the same one of a bucket's graphs: a captured all-reduce reads the memory
+    of the other ranks at the addresses of that graph. The scheduler has gathered each rank's tokens
+    and its rows of logits, of which a request has at least one.
+    """
+    tokens = getattr(forward_batch, "original_global_num_tokens_cpu", None)
+    if tokens is None:
+        lens = forward_batch.extend_seq_lens_cpu
+        return bool(tables.holds(sum(lens), len(lens)))
+    return all(map(tables.holds, tokens, forward_batch.global_num_tokens_for_logprob_cpu))
 
 
 def _fill(patch: Patching, backend: Any, metadata: Any, forward_batch: Any) -> None:
@@ -291,7 +296,7 @@ def _tracked(
     patch: Patching, backend: Any, forward_batch: Any, lens: list[int], prefixes: list[int]
 ) -> Any:
     """Stock's own selection of the rows, which needs the lists only."""
-    from . import prefill_tables, track_copies
+    from .prefill_tables import AT_CHUNK, FINAL, NOTHING, Tracked
 
     if forward_batch.mamba_track_mask is None:
         return None
@@ -309,15 +314,15 @@ def _tracked(
     if not plan.tracked_rows:
         return None
     aligned = patch.module("sglang.srt.runtime_context").mamba_cache_chunk_size()
-    kept, windows = [track_copies.NOTHING] * len(lens), [0] * len(lens)
+    kept, windows = [NOTHING] * len(lens), [0] * len(lens)
     for row in plan.final_rows:
-        kept[row] = track_copies.FINAL
+        kept[row] = FINAL
     for row, chunk in zip(plan.h_rows, plan.h_src, strict=True):
-        kept[row] = track_copies.AT_CHUNK + chunk
+        kept[row] = AT_CHUNK + chunk
     for row in plan.tracked_rows:
         end = sum(lens[:row]) + (seqlens[row] - prefixes[row]) // aligned * aligned
         windows[row] = end - backend.conv_states_shape[-1]
-    return prefill_tables.Tracked(kept, windows, forward_batch.mamba_track_indices)
+    return Tracked(kept, windows, forward_batch.mamba_track_indices)
 
 
 def _wait_for_loads(backend: Any, tables: Any) -> None:

@@ -1,7 +1,4 @@
-"""Layers that are captured whole: Triton's kernel of the delta rule, on tables of the chunks.
-
-Needs torch, numpy and triton: imported within functions only.
-"""
+"""Layers that are captured whole: Triton's kernel of the delta rule, on tables of the chunks."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from typing import Any
 import torch
 import triton
 
-from . import FLA, track_copies
-from .prefill_tables import Tables, cumulated, enumerate_rows
+from . import FLA
+from .prefill_tables import STATE_WIDTH, Tables, copy_states, cumulated, enumerate_rows
 
 CHUNK = 64
 """Tokens of a chunk of the delta rule, as stock's ``CHUNK_SIZE``, with which it is compared."""
@@ -43,19 +40,14 @@ def tile(tokens: int) -> int:
 
 
 class ChunkTables(Tables):
-    """The tables of one bucket.
-
-    Attributes:
-        chunks: request and chunk of each chunk, int32 of shape ``[most chunks, 2]``.
-        chunk_starts: chunks before each request, int32 of shape ``[requests + 1]``.
-    """
+    """The tables of one bucket, with those of its chunks."""
 
     MOST = 64  # each costs every replay two programs or so a head, whether a batch has it or not
 
     def __init__(self, **sizes: Any) -> None:
         super().__init__(**sizes)
-        self.chunks = self._view("chunks").view(-1, 2)
-        self.chunk_starts = self._view("chunk_starts")
+        self.chunks = self._view("chunks").view(-1, 2)  # request and chunk of each chunk
+        self.chunk_starts = self._view("chunk_starts")  # chunks before each request, and all
         setattr(self.starts, _TABLES, self)
 
     @classmethod
@@ -68,10 +60,10 @@ class ChunkTables(Tables):
         return None
 
     @classmethod
-    def most(cls, modules: Any) -> int:
-        """As stock's own for KDA."""
+    def most(cls, backend: Any, modules: Any) -> int:
+        """No more than stock's own for KDA."""
         stocks = modules("sglang.srt.environ").envs.SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS.get()
-        return min(cls.MOST, int(stocks))
+        return min(super().most(backend, modules), int(stocks))
 
     @staticmethod
     def rounds_alike(tokens: int, bucket: int) -> bool:
@@ -82,17 +74,11 @@ class ChunkTables(Tables):
         """As `Tables.keep_states`."""
         if self.tracks:
             size: Any = states[0].numel()
-            grid = (self.requests, triton.cdiv(size, track_copies.STATE_WIDTH))
-            track_copies.states[grid](
-                at_chunks[0],
-                states,
-                self._view("kept"),
-                self.slots,
-                self._destinations,
-                at_chunks.stride(1),
-                states.stride(0),
-                size,
-                WIDTH=track_copies.STATE_WIDTH,
+            grid = (self.requests, triton.cdiv(size, STATE_WIDTH))
+            copy_states[grid](
+                *(at_chunks[0], states, self._view("kept"), self.slots, self._destinations),
+                *(at_chunks.stride(1), states.stride(0), size),
+                part=STATE_WIDTH,
                 num_warps=8,
             )
 

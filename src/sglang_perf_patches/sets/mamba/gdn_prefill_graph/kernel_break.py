@@ -4,14 +4,11 @@ That kernel picks its algorithm by the number of requests and of tokens, so it i
 two segments of the graph, with the numbers that stock gives it. What comes before it in a layer is
 captured with the rest of the model: convolution, split, gates, and stock's own preparation of the
 kernel's input.
-
-Needs torch: imported by the install function only.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,26 +20,20 @@ from .prefill_tables import Tables
 _PER_TOKEN = ("q", "k", "v", "g", "beta", "output")
 """The kernel's arguments that have a row for each token."""
 
+_Moved = tuple[torch.Tensor, torch.Tensor] | None
+"""Rows, and where their states go; None if none does."""
+
 
 @dataclass
 class Live:
-    """What the kernel's call reads of the batch that is replayed.
-
-    Attributes:
-        tokens: of the batch.
-        starts: ``cu_seqlens``, int64 of shape ``[requests + 1]``.
-        slots: where each request's states are, int64 of shape ``[requests]``.
-        metadata: stock's own ForwardMetadata of the batch.
-        at_chunks: of the states that the kernel keeps at chunks, which go to which slots; or None.
-        final: which slots' states after the batch go to which slots; or None.
-    """
+    """What the kernel's call reads of the batch that is replayed."""
 
     tokens: int
-    starts: torch.Tensor
-    slots: torch.Tensor
-    metadata: Any
-    at_chunks: tuple[torch.Tensor, torch.Tensor] | None
-    final: tuple[torch.Tensor, torch.Tensor] | None
+    starts: torch.Tensor  # ``cu_seqlens``, int64 of shape ``[requests + 1]``
+    slots: torch.Tensor  # where each request's states are, int64 of shape ``[requests]``
+    metadata: Any  # stock's own ForwardMetadata
+    at_chunks: _Moved  # which of the states that the kernel keeps at chunks go to which slots
+    final: _Moved  # which slots' states after the batch go to which slots
 
 
 def live(backend: Any, forward_batch: Any, tokens: int) -> Live:
@@ -69,26 +60,16 @@ def _written(backend: Any, slots: torch.Tensor) -> torch.Tensor:
     return torch.where(slots >= 0, slots, last).to(torch.int64)
 
 
-def _moved(
-    sources: torch.Tensor, targets: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    if not sources.numel():
-        return None
-    return sources.to(torch.int64), targets.to(torch.int64)
+def _moved(sources: torch.Tensor, targets: torch.Tensor) -> _Moved:
+    return (sources.to(torch.int64), targets.to(torch.int64)) if sources.numel() else None
 
 
 class BreakTables(Tables):
-    """The tables of one bucket, and what calls FlashInfer's kernel for layers captured on them.
-
-    Attributes:
-        live: the batch that the kernel's call reads, set before each replay with breaks.
-        one: what the kernel reads in a graph of one request; None where there is no such graph.
-            Once there is, the kernel's calls are captured too.
-    """
+    """The tables of one bucket, and what calls FlashInfer's kernel for layers captured on them."""
 
     MOST = 256  # a request costs little: the kernel's call has the batch's own
-    live: Live
-    one: one_request.OneRequest | None = None
+    live: Live  # set before each replay with breaks
+    one: one_request.OneRequest | None = None  # once set, the kernel's calls are captured too
     _own: Any = None  # the server's FlashInferGDNKernel
 
     @classmethod
@@ -105,13 +86,12 @@ class BreakTables(Tables):
     def begin(self, backend: Any, forward_batch: Any, tokens: int) -> torch.Tensor:
         """As `Tables.begin`; makes stock make its metadata only if the graph breaks for them."""
         self.has_one = self.one is not None and self.one.takes(backend, forward_batch)
-        slots: torch.Tensor
-        if self.one is not None and self.has_one:
-            slots = super().begin(backend, forward_batch, tokens)
-            self.one.fill(_written(backend, slots), forward_batch)
-        else:
+        if self.one is None or not self.has_one:
             self.live = live(backend, forward_batch, tokens)
-            slots = self.live.metadata.mamba_cache_indices
+            slots: torch.Tensor = self.live.metadata.mamba_cache_indices
+            return slots
+        slots = super().begin(backend, forward_batch, tokens)
+        self.one.fill(_written(backend, slots), forward_batch)
         return slots
 
     def prepare_one(self, backend: Any, modules: Any) -> bool:
@@ -133,41 +113,28 @@ class BreakTables(Tables):
             self._break = eager_on_graph(True, capture_stub=lambda *_: None)(_called)
         return self
 
-    def extend(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        *,
-        ssm_states: torch.Tensor,
-        output: torch.Tensor,
-        **rest: Any,
-    ) -> Any:
+    def extend(self, q, k, v, g, beta, *, ssm_states, output, **rest):
         """As stock's, whose code runs; but states are moved at the kernel's call, of the batch.
 
         Rows of no token are zero, as stock's layer leaves them.
         """
+
+        def prefill(**kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            written = kwargs["output"]
+            if self.one is not None:
+                self.one.run(self._own._prefill_fn, ssm_states, kwargs)
+            else:
+                rows = [kwargs.pop(name) for name in _PER_TOKEN]
+                self._break(*rows, lambda *now: self._run(ssm_states, kwargs, *now))
+            return written, kwargs["output_state"]
+
         if self.one is None:
             output.zero_()
         stocks = copy.copy(self._own)
-        stocks._prefill_fn = self._prefill(ssm_states)
+        stocks._prefill_fn = prefill
         nobody = torch.empty(0, dtype=torch.int64, device=q.device)
         rest |= {"cache_indices": nobody, "query_start_loc": nobody}
         return stocks.extend(q, k, v, g, beta, ssm_states=ssm_states, output=output, **rest)
-
-    def _prefill(self, states: torch.Tensor) -> Callable[..., Any]:
-        def prefill(**kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            output = kwargs["output"]
-            if self.one is not None:
-                self.one.run(self._own._prefill_fn, states, kwargs)
-            else:
-                rows = [kwargs.pop(name) for name in _PER_TOKEN]
-                self._break(*rows, lambda *now: self._run(states, kwargs, *now))
-            return output, kwargs["output_state"]
-
-        return prefill
 
     def _run(self, states: torch.Tensor, kwargs: dict[str, Any], *rows: torch.Tensor) -> None:
         """Call the kernel for the batch, then keep what it tracks."""
@@ -178,21 +145,23 @@ class BreakTables(Tables):
             rows = tuple(each.narrow(0, 0, now.tokens) for each in rows)
         count = now.metadata.num_state_checkpoints
         kept = states.new_empty((count, *states.shape[1:])) if count > 0 else None
+        before = states.index_select(0, now.slots)  # the kernel gets copies of states, as in stock
+        after = torch.empty_like(before)
         kwargs = dict(zip(_PER_TOKEN, rows, strict=True)) | kwargs
         kwargs |= {
+            "initial_state": before,
+            "output_state": after,
             "cu_seqlens": now.starts,
             "state_checkpoints": kept,
             "checkpoint_cu_starts": now.metadata.state_checkpoint_cu_starts,
             "checkpoint_every_n_tokens": now.metadata.state_checkpoint_every_n_tokens,
         }
-        one_request.update(self._own._prefill_fn, states, now.slots, kwargs)
-        if now.at_chunks is not None:
-            assert kept is not None  # or stock's own layer would fail too
-            sources, targets = now.at_chunks
-            states.index_copy_(0, targets, kept.index_select(0, sources))
-        if now.final is not None:
-            sources, targets = now.final
-            states.index_copy_(0, targets, states.index_select(0, sources))
+        self._own._prefill_fn(**kwargs)
+        states.index_copy_(0, now.slots, after)
+        for moved, held in ((now.at_chunks, kept), (now.final, states)):
+            if moved is not None:
+                assert held is not None  # or stock's own layer would fail too
+                states.index_copy_(0, moved[1], held.index_select(0, moved[0]))
 
 
 def _called(*args: Any) -> None:

@@ -9,8 +9,6 @@ offsets computes the same. Rows past the batch are zero, as they are past the en
 Everything that the kernel reads is here at fixed addresses; FlashInfer keeps its own scratch memory
 (`_cache_buf_retired`). A batch that keeps no state at a chunk, or one after its last token, takes
 another variant of the kernel, so it replays the graph with breaks.
-
-Needs torch and triton: imported by the install function only.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ import triton
 import triton.language as tl
 
 from .. import host
-from . import track_copies
+from .prefill_tables import STATE_WIDTH
 
 _LENGTHS = "flashinfer.gdn_kernels.delta_rule_dsl.varlen_helper"
 _READ = ("0.7.2",)
@@ -42,9 +40,9 @@ def flashinfer_version() -> str:
 
 
 def chunk_length(own: Any, heads: int, device: Any) -> Callable[[int], int] | None:
-    """A function of a request's tokens: the tokens of a chunk into which FlashInfer splits it.
+    """FlashInfer's function of a request's tokens: the tokens of a chunk into which it splits it.
 
-    None if it is not known of this FlashInfer.
+    None if this FlashInfer is not known.
     """
     if flashinfer_version() not in _READ:
         return None
@@ -59,35 +57,27 @@ def chunk_length(own: Any, heads: int, device: Any) -> Callable[[int], int] | No
 
 
 class OneRequest:
-    """What the kernel reads in a graph of one request.
+    """What the kernel reads in a graph of one request, whose bucket has `tokens`.
 
-    Attributes:
-        starts: ``cu_seqlens``, int64 of shape ``[2]``.
-        slot: where its states are, int64 of shape ``[1]``.
-        checkpoints: ``checkpoint_cu_starts``, int64 of shape ``[2]``.
-        source: which of the states at chunks is kept, int64 of shape ``[1]``.
-        target: in which slot, int64 of shape ``[1]``.
+    The kernel keeps a state after `every` tokens.
     """
 
     def __init__(self, tokens: int, every: int, length: Callable[[int], int], device: Any) -> None:
-        """Allocate, for a bucket of `tokens`; the kernel keeps a state after `every` tokens."""
         self._tokens = tokens
         self._every = every
         self._length = length
         held = torch.zeros(8, dtype=torch.int64, device=device)
-        self.starts, self.checkpoints = held[:2], held[2:4]
-        self.source, self.slot, self.target = held[4:5], held[5:6], held[6:7]
         self._from_host = held[:5]
+        self.starts = held[:2]  # ``cu_seqlens``
+        self.checkpoints = held[2:4]  # ``checkpoint_cu_starts``
+        self.source = held[4:5]  # which of the states at chunks is kept
+        self.slot = held[5:6]  # where the request's states are
+        self.target = held[6:7]  # where that one is kept
         self.starts[1] = tokens
         self.checkpoints[1] = tokens // every
 
     def takes(self, backend: Any, forward_batch: Any) -> bool:
-        """Whether a batch gives the same bits in this graph, by what the host knows of it.
-
-        Args:
-            backend: the GDNAttnBackend.
-            forward_batch: a plain or mixed prefill.
-        """
+        """Whether a plain or mixed prefill gives the same bits in this graph, as the host knows."""
         lens = forward_batch.extend_seq_lens_cpu
         if len(lens) != 1 or forward_batch.multi_item_delimiter_indices is not None:
             return False
@@ -103,11 +93,9 @@ class OneRequest:
         )
 
     def fill(self, slot: torch.Tensor, forward_batch: Any) -> None:
-        """Have the graph read a batch that it takes.
+        """Have the graph read a batch that it takes, whose slots are as the kernels take them.
 
-        Args:
-            slot: where the states of its request are, int64 of shape ``[1]`` on the device.
-            forward_batch: the batch, with slots as the kernels take them.
+        Its request's states are in `slot`, int64 of shape ``[1]`` on the device.
         """
         tokens, every = forward_batch.extend_seq_lens_cpu[0], self._every
         with host.staging(self._from_host) as staged:
@@ -116,21 +104,19 @@ class OneRequest:
         self.slot.copy_(slot)
         self.target.copy_(forward_batch.mamba_track_indices)
 
-    def run(
-        self, prefill: Callable[..., Any], states: torch.Tensor, kwargs: dict[str, Any]
-    ) -> None:
+    def run(self, prefill: Any, states: torch.Tensor, kwargs: dict[str, Any]) -> None:
         """Call the kernel, then keep the state at a chunk: what a capture takes note of."""
         q, v = kwargs["q"], kwargs["v"]
         size: Any = states[0].numel()
         before, after = (states.new_empty((1, *states.shape[1:])) for _ in range(2))
         kept = states.new_empty((self._tokens // self._every, *states.shape[1:]))
-        parts = triton.cdiv(size, track_copies.STATE_WIDTH)
+        parts = triton.cdiv(size, STATE_WIDTH)
         # Stock has just made these four; each node of a graph takes some 10 kB of the GPU's memory.
         prepare[(self._tokens + parts,)](
             *(q, kwargs["k"], v, kwargs["output"], self.starts, q.stride(0), v.stride(0)),
             *(states, self.slot, before, states.stride(0), self._tokens, size),
-            HEAD=q.shape[2],
-            WIDTH=track_copies.STATE_WIDTH,
+            head=q.shape[2],
+            part=STATE_WIDTH,
         )
         more = {
             "initial_state": before,
@@ -144,12 +130,12 @@ class OneRequest:
         keep[(parts,)](
             *(after, self.slot, kept, self.source, self.target),
             *(states, states.stride(0), size),
-            WIDTH=track_copies.STATE_WIDTH,
+            part=STATE_WIDTH,
         )
 
 
 @triton.jit(do_not_specialize=["tokens"])  # type: ignore[untyped-decorator]
-def prepare(  # type: ignore[no-untyped-def]
+def prepare(
     q,
     k,
     v,
@@ -163,8 +149,8 @@ def prepare(  # type: ignore[no-untyped-def]
     slot_stride,
     tokens,
     size,
-    HEAD: tl.constexpr,  # noqa: N803
-    WIDTH: tl.constexpr,  # noqa: N803
+    head: tl.constexpr,
+    part: tl.constexpr,
 ):
     """Write zeros into the rows past the batch, of `narrow` and `wide` values; copy its state.
 
@@ -172,49 +158,29 @@ def prepare(  # type: ignore[no-untyped-def]
     """
     row = tl.program_id(0)
     if row >= tokens:
-        at = (row - tokens) * WIDTH + tl.arange(0, WIDTH)
+        at = (row - tokens) * part + tl.arange(0, part)
         source = states + tl.load(slot) * slot_stride + at
         tl.store(before + at, tl.load(source, mask=at < size), mask=at < size)
     elif row >= tl.load(starts + 1):
-        for first in range(0, narrow, HEAD):
-            at = row * narrow + first + tl.arange(0, HEAD)
+        for first in range(0, narrow, head):
+            at = row * narrow + first + tl.arange(0, head)
             tl.store(q + at, 0.0)
             tl.store(k + at, 0.0)
-        for first in range(0, wide, HEAD):
-            at = row * wide + first + tl.arange(0, HEAD)
+        for first in range(0, wide, head):
+            at = row * wide + first + tl.arange(0, head)
             tl.store(v + at, 0.0)
             tl.store(output + at, 0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def keep(  # type: ignore[no-untyped-def]
-    after,
-    slot,
-    kept,
-    source,
-    target,
-    states,
-    slot_stride,
-    size,
-    WIDTH: tl.constexpr,  # noqa: N803
-):
+def keep(after, slot, kept, source, target, states, slot_stride, size, part: tl.constexpr):
     """Copy the state after the batch, then the one at a chunk, to where they are kept."""
-    at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    at = tl.program_id(0) * part + tl.arange(0, part)
     is_there = at < size
     own = tl.load(after + at, mask=is_there)
     tl.store(states + tl.load(slot) * slot_stride + at, own, mask=is_there)
     at_chunk = tl.load(kept + tl.load(source) * size + at, mask=is_there)
     tl.store(states + tl.load(target) * slot_stride + at, at_chunk, mask=is_there)
-
-
-def update(
-    prefill: Callable[..., Any], states: torch.Tensor, slots: torch.Tensor, kwargs: dict[str, Any]
-) -> None:
-    """Call the kernel on copies of the states in `slots`, as stock does, and copy them back."""
-    before = states.index_select(0, slots)
-    after = torch.empty_like(before)
-    prefill(**kwargs | {"initial_state": before, "output_state": after})
-    states.index_copy_(0, slots, after)
 
 
 def _kept(forward_batch: Any) -> int:

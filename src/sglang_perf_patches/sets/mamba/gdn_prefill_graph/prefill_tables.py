@@ -6,98 +6,71 @@ that a batch of that many tokens can have. A row that a batch does not use is ma
 program returns or writes nothing.
 
 `Tables` has what the convolution reads. Its subclasses add what the kernel of the delta rule needs.
-
-Needs torch, numpy and triton: imported by the install function only.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 import triton
+import triton.language as tl
 
 from .. import host
-from . import track_copies
 
 NOBODY = -1
 """What stock's kernels take for no slot, and for no request of a block."""
 
+NOTHING, FINAL, AT_CHUNK = 0, 1, 2
+"""What is kept of a row: nothing, the state after its last token, or, from `AT_CHUNK` on, the state
+at the start of a chunk: ``AT_CHUNK + n`` for the batch's chunk `n`."""
+
+WINDOW_WIDTH, STATE_WIDTH = 1024, 8192
+"""Values that one program copies: most programs find nothing to copy, so they are few."""
+
 
 @dataclass(frozen=True)
 class Tracked:
-    """The states of a batch that the prefix cache keeps, for each of its requests.
+    """The states of a batch that the prefix cache keeps, for each of its requests."""
 
-    Attributes:
-        kept: what is kept of it, see `track_copies.NOTHING`.
-        windows: the batch's token at which the kept convolution window starts; it may lie outside
-            of the batch, as in stock.
-        slots: where its states are kept, int64 of shape ``[batch]`` on the device.
-    """
-
-    kept: Sequence[int]
-    windows: Sequence[int]
-    slots: torch.Tensor
+    kept: list[int]  # what is kept of it, see `NOTHING`
+    windows: list[int]  # token of the batch where its window starts; maybe outside, as in stock
+    slots: torch.Tensor  # where its states are kept, int64 of shape ``[batch]`` on the device
 
 
 class Tables(ABC):
-    """The tables of one bucket.
+    """The tables of one bucket, of `tokens`.
 
-    Attributes:
-        MOST: the most requests of a batch that tables of this kind hold.
-        tokens: the bucket.
-        requests: the most requests of a batch.
-        tracks: whether batches of this server may track states.
-        starts: ``query_start_loc``, int32 of shape ``[requests + 1]``.
-        blocks: request and block of each block of the convolution, int32 of shape
-            ``[most blocks, 2]``.
-        has_state: whether a request has a cached prefix, bool of shape ``[requests]``.
-        slots: where each request's states are, of shape ``[requests]``; `NOBODY` where none is.
-        layers: the layers that were captured on them.
-        alone: whether a batch that does not fit has no other graph.
-        has_one: whether the batch in them has a graph of its own, see `one_request`.
+    A batch has `requests` at most, and may track states if `tracks`. A `block` of the convolution
+    has so many tokens. The slots are as `slots_like`; all else is in one int32 tensor.
     """
 
-    MOST = 0
+    MOST = 0  # the most requests of a batch that tables of this kind hold
 
     def __init__(
         self, *, tokens: int, requests: int, block: int, tracks: bool, slots_like: torch.Tensor
     ) -> None:
-        """Allocate them.
-
-        Args:
-            tokens: the bucket, at least 1.
-            requests: the most requests of a batch; one never has more than it has tokens.
-            block: tokens of a block of the convolution.
-            tracks: whether batches may track states.
-            slots_like: slots of states as the pool gives them, for their dtype and device.
-        """
         self.tokens = tokens
-        self.requests = requests = max(1, min(tokens, requests))
+        self.requests = requests = max(1, min(tokens, requests))  # each request has a token
         self.tracks = tracks
         self._block = block
         sizes = self._sizes()
-        ends = np.cumsum([*sizes.values()])
-        self._parts = {
-            name: slice(int(end) - size, int(end))
-            for (name, size), end in zip(sizes.items(), ends, strict=True)
-        }
+        ends = dict(zip(sizes, accumulate(sizes.values()), strict=True))
+        self._parts = {name: slice(ends[name] - size, ends[name]) for name, size in sizes.items()}
         # One tensor for all parts: a fill is one copy.
-        self._packed = torch.zeros(int(ends[-1]), dtype=torch.int32, device=slots_like.device)
-        self.starts = self._view("starts")
-        self.blocks = self._view("blocks").view(-1, 2)
-        self.has_state = self._view("has_state").view(torch.bool)[:requests]
-        self.slots = slots_like.new_full((requests,), NOBODY)
+        self._packed = torch.zeros(sum(sizes.values()), dtype=torch.int32, device=slots_like.device)
+        self.starts = self._view("starts")  # ``query_start_loc``, of shape ``[requests + 1]``
+        self.blocks = self._view("blocks").view(-1, 2)  # request and block of each block
+        self.has_state = self._view("has_state").view(torch.bool)[:requests]  # has a cached prefix
+        self.slots = slots_like.new_full((requests,), NOBODY)  # where each request's states are
         self._destinations = self.slots.new_zeros(requests, dtype=torch.int64)
-        self.layers: list[int] = []
-        self.alone = True
-        self.has_one = False
-
-    # -- what the kinds of tables differ in ---------------------------------------------------
+        self.layers: list[int] = []  # those that were captured on these tables
+        self.alone = True  # whether a batch that does not fit has no other graph
+        self.has_one = False  # whether the batch has a graph of its own, see `one_request`
 
     @classmethod
     @abstractmethod
@@ -105,9 +78,9 @@ class Tables(ABC):
         """Why a backend's kernel can't run on these tables; None if it can."""
 
     @classmethod
-    def most(cls, modules: Any) -> int:
+    def most(cls, backend: Any, modules: Any) -> int:
         """The most requests of a batch; `modules` returns an imported module by its name."""
-        return cls.MOST
+        return min(cls.MOST, int(backend.req_to_token_pool.size))
 
     @staticmethod
     def rounds_alike(tokens: int, bucket: int) -> bool:
@@ -115,10 +88,7 @@ class Tables(ABC):
         return True
 
     def begin(self, backend: Any, forward_batch: Any, tokens: int) -> torch.Tensor:
-        """Prepare for a batch of so many tokens; returns where the states of its requests are.
-
-        Translates slots as stock does before its layers.
-        """
+        """Translate a batch's slots as stock does before its layers; returns the requests' own."""
         pool, translate = backend.req_to_token_pool, backend._translate_mamba_indices
         if forward_batch.mamba_track_indices is not None:
             forward_batch.mamba_track_indices = translate(forward_batch.mamba_track_indices)
@@ -136,10 +106,8 @@ class Tables(ABC):
     def keep_states(self, at_chunks: torch.Tensor, states: torch.Tensor) -> None:  # noqa: B027  (a kind need not)
         """Keep the tracked recurrent states within the graph.
 
-        Args:
-            at_chunks: states at the starts of chunks, of shape ``[1, chunks, heads, value, key]``.
-            states: the layer's states, of shape ``[slots, heads, value, key]``, after the layer has
-                written its own.
+        `at_chunks` has states at the starts of chunks, of shape ``[1, chunks, heads, value, key]``.
+        `states` has the layer's, of shape ``[slots, heads, value, key]``, after it wrote its own.
         """
 
     def _sizes(self) -> dict[str, int]:
@@ -153,8 +121,6 @@ class Tables(ABC):
             "total": 1,
         }
 
-    # -- all of them --------------------------------------------------------------------------
-
     def holds(self, tokens: int, requests: int) -> bool:
         """Whether a batch can be replayed, bit by bit; one without requests is an idle rank's."""
         if not tokens:
@@ -164,28 +130,23 @@ class Tables(ABC):
         return self.rounds_alike(tokens, self.tokens)
 
     def fill(
-        self,
-        lens: Sequence[int],
-        prefixes: Sequence[int],
-        slots: torch.Tensor,
-        tracked: Tracked | None,
+        self, lens: list[int], prefixes: list[int], slots: torch.Tensor, tracked: Tracked | None
     ) -> None:
         """Write a batch into the tables: one copy to the device for all of them, and no wait.
 
-        A request has `lens` new tokens behind those of its prefix. Its states are in `slots`, of
-        shape ``[batch]`` on the device.
+        A request has `lens` new tokens behind its prefix, and its states in `slots`, of shape
+        ``[batch]`` on the device.
 
         Raises:
             ValueError: the batch does not fit, or tracks states on a server that tracks none.
         """
-        if not self.holds(sum(lens), len(lens)):
+        count, tokens = len(lens), sum(lens)
+        if not self.holds(tokens, count):
             raise ValueError(
-                f"{len(lens)} requests of {sum(lens)} tokens do not fit {self.requests} of "
-                f"{self.tokens}"
+                f"{count} requests of {tokens} tokens do not fit {self.requests} of {self.tokens}"
             )
         if tracked is not None and not self.tracks:
             raise ValueError("a batch tracks states on a server that captured none")
-        count = len(lens)
         with host.staging(self._packed) as staged:
             parts = {name: staged[part] for name, part in self._parts.items()}
             self._write(parts, np.asarray(lens, dtype=np.int64), prefixes, tracked)
@@ -195,38 +156,26 @@ class Tables(ABC):
             self._destinations[:count].copy_(tracked.slots)
 
     def keep_windows(self, mixed: torch.Tensor, conv: torch.Tensor) -> None:
-        """Keep the tracked convolution windows.
+        """Keep the tracked windows of a layer's convolution.
 
-        Args:
-            mixed: the layer's input to the convolution, of shape ``[tokens, width]``.
-            conv: the layer's states of it, of shape ``[slots, width, window]``.
+        `mixed` is its input, of shape ``[tokens, width]``; `conv` has its states, of shape
+        ``[slots, width, window]``.
         """
         if self.tracks:
             width, window = conv.shape[1:]
-            grid = (self.requests, triton.cdiv(width, track_copies.WINDOW_WIDTH))
-            track_copies.windows[grid](
-                mixed,
-                conv,
-                self._view("kept"),
-                self._view("window"),
-                self._destinations,
-                self._view("total"),
-                *mixed.stride(),
-                *conv.stride(),
-                width,
-                WINDOW=window,
-                WIDTH=track_copies.WINDOW_WIDTH,
+            grid = (self.requests, triton.cdiv(width, WINDOW_WIDTH))
+            copy_windows[grid](
+                *(mixed, conv, self._view("kept"), self._view("window"), self._destinations),
+                *(self._view("total"), *mixed.stride(), *conv.stride(), width),
+                window=window,
+                part=WINDOW_WIDTH,
             )
 
     def _view(self, name: str) -> torch.Tensor:
         return self._packed[self._parts[name]]
 
     def _write(
-        self,
-        parts: dict[str, Any],
-        lens: Any,
-        prefixes: Sequence[int],
-        tracked: Tracked | None,
+        self, parts: dict[str, Any], lens: Any, prefixes: list[int], tracked: Tracked | None
     ) -> None:
         count = len(lens)
         parts["starts"][:] = cumulated(lens, self.requests)  # further requests have no tokens
@@ -235,7 +184,7 @@ class Tables(ABC):
         states = parts["has_state"].view(np.uint8)
         states[:count] = np.asarray(prefixes, dtype=np.int64) > 0
         states[count:] = 0
-        parts["kept"][:] = track_copies.NOTHING
+        parts["kept"][:] = NOTHING
         if tracked is not None:
             parts["kept"][:count] = tracked.kept
             parts["window"][:count] = tracked.windows
@@ -253,3 +202,64 @@ def enumerate_rows(table: Any, counts: Any, unused: tuple[int, int]) -> None:
     pairs[:used, 0] = np.repeat(np.arange(len(counts)), counts)
     pairs[:used, 1] = np.arange(used) - np.repeat(np.cumsum(counts) - counts, counts)
     pairs[used:] = unused
+
+
+# Stock selects the tracked rows first, so the shapes of its copies are the batch's, and a graph
+# can't hold them. Here the grids are of fixed size: each row holds what of it is kept, and a row
+# without anything to keep returns. Nothing is computed: values are copied, and rounded to the
+# states' dtype as stock's assignment does.
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def copy_windows(
+    mixed,
+    conv,
+    kept,
+    starts,
+    slots,
+    total,
+    token_stride,
+    input_stride,
+    slot_stride,
+    width_stride,
+    window_stride,
+    width,
+    window: tl.constexpr,
+    part: tl.constexpr,
+):
+    """Copy the convolution window of each tracked row: see `Tables.keep_windows`."""
+    row = tl.program_id(0)
+    if tl.load(kept + row) == 0:
+        return
+    slot = tl.load(slots + row).to(tl.int64)
+    start = tl.load(starts + row)
+    last = tl.load(total) - 1  # tokens outside of the batch are its first or last, as in stock
+    at = tl.program_id(1) * part + tl.arange(0, part)
+    is_there = at < width
+    for position in tl.static_range(window):
+        token = tl.minimum(tl.maximum(start + position, 0), last).to(tl.int64)
+        value = tl.load(mixed + token * token_stride + at * input_stride, mask=is_there)
+        to = conv + slot * slot_stride + at * width_stride + position * window_stride
+        tl.store(to, value.to(conv.dtype.element_ty), mask=is_there)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def copy_states(
+    at_chunks, states, kept, own, slots, chunk_stride, slot_stride, size, part: tl.constexpr
+):
+    """Copy the recurrent state of each tracked row: see `Tables.keep_states`."""
+    row = tl.program_id(0)
+    what = tl.load(kept + row)
+    if what == 0:
+        return
+    slot = tl.load(slots + row).to(tl.int64)
+    at = tl.program_id(1) * part + tl.arange(0, part)
+    is_there = at < size
+    to = states + slot * slot_stride + at
+    if what == 1:
+        source = tl.load(own + row).to(tl.int64)
+        tl.store(to, tl.load(states + source * slot_stride + at, mask=is_there), mask=is_there)
+    else:
+        chunk = (what - 2).to(tl.int64)
+        value = tl.load(at_chunks + chunk * chunk_stride + at, mask=is_there)
+        tl.store(to, value.to(states.dtype.element_ty), mask=is_there)

@@ -13,6 +13,8 @@ from typing import Any
 
 from ....model.declaration import Declaration
 from ....model.patch import of
+from .. import host_split
+from ..host_split import GIGABYTE, Cells, Pools
 from ..proven import STATES
 
 _MEMORY = "sglang.srt.mem_cache"
@@ -52,13 +54,13 @@ VARIABLE = "SGLANG_PERF_PATCHES_TOKENS_PER_STATE"
 """Set by an operator: how many tokens of KV a cached state comes with."""
 
 _TESTED = {
-    "hicache_write_policy": ("write_through",),
-    "hicache_storage_backend": (None,),
-    "hicache_host_memory_mode": ("cache",),
-    "hicache_mem_layout": ("page_first",),
-    "hicache_io_backend": ("kernel",),
+    "hicache_write_policy": "write_through",
+    "hicache_storage_backend": None,
+    "hicache_host_memory_mode": "cache",
+    "hicache_mem_layout": "page_first",
+    "hicache_io_backend": "kernel",
 }
-"""Argument of the hierarchical cache → values with which the patch was tested."""
+"""Argument of the hierarchical cache → the value with which the patch was tested."""
 
 
 @PATCH.setup()
@@ -70,14 +72,10 @@ def setup(patch):
 @PATCH.replaces(f"{_ASSEMBLER}:build_hybrid_mamba_stack")
 def build_hybrid_mamba_stack(*, patch, stock, **kwargs):
     memory = patch.state.context.get_memory()
-    tokens = tokens_per_state()
-    reason = unserved(kwargs, memory) or (tokens if isinstance(tokens, str) else None)
-    planned = None
-    if reason is None and isinstance(tokens, int):
-        planned = plan(kwargs, memory, tokens)
-        reason = None if planned else "the host's pools are smaller than the device's"
+    reason = unserved(kwargs, memory)
+    planned = None if reason else plan(kwargs, memory)
     if planned is None:
-        patch.gate(reason or "")
+        patch.gate(reason or "the host's pools are smaller than the device's")
         return stock(**kwargs)
     patch.ran.seen = True
     patch.state.sizes = planned
@@ -99,21 +97,14 @@ def init(self, pool, ratio, size, *args, patch, stock, **kwargs):
     stock(self, pool, ratio, sizes[1] if sizes else size, *args, **kwargs)
 
 
-def tokens_per_state() -> int | str:
-    """The number in `VARIABLE`; if there is none, a text with the reason."""
-    text = os.environ.get(VARIABLE, "").strip()
-    if not text:
-        return f"{VARIABLE} is not given"
-    return int(text) if text.isdecimal() and int(text) else f"{VARIABLE} is no number above 0"
-
-
 def unserved(kwargs: dict[str, Any], memory: Any) -> str | None:
     """Why a server gets stock's pools; None if it gets other sizes."""
-    for name, values in _TESTED.items():
+    for name, tested in _TESTED.items():
         value = getattr(memory, name)
-        if value not in values:
+        if value != tested:
             return f"it was not tested with {name}={value}"
-    cached, kv = kwargs["params"].token_to_kv_pool_allocator.get_kvcache(), _kv(kwargs)
+    cached = kwargs["params"].token_to_kv_pool_allocator.get_kvcache()
+    kv = kwargs["decls"][0].device_pool  # the first one that the arguments declare
     for pool, name in ((cached, "HybridLinearKVPool"), (kv, "MHATokenToKVPool")):
         # Sparse attention keeps indices besides; latent KV and that of 4 bits have other pools.
         if type(pool).__name__ != name:
@@ -122,23 +113,21 @@ def unserved(kwargs: dict[str, Any], memory: Any) -> str | None:
         return "slots hold more than states"
     if kv.post_capture_active:
         return "pools get their sizes after graphs were captured"
-    return None
+    tokens = os.environ.get(VARIABLE, "").strip()
+    if not tokens:
+        return f"{VARIABLE} is not given"
+    return None if tokens.isdecimal() and int(tokens) else f"{VARIABLE} is no number above 0"
 
 
-def plan(kwargs: dict[str, Any], memory: Any, tokens: int) -> tuple[float, float] | None:
-    """Gigabytes for KV and states, with `tokens` of KV for each state; None for stock's."""
-    from .. import host_split
-    from ..host_split import GIGABYTE, Cells, Pools
-
-    kv, states = _kv(kwargs), kwargs["mamba_pool"]
+def plan(kwargs: dict[str, Any], memory: Any) -> tuple[float, float] | None:
+    """Gigabytes for KV and states, with `VARIABLE` tokens of KV a state; None for stock's."""
+    kv, states = kwargs["decls"][0].device_pool, kwargs["mamba_pool"]
     cells = Cells(state_bytes(states), kv_bytes(kv))
     device = Pools(int(states.size), int(kv.size))
     size = memory.hicache_size
-    stocks = host_split.stock(
-        cells, device, ratio=0 if size else memory.hicache_ratio, gigabytes=size
-    )
+    stocks = host_split.stock(cells, device, ratio=memory.hicache_ratio, gigabytes=size)
     total = int(size * GIGABYTE) if size else stocks.bytes(cells)
-    pools = host_split.divided(cells, total, device, tokens)
+    pools = host_split.divided(cells, total, device, int(os.environ[VARIABLE]))
     if pools is None:
         return None
     logger.info(
@@ -157,8 +146,3 @@ def state_bytes(pool: Any) -> int:
     """Bytes of one slot, over all layers of a pool."""
     cache = pool.mamba_cache
     return sum(int(rows[:, 0].nbytes) for rows in (*cache.conv, cache.temporal))
-
-
-def _kv(kwargs: dict[str, Any]) -> Any:
-    """The device's pool of KV: the first one that the arguments declare."""
-    return kwargs["decls"][0].device_pool

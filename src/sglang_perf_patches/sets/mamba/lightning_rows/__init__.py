@@ -43,8 +43,6 @@ PATCH.on(
     ),
 )
 
-_KEPT = "_sglang_perf_patches_kept"
-
 
 @PATCH.setup()
 def setup(patch):
@@ -113,7 +111,7 @@ def _prepare_seg_la_track_store(self, forward_batch, metadata, *, patch, stock):
         if known is None:
             return stock(self, batch, metadata)
         patch.ran.seen = True
-        if not host.knows_tracked(known):
+        if not known.keys() >= host.TRACKED.keys():
             return stock(self, batch, metadata)
         on_cpu, asked = copy.copy(metadata), copy.copy(batch)
         on_cpu.track_ssm_h_dst = torch.arange(slots.numel(), dtype=slots.dtype)
@@ -132,7 +130,7 @@ def _prepare_seg_la_track_store(self, forward_batch, metadata, *, patch, stock):
 
 def _kept(metadata, name, key, make):
     """`make(key)`, called once for each metadata, that is for each forward."""
-    kept = metadata.__dict__.setdefault(_KEPT, {})
+    kept = metadata.__dict__.setdefault("_sglang_perf_patches_kept", {})
     if name not in kept or kept[name][0] is not key:
         kept[name] = (key, make(key))
     return kept[name][1]

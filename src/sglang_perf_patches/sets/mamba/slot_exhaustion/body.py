@@ -18,33 +18,33 @@ from typing import Any
 from weakref import WeakSet
 
 from ....model.patching import Patching
-from ..request_slots import holder
-from . import ADDER, COMPONENT, PATCH, POLICY, POOLS, RADIX, TREES, UNIFIED, of_component
+from ..references import holder
+from . import ADDER, PATCH, POLICY, POOLS, RADIX, TREES, UNIFIED, of_component
 
 logger = logging.getLogger("sglang_perf_patches")
 
-_SAYS = "Can not alloc mamba cache"
-"""What stock's assertion says if a prefix cache finds no slot, in all releases."""
-
 
 class _NoSlot(Exception):
-    """A request's slots are not there: raised out of the point at which stock admits it."""
+    """A request's slots are not there: raised at the last point before stock admits it.
+
+    All other reasons to refuse come before that point, so stock's own answers stay as they are.
+    """
 
 
 @PATCH.setup()
 def setup(patch):
     state = patch.state
     # Requests that matched a prefix whose state could not be copied for them. Stock would prefill
-    # such a request after its prefix with an empty state. So it is not admitted. A match is
-    # followed by the request's admission or refusal, in the same round of the scheduler; until then
-    # the patch must not be taken off.
+    # such a request after its prefix with an empty state, so it is not admitted. A match is
+    # followed by admission or refusal in the same round of the scheduler; until then the patch must
+    # not be taken off.
     waiting: WeakSet[Any] = WeakSet()
     state.waiting = waiting
     patch.drain(lambda: not waiting, "a request without a slot has been refused")
     state.answers = patch.module(POLICY).AddReqResult
     state.with_slots = patch.module(POOLS).HybridReqToTokenPool
     state.eviction = patch.module(TREES).EvictParams
-    state.admitting = []  # one at most
+    state.admitting = None
     state.slots_stay = state.loads = False
 
 
@@ -102,20 +102,14 @@ def prepare_for_caching_req(self, req, insert_params, token_ids_len, is_finished
         return 0  # tokens to cache, which is what stock returns if it tracked no state
 
 
-@PATCH.replaces(f"{COMPONENT['0.5.16']}.finalize_match_result", releases="0.5.16")
+@PATCH.replaces(of_component("finalize_match_result", "0.5.16"))
 def finalize_match_result(self, result, params, *args, patch, stock):
     if _has_storage(self.cache):
         return stock(self, result, params, *args)
     return _matched(patch, params, lambda given: stock(self, result, given, *args))
 
 
-@PATCH.replaces(
-    {
-        spans: name
-        for spans, name in of_component("finalize_match_result_in_cache").items()
-        if spans != "0.5.16"
-    }
-)
+@PATCH.replaces(of_component("finalize_match_result_in_cache", "0.5.17 … 0.5.19", "0.5.20 …"))
 def finalize_match_result_in_cache(self, params, *args, patch, stock):
     if _has_storage(self.cache):
         return stock(self, params, *args)
@@ -143,7 +137,8 @@ def _has_storage(tree: Any) -> bool:
 
 
 def _is_exhausted(error: AssertionError) -> bool:
-    return str(error) == _SAYS
+    """Whether a prefix cache found no slot: stock says so in these words in all releases."""
+    return str(error) == "Can not alloc mamba cache"
 
 
 # -- admission -----------------------------------------------------------------------------------
@@ -151,21 +146,11 @@ def _is_exhausted(error: AssertionError) -> bool:
 
 @dataclass
 class _Admission:
-    """Of a request that is being admitted.
-
-    Attributes:
-        adder: that admits it.
-        before: slots that could be had before stock locked the prefix that the request matched.
-        loaded: whether its state comes back from the host. Its slots were counted before that.
-    """
+    """Of a request that is being admitted."""
 
     adder: Any
-    before: int
-    loaded: bool = False
-
-
-# A request is refused at the last point before stock admits it. All other reasons to refuse come
-# before that point, so stock's own answers stay as they are.
+    before: int  # slots that could be had before stock locked the prefix that it matched
+    loaded: bool = False  # its state comes back from the host; its slots were counted before that
 
 
 def _serves(patch: Patching, adder: Any) -> bool:
@@ -183,7 +168,7 @@ def _serves(patch: Patching, adder: Any) -> bool:
 def add_one_req(self, req, has_chunked_req, truncation_align_size, *, patch, stock):
     state = patch.state
     if state.loads and _serves(patch, self):
-        state.admitting[:] = [_Admission(self, obtainable(self.tree_cache))]
+        state.admitting = _Admission(self, obtainable(self.tree_cache))
     try:
         answer = stock(self, req, has_chunked_req, truncation_align_size)
         # An admitted request is the last of the list; any other was refused.
@@ -195,7 +180,7 @@ def add_one_req(self, req, has_chunked_req, truncation_align_size, *, patch, sto
         _return_slot(self.tree_cache.req_to_token_pool, req)
     finally:
         state.waiting.discard(req)
-        state.admitting.clear()
+        state.admitting = None
     # NO_TOKEN makes the scheduler mark its batch as full, until a running request ends. With
     # nothing running no request ends, and some releases would never try again.
     if self.can_run_list or (self.running_batch is not None and self.running_batch.reqs):
@@ -205,16 +190,23 @@ def add_one_req(self, req, has_chunked_req, truncation_align_size, *, patch, sto
     return state.answers.OTHER
 
 
-def _lacks(patch: Patching, adder: Any, req: Any) -> bool:
-    admitting = patch.state.admitting
-    if not _serves(patch, adder) or (admitting and admitting[0].loaded):
+def _lacks_slots(patch: Patching, adder: Any, req: Any) -> bool:
+    """Whether the pool has too few slots for this request and those admitted before it.
+
+    Called while the node that the request matched is locked, as it will be after admission: its
+    state can't be evicted then, so it must not count as obtainable.
+    """
+    state, tree = patch.state, adder.tree_cache
+    if not _serves(patch, adder) or (state.admitting and state.admitting.loaded):
         return False
-    return _lacks_slots(adder, req, patch.state.waiting)
+    pool = tree.req_to_token_pool
+    others = [each for each in adder.can_run_list if each is not req]
+    return req in state.waiting or needed(pool, [*others, req]) > obtainable(tree)
 
 
 @PATCH.replaces(f"{ADDER}._req_inc_lock_ref", releases="… 0.5.19")
 def _req_inc_lock_ref(self, req, *, patch, stock):
-    if _lacks(patch, self, req):
+    if _lacks_slots(patch, self, req):
         # These releases add the request to their lists just before they lock its node.
         self.can_run_list.remove(req)
         if self.new_chunked_req is req:
@@ -225,43 +217,31 @@ def _req_inc_lock_ref(self, req, *, patch, stock):
 
 @PATCH.replaces(f"{ADDER}._commit_prefill_admission", releases="0.5.20 …")
 def _commit_prefill_admission(self, req, admission, mamba_gap_reserve, *, patch, stock):
-    if _lacks(patch, self, req):
+    if _lacks_slots(patch, self, req):
         raise _NoSlot
     return stock(self, req, admission, mamba_gap_reserve)
 
 
 @PATCH.replaces(f"{UNIFIED}.load_back", releases="0.5.17 …")
 def load_back(self, node_id, mem_quota, req, *, patch, stock):
-    admitting = patch.state.admitting
+    admission = patch.state.admitting
     # Only a state takes slots; the match knows whether one comes.
-    if not (admitting and req is not None and req.mamba_host_hit_length):
+    if not (admission and req is not None and req.mamba_host_hit_length):
         return stock(self, node_id, mem_quota, req)
-    refused = _lacks_slots_to_load(admitting[0], req)
+    refused = _lacks_slots_to_load(admission, req)
     patch.ran.seen |= refused
-    admitting[0].loaded = not refused and bool(stock(self, node_id, mem_quota, req))
-    if not admitting[0].loaded:
+    admission.loaded = not refused and bool(stock(self, node_id, mem_quota, req))
+    if not admission.loaded:
         _copy_last_on_device(self, req)
-    return admitting[0].loaded
-
-
-def _lacks_slots(adder: Any, req: Any, waiting: WeakSet[Any]) -> bool:
-    """Whether the pool has too few slots for this request and those admitted before it.
-
-    Called while the node that the request matched is locked, as it will be after admission: its
-    state can't be evicted then, so it must not count as obtainable.
-    """
-    tree = adder.tree_cache
-    pool = tree.req_to_token_pool
-    others = [each for each in adder.can_run_list if each is not req]
-    return req in waiting or needed(pool, [*others, req]) > obtainable(tree)
+    return admission.loaded
 
 
 def _lacks_slots_to_load(admission: _Admission, req: Any) -> bool:
     """Whether stock would die where a request's state comes back from the host.
 
-    It takes the request's slot first and asserts that it got one. Then it takes one for the cache,
-    and calls the load off if it gets none; but it asserts again when the batch gets its slots.
-    Once the state is there its node is locked instead of the one that the request matched.
+    It asserts that it gets a slot for the request. Then it takes one for the cache, and calls the
+    load off if it gets none; but it asserts again when the batch gets its slots. Once the state is
+    there its node is locked instead of the one that the request matched.
     """
     adder = admission.adder
     tree, left = adder.tree_cache, adder.rem_chunk_tokens
@@ -294,12 +274,7 @@ def _copy_last_on_device(tree: Any, req: Any) -> None:
 
 
 def needed(pool: Any, reqs: Sequence[Any]) -> int:
-    """Slots that the pool will take for requests in `HybridReqToTokenPool.alloc`.
-
-    Args:
-        pool: a ``HybridReqToTokenPool``.
-        reqs: of a batch that is being made.
-    """
+    """Slots that a ``HybridReqToTokenPool`` will take in its ``alloc`` for a batch's requests."""
     tracked = 0
     if pool.enable_mamba_extra_buffer:
         tracked = pool.mamba_ping_pong_track_buffer_size

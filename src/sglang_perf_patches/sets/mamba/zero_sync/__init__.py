@@ -28,17 +28,12 @@ PATCH = Declaration(
 )
 
 
-@PATCH.setup()
-def setup(patch):
-    from .. import host
-
-    patch.state.is_prefill = host.is_prefill
-
-
 @PATCH.replaces(f"{BASE}._forward_metadata")
 def _forward_metadata(self, forward_batch, *, patch, stock):
+    from ..host import is_prefill
+
     mask = forward_batch.mamba_track_mask
-    if mask is not None and patch.state.is_prefill(forward_batch):
+    if mask is not None and is_prefill(forward_batch):
         patch.ran.seen = True
         _keep_answers(mask)
     return stock(self, forward_batch)

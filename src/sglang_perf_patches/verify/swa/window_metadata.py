@@ -35,10 +35,9 @@ MODES = ("replayed", "decode", "extend", "mixed")
 
 @dataclass(frozen=True)
 class Step:
-    """A batch.
+    """A batch, in one of `MODES`: a graph's replay, or a forward without a graph.
 
     Attributes:
-        mode: one of `MODES`: the metadata of a graph's replay, or of a forward without a graph.
         lengths: of each request's KV in front of what is computed; in a decode with it.
         new: how many tokens of each are computed, in a prefill.
         padding: rows that a graph is padded with.
@@ -52,12 +51,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Play:
-    """Batches on one backend.
+    """Batches on one backend: what one leaves in a buffer is there when the next comes.
 
     Attributes:
-        steps: one after the other: what one leaves in a buffer is there when the next comes.
-        window: in tokens.
-        page: in tokens.
+        window: in tokens, as `page`.
         windowed: tokens of the window pool for each of the full one; 0 for no window pool.
         seed: of slots, KV and queries.
     """
@@ -99,20 +96,18 @@ def _step(random: Random, window: int) -> Step:
 
 
 class Windows:
-    """A backend, and what it reads.
-
-    Attributes:
-        wanted: see `Play`.
-        backend: the real ``TritonAttnBackend``.
-        arguments: of the server.
-    """
+    """The real ``TritonAttnBackend``, and what it reads."""
 
     def __init__(self, wanted: Play, device: str | None = None) -> None:
-        """Build everything; inside of `furnished`."""
+        """Build everything, within `furnished`.
+
+        Tensors are where `device` begins: the tests name the CPU otherwise, to count what would
+        wait for it.
+        """
         self.wanted = wanted
         self._device = device or stock.device()
+        self._where = self._device.partition(":")[0]
         self._noise = torch.Generator().manual_seed(wanted.seed)
-        self.arguments = arguments(wanted)
         self.pool, self.allocator = self._pools()
         self.runner = self._runner()
         self.backend: Any = triton_backend.TritonAttnBackend(self.runner)
@@ -126,11 +121,6 @@ class Windows:
             layer_id=LAYER,
             sliding_window_size=wanted.window,
         )
-
-    @property
-    def _where(self) -> str:
-        """Where tensors are: the tests name the CPU otherwise, to count what would wait for it."""
-        return self._device.partition(":")[0]
 
     def capture(self, step: Step) -> None:
         """Make the backend prepare the capture of a graph for batches like this one."""
@@ -214,46 +204,27 @@ class Windows:
         return forward_batch(self.runner, mode, rows, lengths, **fields)
 
     def _pools(self) -> tuple[Any, Any]:
-        """A pool of each kind, filled, and their allocator; a plain one where there is none."""
-        wanted = self.wanted
-        tokens = ROWS * CONTEXT
-        ratio = wanted.windowed or 1.0
-        pages = int(tokens * ratio) // wanted.page
-        pool, allocator = stock.window_pools(
-            tokens,
-            pages * wanted.page,
-            wanted.page,
-            torch.float32,
-            heads=KV_HEADS,
-            head_dim=HEAD_DIM,
-            device=self._where,
-        )
-        for part in (allocator.full_attn_allocator, allocator.swa_attn_allocator):
-            order = torch.randperm(len(part.free_pages), generator=self._noise)
-            part.free_pages = part.free_pages[order.to(self._where)]
-        for part in (pool.full_kv_pool, pool.swa_kv_pool):
-            for buffer in (*part.k_buffer, *part.v_buffer):
-                buffer.copy_(self._random(*buffer.shape).to(buffer.dtype))
-        return pool, allocator
+        tokens, page = ROWS * CONTEXT, self.wanted.page
+        windowed = int(tokens * (self.wanted.windowed or 1.0)) // page * page
+        shape = {"heads": KV_HEADS, "head_dim": HEAD_DIM, "device": self._where}
+        return filled_pools(tokens, windowed, page, torch.float32, self._noise, **shape)
 
     def _runner(self) -> NoneByDefault:
         tokens = ROWS * CONTEXT
         full = self.allocator.full_attn_allocator.alloc(tokens).to(torch.int64)
         windowed = self.allocator.swa_attn_allocator.alloc(self.pool.size_swa)
         some = torch.randperm(tokens, generator=self._noise)[: len(windowed)].to(self._where)
-        self.allocator.full_to_swa_index_mapping[full[some[: len(windowed)]]] = windowed[
-            : len(some)
-        ].to(torch.int64)
+        windowed = windowed[: len(some)].to(torch.int64)
+        self.allocator.full_to_swa_index_mapping[full[some]] = windowed
         table = full.view(ROWS, CONTEXT).to(torch.int32).contiguous()
         rows = NoneByDefault(size=ROWS, req_to_token=table)
         pool, allocator = self.pool, self.allocator
         if not self.wanted.windowed:
             # As a model has it whose window pool is off: both kinds of layers in one pool.
-            pool, allocator = pool.full_kv_pool, NoneByDefault(get_kvcache=NoneByDefault)
-            allocator.__class__ = Plain
+            pool, allocator = pool.full_kv_pool, Plain(get_kvcache=NoneByDefault)
         self.pool = pool
         runner = rig.model_runner(
-            self.arguments,
+            arguments(self.wanted),
             context=CONTEXT,
             requests=ROWS,
             device=self._device,
@@ -273,8 +244,22 @@ class Plain(NoneByDefault):
         raise AttributeError(name)
 
 
-def arguments(wanted: Play) -> NoneByDefault:
-    """The options of a server without speculation."""
+def filled_pools(
+    full: int, windowed: int, page: int, dtype: Any, noise: torch.Generator, **shape: Any
+) -> tuple[Any, Any]:
+    """As `stock.window_pools`, with noise for KV, and pages that are given in any order."""
+    pool, allocator = stock.window_pools(full, windowed, page, dtype, **shape)
+    for part in (allocator.full_attn_allocator, allocator.swa_attn_allocator):
+        order = torch.randperm(len(part.free_pages), generator=noise)
+        part.free_pages = part.free_pages[order.to(part.free_pages.device)]
+    for part in (pool.full_kv_pool, pool.swa_kv_pool):
+        for buffer in (*part.k_buffer, *part.v_buffer):
+            buffer.copy_(torch.randn(*buffer.shape, generator=noise))
+    return pool, allocator
+
+
+def arguments(wanted: Any) -> NoneByDefault:
+    """The options of a server without speculation: of a play's `page`, and whether `windowed`."""
     return rig.server_args(
         page_size=wanted.page,
         triton_attention_num_kv_splits=2,

@@ -119,12 +119,11 @@ def broken(names: list[str], selection: str, job: str, arguments: dict[str, Any]
 @contextlib.contextmanager
 def _out_of_work(names: list[str]) -> Iterator[None]:
     from sglang_perf_patches.sets.swa import idle_admission, page_size_1, tail_allocation
-    from sglang_perf_patches.sets.swa.page_size_1 import host_copies
     from sglang_perf_patches.sets.swa.tail_prealloc import body as tail_prealloc
     from sglang_perf_patches.sets.swa.tail_prealloc import cpu_copy
 
     modules = (
-        *(cpu_copy, host_copies, idle_admission),
+        *(cpu_copy, idle_admission),
         *(page_size_1, tail_allocation, tail_prealloc),
     )
     with contextlib.ExitStack() as stack:

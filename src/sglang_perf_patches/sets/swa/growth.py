@@ -7,19 +7,18 @@ from typing import Any
 from .window import ceil_align
 
 NEVER = 1 << 40
-"""Of `eviction_interval`: more steps than any request decodes."""
+"""More steps than any request decodes."""
 
 
 def bound(queue: Any) -> int:
     """The most sliding-window KV that a request holds while it decodes, in tokens, whole pages.
 
     Its window, what it decodes until stock evicts again, the page that the window begins in, and
-    the page before it, where stock keeps that too. Plus one token for overlap scheduling, where
-    stock evicts before the last step's token is known. With speculative decoding a step decodes as
-    many tokens as are drafted, and has slots for the steps in flight instead, as
-    ``compute_swa_request_cap`` (0.5.21 and later) counts them. From 0.5.14 to 0.5.17 stock evicts
-    in every n-th step of the server: a request that does not decode in that step holds more for a
-    while.
+    the page before it, where stock keeps that too. Plus one token, as with overlap scheduling stock
+    evicts before the last step's token is known. A speculative step decodes as many tokens as are
+    drafted, and has slots for the steps in flight instead, as ``compute_swa_request_cap`` (0.5.21
+    and later) counts them. From 0.5.14 to 0.5.17 stock evicts in every n-th step of the server: a
+    request that does not decode in that step holds more for a while.
     """
     if "_swa_bound" not in vars(queue):
         page = queue.token_to_kv_pool_allocator.page_size

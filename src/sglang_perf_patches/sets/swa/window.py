@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
@@ -18,9 +17,8 @@ window pool, and copies that stock can't load, so the rule stays for as long as 
 
 def stay_with_queues(patching: Patching) -> None:
     """Keep the patch on while a queue is left that `serve_by_window` was told of."""
-    patching.drain(
-        lambda: not len(_BY_WINDOW), "no queue is left that reserves windows by its rule"
-    )
+    waits_for = "no queue is left that reserves windows by its rule"
+    patching.drain(lambda: not len(_BY_WINDOW), waits_for)
 
 
 def serve_by_window(queue: Any) -> None:
@@ -29,25 +27,19 @@ def serve_by_window(queue: Any) -> None:
 
 
 def unserved(queue: Any) -> str | None:
-    """Why a decode prealloc queue is left to stock's code; None if the patches serve it."""
-    return unserved_by_tails(queue) or _unpriced(queue)
+    """Why a decode prealloc queue is left to stock's code; None if the patches serve it.
 
-
-def serving(patching: Patching, mark: str) -> Callable[[Any], bool]:
-    """A function that says whether a queue is supported; if not, it gates the patch.
-
-    The queue keeps the answer in the attribute `mark`.
+    Their own admission arithmetic knows one running batch.
     """
-
-    def serves(queue: Any) -> bool:
-        if mark not in vars(queue):
-            reason = unserved(queue)
-            setattr(queue, mark, reason is None and queue._uses_swa_tail_prealloc())
-            if reason is not None:
-                patching.gate(reason)
-        return bool(getattr(queue, mark))
-
-    return serves
+    if reason := unserved_by_tails(queue):
+        return reason
+    if _width(queue.scheduler, "pp_size") > 1:
+        return "pipeline parallelism is on"
+    # One is what the other is, or implies it: each release has its own words for it.
+    widths = (_width(queue.scheduler, name) for name in ("dp_size", "attn_dp_size", "dwdp_size"))
+    if queue.draft_token_to_kv_pool is not None and max(widths) > 1:
+        return "data parallelism with a draft model is on"
+    return None
 
 
 def unserved_by_tails(queue: Any) -> str | None:
@@ -70,40 +62,22 @@ def unserved_by_tails(queue: Any) -> str | None:
         return "the model has no sliding window"
     if getattr(scheduler, "enable_hisparse", False):
         return "hisparse is on"
-    if shares_prefixes(queue.tree_cache):
+    cache = queue.tree_cache
+    if getattr(cache, "supports_prefix_sharing", lambda: not cache.is_chunk_cache())():
         return "the decode radix cache is on"
     if getattr(scheduler, "decode_offload_manager", None) is not None:
         return "decode KV offload is on"
     return None
 
 
-def _unpriced(queue: Any) -> str | None:
-    """Why our own admission arithmetic, which knows one running batch, does not hold."""
-    if _width(queue.scheduler, "pp_size") > 1:
-        return "pipeline parallelism is on"
-    # One is what the other is, or implies it: each release has its own words for it.
-    ranks = ("dp_size", "attn_dp_size", "dwdp_size")
-    if queue.draft_token_to_kv_pool is not None and any(
-        _width(queue.scheduler, name) > 1 for name in ranks
-    ):
-        return "data parallelism with a draft model is on"
-    return None
-
-
 def _width(scheduler: Any, name: str) -> int:
-    """A size of the server, such as ``dp_size``, as the release resolved it; 1 if it has none.
-
-    From 0.5.17 on the process's context has what was resolved; what a scheduler has are the
-    arguments as they were given.
-    """
+    """A size of the server, such as ``dp_size``, as it was resolved (see `growth.setting`)."""
     try:
-        from sglang.srt import runtime_context
-    except ImportError:
+        from sglang.srt.runtime_context import get_context
+
+        holder = get_context().config_bag("parallel")
+    except (ImportError, AttributeError):  # up to 0.5.16
         holder = scheduler.server_args
-    else:
-        context: Any = getattr(runtime_context, "get_context", lambda: None)()
-        has_groups = hasattr(context, "config_bag")
-        holder = context.config_bag("parallel") if has_groups else scheduler.server_args
     return int(getattr(holder, name, None) or 1)
 
 
@@ -118,26 +92,16 @@ def idle(queue: Any) -> bool:
         or queue.retracted_queue
         or (batch and batch.reqs)
     )
-    if busy:
-        return False
-    whole: int = allocator.size_swa // allocator.page_size * allocator.page_size
-    return bool(allocator.swa_available_size() == whole)
-
-
-def shares_prefixes(tree_cache: Any) -> bool:
-    """Whether a prefix cache keeps KV beyond the life of a request."""
-    if hasattr(tree_cache, "supports_prefix_sharing"):
-        return bool(tree_cache.supports_prefix_sharing())
-    return not tree_cache.is_chunk_cache()
+    whole = allocator.size_swa // allocator.page_size * allocator.page_size
+    return not busy and bool(allocator.swa_available_size() == whole)
 
 
 def wanted(decode: Any, req: Any, held: int) -> int:
-    """Sliding-window tokens that stock's rule wants for a request until it ends.
+    """Sliding-window tokens that stock's rule wants until the end of a request.
 
     `held` is what it holds when it is admitted, in tokens.
     """
-    new: int = min(req.sampling_params.max_new_tokens, decode.CLIP_MAX_NEW_TOKEN)
-    return held + new
+    return held + int(min(req.sampling_params.max_new_tokens, decode.CLIP_MAX_NEW_TOKEN))
 
 
 def ceil_align(length: int, page_size: int) -> int:

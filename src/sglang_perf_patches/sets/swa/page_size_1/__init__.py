@@ -6,6 +6,9 @@ Upstream's condition (`_uses_swa_tail_prealloc`, unchanged from 0.5.12 on) wants
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from ....model.declaration import Declaration, gains
 from ....model.patch import of
 from ....model.patching import MISSING
@@ -25,7 +28,6 @@ from ..references import (
 )
 from ..tail_allocation import record_evicted, tail_only
 from ..window import fill_length, serve_by_window, stay_with_queues, unserved, unserved_by_tails
-from .host_copies import Kept, in_tensors
 
 _CACHE = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
 _COPIES = {
@@ -96,10 +98,7 @@ def setup_with_our_rule(patch):
 @PATCH.replaces(_GATE, releases=_BEFORE, adds=True)
 @PATCH.replaces(_GATE, releases=_SINCE)
 def uses_swa_tail_prealloc(self, *, patch, stock):
-    """Whether this queue sizes sliding-window KV by the window.
-
-    Decided once for page size 1, because stock checks several times for each request of each step.
-    """
+    """Whether this queue sizes sliding-window KV by the window; decided once for page size 1."""
     if self.token_to_kv_pool_allocator.page_size > 1:
         return stock is not MISSING and bool(stock(self))
     if "_swa_tail_served_unpaged" not in vars(self):
@@ -140,9 +139,30 @@ def alloc_for_decode_prealloc(allocator, *, patch, stock, **kwargs):
     return slots
 
 
+# From 0.5.19 on a decode server backs retracted KV up in a host pool of 0.2 of the device's, and
+# aborts a request that does not fit. On 0.5.18 that pool is as large as the device's, and a request
+# that does not fit ends the scheduler. With tails more requests run, so more may be retracted than
+# stock's few ever fill that pool with. It is kept as tensors, as releases before 0.5.18 do.
+#
+# While a request is retracted stock admits none. So what is kept is at most the KV of the requests
+# that were live when the first of them was retracted, and of what they decode meanwhile. How much
+# the host has left is not asked: the ranks of a server have to decide alike, and each sees another
+# figure.
+
+
+class Kept(SimpleNamespace):
+    """What stock's ``RetractionBackup`` holds, in tensors."""
+
+
+def in_tensors(cache: Any, req: Any) -> Kept:
+    """Copy a request's KV as stock's other backend does."""
+    req.offload_kv_cache(cache.req_to_token_pool, cache.token_to_kv_pool_allocator)
+    holder = req if hasattr(req, "retraction_backup") else req.kv
+    return Kept(**holder.retraction_backup._asdict())
+
+
 @PATCH.replaces({spans: f"{_CACHE}.{names[0]}" for spans, names in _COPIES.items()})
 def backup(self, req, *, stock):
-    """Where the host's pool is full, back a request up as stock's other backend does."""
     if not vars(self.token_to_kv_pool_allocator).get("_swa_tails_unpaged"):
         return stock(self, req)
     try:

@@ -33,10 +33,7 @@ def require_support(what: str) -> None:
 class Announced:
     """What the ranks of a group tell each other in the store of their process group.
 
-    Args:
-        topic: of the announcement; each group of ranks has its own.
-        rank: this one, as the whole server counts them.
-        ranks: all of the group.
+    Each group has its own topic. Ranks are numbered as in the whole server.
     """
 
     def __init__(self, topic: str, rank: int, ranks: Iterable[int]) -> None:
@@ -69,11 +66,7 @@ class Announced:
 class Peers:
     """The other ranks' processes, and a thread that sleeps until one of them ends.
 
-    Args:
-        pids: rank → its process.
-
-    Attributes:
-        ended: which rank has ended, as a clause; empty while all live.
+    `pids` is rank → its process; `ended` says which rank has ended, and is empty while all live.
     """
 
     def __init__(self, pids: Mapping[int, int]) -> None:

@@ -26,11 +26,7 @@ def reserved(size: int) -> int:
 
 
 def opened(pid: int, file: int) -> int:
-    """Another process's file.
-
-    Raises:
-        OSError: it can't be opened.
-    """
+    """Another process's file; raises `OSError` if it can't be opened."""
     return os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
 
 
@@ -42,10 +38,8 @@ class SharedNumbers:
 
     Args:
         file: the memory, of `needs` bytes.
-        rank: this one.
-        ranks: how many there are.
+        rank: this one of so many `ranks`; its `peers` are the others.
         most: numbers in a round.
-        peers: the other ranks.
 
     Raises:
         OSError: there is no such file, or it can't be mapped.

@@ -42,9 +42,8 @@ PATCH = Declaration(
     ),
     anytime="the longer rows serve stock's code too: it sees the width that it made",
 )
-PATCH.on(
-    "… 0.5.12.post1, 0.5.15 … 0.5.15.post1", depends=(f"{FLASH_MODULE}:normal_decode_set_metadata",)
-)
+_SETS = (f"{FLASH_MODULE}:normal_decode_set_metadata",)
+PATCH.on("… 0.5.12.post1, 0.5.15 … 0.5.15.post1", depends=_SETS)
 
 STATES = ("decode_cuda_graph_metadata", "target_verify_metadata", "draft_extend_metadata")
 """Where a backend with topk = 1 keeps the tables of its graphs."""
@@ -90,16 +89,14 @@ def assert_buffer_fits(used, capacity, what, *, patch, stock, **context):
 def init_forward_metadata(self, forward_batch, *, patch, stock):
     """From 0.5.16 on, eager tables are as wide as the context where the host has no lengths.
 
-    So is the draft-extend's, which reads all that it drafts past the context. Before, they are as
-    wide as is read.
+    So is the draft-extend's, which reads past the context. Before, they are as wide as is read.
     """
     context, held = self.max_context_len, self.req_to_token.shape[1]
     if held <= context or not _speculates(self, forward_batch):
         stock(self, forward_batch)
         return
-    # Why this trick: with this bound stock takes whole rows of the request pool. The table is then
-    # cut back to stock's width. Reads past that width find valid cells, since they stay in the same
-    # rows.
+    # With this bound stock takes whole rows of the request pool, and the table is then cut back to
+    # stock's width. Reads past that width find valid cells, since they stay in the same rows.
     self.max_context_len = held
     try:
         stock(self, forward_batch)

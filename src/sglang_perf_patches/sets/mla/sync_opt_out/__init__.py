@@ -28,11 +28,7 @@ PATCH = Declaration(
     gain_with="eagle triton",
     proven_with=dict.fromkeys(METADATA, "verify"),
     worth=ports("sgl-project/sglang#26824"),
-    upstream=(
-        "sgl-project/sglang#26824",
-        "sgl-project/sglang#28633",
-        "sgl-project/sglang#26128",
-    ),
+    upstream=("sgl-project/sglang#26824", "sgl-project/sglang#28633", "sgl-project/sglang#26128"),
     built_in_since="0.5.17",
     markers=(
         Marker(
@@ -55,13 +51,9 @@ PATCH = Declaration(
         f"{SPECULATIVE}.draft_utils:DraftBackendFactory",
         f"{BASE}.needs_cpu_seq_lens",
         *of(_HYBRID, "__init__", "_select_backend", "init_cuda_graph_state"),
-        *of(
-            _TRITON,
-            "needs_cpu_seq_lens",
-            "init_forward_metadata",
-            "init_forward_metadata_out_graph",
-        ),
-        *of(_TRITON, "_update_target_verify_buffers", "_build_cuda_graph_forward_metadata"),
+        *of(_TRITON, "needs_cpu_seq_lens", "init_forward_metadata"),
+        *of(_TRITON, "init_forward_metadata_out_graph", "_update_target_verify_buffers"),
+        f"{_TRITON}._build_cuda_graph_forward_metadata",
         f"{ATTENTION}.triton_backend:TritonMultiStepDraftBackend",
     ),
     awaits=(FORWARD_BATCH,),

@@ -12,10 +12,9 @@ from typing import Any
 from ....model.declaration import Declaration, fixes
 from ....model.patch import of
 from ....model.patching import MISSING, Patching
-from .. import growth
 from ..proven import DECODING, IDLE_RANKS, TREES
 from ..references import ADMITTED, BATCH, DECODE, EVICTS, QUEUE, STOCK_RULE
-from ..window import ceil_align, idle, unserved, wanted
+from ..window import bound, ceil_align, idle, unserved, wanted
 
 _BEFORE, _SINCE = "… 0.5.11", "0.5.12 …"
 
@@ -49,15 +48,15 @@ def peak_tokens(patch, stock):
 
     def peak(self, req, held, idle):
         tokens = stock(self, req, held, idle)
-        if tokens > growth.bound(self) and idle and _serves(patch, self) and can_end(self):
+        if tokens > bound(self) and idle and _serves(patch, self) and can_end(self):
             patch.ran.seen = True
-            return growth.bound(self)
+            return bound(self)
         return tokens
 
     return MISSING if stock is MISSING else peak
 
 
-# From 0.5.12 on there is stock's own rule. It reserves no more than `growth.bound` for the first
+# From 0.5.12 on there is stock's own rule. It reserves no more than `window.bound` for the first
 # request of an idle server. Only the first: once it has its slots, the pools are no longer whole
 # and the server not idle. Stock asks ``_prealloc_kv_lens`` in two places what a request holds when
 # it is admitted. The rule compares the larger of two needs with the pool:
@@ -79,7 +78,7 @@ def _prealloc_kv_lens(self, req, *, patch, stock):
     at_once = vars(self).get("_swa_prices_allocation")
     if at_once or not (idle(self) and _serves(patch, self) and can_end(self)):
         return full, swa
-    beyond = max(0, wanted(patch.state.decode, req, swa) - growth.bound(self))
+    beyond = max(0, wanted(patch.state.decode, req, swa) - bound(self))
     if beyond:
         patch.ran.seen = True
     return full, swa - beyond
@@ -115,4 +114,4 @@ def can_end(queue: Any) -> bool:
     allocator, window = queue.token_to_kv_pool_allocator, queue.scheduler.sliding_window_size
     others = queue.req_to_token_pool.available_size() - 1
     tail = ceil_align(window + allocator.page_size - 1, allocator.page_size)
-    return bool(growth.bound(queue) + others * tail <= allocator.swa_available_size())
+    return bool(bound(queue) + others * tail <= allocator.swa_available_size())

@@ -67,8 +67,7 @@ PATCH = Declaration(
 logger = logging.getLogger("sglang_perf_patches")
 
 BACKENDS = ("fa3", "triton")
-"""Those that were tested with both pools. ``torch_native`` reads windows where it did not write
-them."""
+"""Those tested with both pools. ``torch_native`` reads windows where it did not write them."""
 
 _NO_BEAMS = (
     "swa.window-pool: this server answers 400 to requests with beam_width > 1: sglang has no beam "
@@ -80,7 +79,9 @@ _NO_BEAMS = (
 def _derive_hybrid_model(self, *, patch, stock):
     """Describe the model as one that asks for a window pool, before stock decides."""
     context = patch.module(CONTEXT)
-    if _is_for_pools(context):  # no draft model's: speculation gates the patch
+    # Other processes publish other roles, or nothing while they resolve arguments. No draft model
+    # comes here: speculation gates the patch.
+    if context.publish_role() == "scheduler" and None not in context.attention_backends():
         layers = windowed_layers(self)
         reason = unserved(self, layers, context)
         if reason:
@@ -97,12 +98,6 @@ def _derive_hybrid_model(self, *, patch, stock):
     stock(self)
 
 
-def _is_for_pools(context: Any) -> bool:
-    """Whether pools may be made of a configuration in this process, of resolved arguments."""
-    # Other processes publish other roles, or nothing while they resolve arguments.
-    return context.publish_role() == "scheduler" and None not in context.attention_backends()
-
-
 def unserved(model: Any, layers: Sequence[int] | None, context: Any) -> str | None:
     """Why a ``ModelConfig`` is left to stock; None if it gets a window pool."""
     if layers is None:
@@ -113,9 +108,8 @@ def unserved(model: Any, layers: Sequence[int] | None, context: Any) -> str | No
         return "--disable-hybrid-swa-memory is set"
     if model.is_multimodal:
         return "the model takes images, and image tokens attend to later tokens"
-    if not model.is_generation or getattr(
-        model.hf_text_config, "use_bidirectional_attention", False
-    ):
+    both_directions = getattr(model.hf_text_config, "use_bidirectional_attention", False)
+    if both_directions or not model.is_generation:
         return "prompts are read in both directions"
     backends = {*context.attention_backends()}
     if len(backends) > 1:
@@ -126,10 +120,7 @@ def unserved(model: Any, layers: Sequence[int] | None, context: Any) -> str | No
 
 
 def windowed_layers(model: Any) -> list[int] | None:
-    """For each layer 1 if it attends within the window, else 0, as the model's own code decides.
-
-    None for a model that is not one of those.
-    """
+    """For each layer 1 if it attends within the window, else 0; None for other models."""
     rule = _RULES.get(model.hf_config.architectures[0])
     text = model.hf_text_config
     return rule(text, text.num_hidden_layers) if rule else None
@@ -156,4 +147,4 @@ _RULES: dict[str, Callable[[Any, int], list[int]]] = {
     "Exaone4ForCausalLM": _by_pattern,
     "Olmo2ForCausalLM": _by_types,
 }
-"""How the attention of each architecture tells a layer's kind."""
+"""How the code of each model tells a layer's kind."""

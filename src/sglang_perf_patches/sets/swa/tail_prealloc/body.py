@@ -168,10 +168,10 @@ def pop_preallocated(self, rids_to_check=None, *, patch, stock):
     if not self._uses_swa_tail_prealloc():
         return stock(self, rids_to_check)
     # `_admitted` needs to know which transfers are ready, so these steps come first.
-    steps = [name for name in _HANDSHAKE if hasattr(self, name)]
+    handshake = {"_resolve_pending_reqs": (), "_update_handshake_waiters": (rids_to_check,)}
+    steps = [name for name in handshake if hasattr(self, name)]
     for name in steps:
-        arguments = (rids_to_check,) if name == "_update_handshake_waiters" else ()
-        getattr(self, name)(*arguments)
+        getattr(self, name)(*handshake[name])
     # Stock's method would take them a second time, and each poll is an all-reduce. So the queue has
     # steps of its own meanwhile, which do nothing.
     for name in steps:
@@ -203,12 +203,8 @@ def alloc_extend_swa_tail(self, *args, stock, **kwargs):
     return slots
 
 
-@PATCH.replaces(
-    {
-        "… 0.5.12.post1": f"{OLD_ALLOCATOR}.free_swa",
-        "0.5.13 … 0.5.13.post1": f"{ALLOCATOR}.free_swa",
-    }
-)
+@PATCH.replaces(f"{OLD_ALLOCATOR}.free_swa", releases="… 0.5.12.post1")
+@PATCH.replaces(f"{ALLOCATOR}.free_swa", releases="0.5.13 … 0.5.13.post1")
 def free_swa(self, free_index, *, stock):
     """Unmap whole pages."""
     stock(self, free_index)
@@ -227,36 +223,31 @@ def _pre_alloc(self, req, *args, stock, **kwargs):
     return slots
 
 
+@PATCH.replaces(PRICE, releases="0.5.14 …")
+def price(self, req, *, patch, stock, reserves=True):
+    """Price whole pages, as they are allocated (sgl-project/sglang#33794)."""
+    full, swa = stock(self, req)
+    if not self._uses_swa_tail_prealloc():
+        return full, swa
+    patch.ran.seen = True
+    page = self.token_to_kv_pool_allocator.page_size
+    full_held, swa_held = self._prealloc_kv_lens(req)
+    if not reserves and self.tree_cache.is_chunk_cache():
+        swa = swa_held
+    return full + -full_held % page, swa + -swa_held % page
+
+
 @PATCH.replaces(PRICE, releases=TRACKS)
 def price_without_reserve(self, req, *, patch, stock):
     """Hold no sliding-window KV back for the decode steps to come.
 
     Without a prefix cache the window bounds what a request grows to.
     """
-    return _price(patch, stock, self, req, reserves=False)
-
-
-@PATCH.replaces(PRICE, releases="0.5.14 …")
-def price(self, req, *, patch, stock):
-    return _price(patch, stock, self, req, reserves=True)
-
-
-def _price(patch, stock, queue, req, reserves):
-    """Price whole pages, as they are allocated (sgl-project/sglang#33794)."""
-    full, swa = stock(queue, req)
-    if not queue._uses_swa_tail_prealloc():
-        return full, swa
-    patch.ran.seen = True
-    page = queue.token_to_kv_pool_allocator.page_size
-    full_held, swa_held = queue._prealloc_kv_lens(req)
-    if not reserves and queue.tree_cache.is_chunk_cache():
-        swa = swa_held
-    return full + -full_held % page, swa + -swa_held % page
+    return price(self, req, patch=patch, stock=stock, reserves=False)
 
 
 _ROWS = "swa_rows"
 """In a copy of KV: which rows of the sliding-window part are there."""
-_HANDSHAKE = ("_resolve_pending_reqs", "_update_handshake_waiters")
 
 
 def _select(copy: Any, kept: Any, chunk: int) -> list[list[list[Any]]]:
@@ -291,12 +282,13 @@ def _swa_tokens(queue: Any, req: Any) -> int:
 def _never_fits(queue: Any, req: Any) -> str | None:
     """Why a request can't be allocated even in empty pools; None if it can."""
     allocator = queue.token_to_kv_pool_allocator
-    swa, swa_size = _swa_tokens(queue, req), _whole(queue, allocator.size_swa)
+    page = allocator.page_size
+    swa, swa_size = _swa_tokens(queue, req), allocator.size_swa // page * page
     if swa > swa_size:
         needs = f"Request {req.rid} needs sliding-window KV for {swa} tokens"
         return f"{needs}, and that pool holds {swa_size}"
     full = len(req.origin_input_ids) + len(req.output_ids) + queue.num_reserved_decode_tokens
-    full_size = _whole(queue, allocator.size_full)
+    full_size = allocator.size_full // page * page
     if full > full_size:
         return (
             f"Request {req.rid} needs KV for {full} tokens, of which "
@@ -304,12 +296,6 @@ def _never_fits(queue: Any, req: Any) -> str | None:
             f"{full_size}"
         )
     return None
-
-
-def _whole(queue: Any, size: int) -> int:
-    """The tokens of a pool's whole pages."""
-    page: int = queue.token_to_kv_pool_allocator.page_size
-    return size // page * page
 
 
 def _admitted(queue: Any, decode: Any, rids: Container[str] | None) -> set[str]:
@@ -328,9 +314,8 @@ def _admitted(queue: Any, decode: Any, rids: Container[str] | None) -> set[str]:
     """
     scheduler, allocator = queue.scheduler, queue.token_to_kv_pool_allocator
     running = scheduler.running_batch.reqs
-    retractable = sum(
-        _tail(queue, len(req.origin_input_ids)) + len(req.output_ids) for req in running
-    )
+    tails = (_tail(queue, len(req.origin_input_ids)) for req in running)
+    retractable = sum(tails) + sum(len(req.output_ids) for req in running)
     swa_left = _swa_budget(queue, retractable)
     full_left = allocator.full_available_size()
     entries = [entry for entry in queue.queue if rids is None or entry.req.rid in rids]

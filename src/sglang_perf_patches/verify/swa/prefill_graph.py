@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.attention import flashattention_backend
+from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.runner import prefill_cuda_graph_runner
 
@@ -29,7 +30,7 @@ from ..mamba.gdn_prefill_graph import graph_backend
 from ..mla import rig
 from ..mla.cases import Batch, forward_batch
 from ..stock import NoneByDefault
-from .window_metadata import Plain, arguments, filled_pools
+from .window_metadata import Plain, arguments, filled_pools, runner_of
 
 PATCH = "swa.prefill-graph"
 _EXECUTOR = "sglang.srt.model_executor"
@@ -110,16 +111,10 @@ class Rig:
         self.pool, self.allocator = self._pools()
         self.runner = self._model_runner()
         self.backend: Any = flashattention_backend.FlashAttentionBackend(self.runner)
-        module: Any = importlib.import_module("sglang.srt.layers.radix_attention")
+        shape = (wanted.heads, wanted.width, wanted.width**-0.5, wanted.kv_heads)
+        windows = {"window": wanted.window, "full": -1}
         self.layers = torch.nn.ModuleList(
-            module.RadixAttention(
-                num_heads=wanted.heads,
-                head_dim=wanted.width,
-                scaling=wanted.width**-0.5,
-                num_kv_heads=wanted.kv_heads,
-                layer_id=number,
-                sliding_window_size=wanted.window if kind == "window" else -1,
-            )
+            RadixAttention(*shape, number, sliding_window_size=windows[kind])
             for kind, number in LAYERS.items()
         )
         sizes = (wanted.heads, wanted.kv_heads, wanted.kv_heads)
@@ -231,9 +226,8 @@ class Rig:
 
     def _run(self, batch: Any, _: int) -> torch.Tensor:
         with self.stocks._prefill_forward_context(batch):
-            outputs = [
-                layer(*given, batch) for layer, given in zip(self.layers, self.inputs, strict=True)
-            ]
+            pairs = zip(self.layers, self.inputs, strict=True)
+            outputs = [layer(*given, batch) for layer, given in pairs]
         return torch.cat(outputs, dim=1)
 
     def _random(self, *shape: int) -> torch.Tensor:
@@ -250,25 +244,11 @@ class Rig:
         full = self.allocator.full_attn_allocator.alloc(tokens).to(torch.int64)
         windowed = self.allocator.swa_attn_allocator.alloc(tokens).to(torch.int64)
         self.allocator.full_to_swa_index_mapping[full] = windowed
-        table = full.view(ROWS, CONTEXT).to(torch.int32).contiguous()
-        rows = NoneByDefault(size=ROWS, req_to_token=table)
         pool, allocator = self.pool, self.allocator
         if not wanted.windowed:
             pool, allocator = _Both(pool), Plain(get_kvcache=NoneByDefault)
-        runner = rig.model_runner(
-            arguments(wanted),
-            context=CONTEXT,
-            requests=ROWS,
-            device=self.device,
-            sliding_window_size=wanted.window,
-            req_to_token_pool=rows,
-            token_to_kv_pool=pool,
-            token_to_kv_pool_allocator=allocator,
-            is_draft_worker=False,
-            kv_cache_dtype_str="auto",
-        )
-        runner.model_config.context_len = CONTEXT
-        return runner
+        rest = {"device": self.device, "is_draft_worker": False, "kv_cache_dtype_str": "auto"}
+        return runner_of(wanted, full.view(ROWS, CONTEXT), pool, allocator, **rest)
 
 
 class _Both:

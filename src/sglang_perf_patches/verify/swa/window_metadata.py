@@ -7,7 +7,6 @@ any order, and those of its tokens that have a window slot have one in any order
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.attention import triton_backend
+from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from .. import Inputs, stock
@@ -112,15 +112,8 @@ class Windows:
         self.runner = self._runner()
         self.backend: Any = triton_backend.TritonAttnBackend(self.runner)
         self.backend.init_cuda_graph_state(ROWS, ROWS)
-        attention = importlib.import_module("sglang.srt.layers.radix_attention").RadixAttention
-        self.layer: Any = attention(
-            num_heads=self.backend.num_head,
-            head_dim=HEAD_DIM,
-            scaling=HEAD_DIM**-0.5,
-            num_kv_heads=self.backend.num_kv_head,
-            layer_id=LAYER,
-            sliding_window_size=wanted.window,
-        )
+        shape = (self.backend.num_head, HEAD_DIM, HEAD_DIM**-0.5, self.backend.num_kv_head)
+        self.layer: Any = RadixAttention(*shape, LAYER, sliding_window_size=wanted.window)
 
     def capture(self, step: Step) -> None:
         """Make the backend prepare the capture of a graph for batches like this one."""
@@ -140,11 +133,8 @@ class Windows:
         if step.mode == "replayed":
             self.capture(step)
         self.prepare(step, batch)
-        told = self.backend.forward_metadata
-        rows = batch.batch_size
-        offsets = told.window_kv_indptr
-        filled = int(offsets[rows])
-        cells = told.window_kv_indices
+        told, rows = self.backend.forward_metadata, batch.batch_size
+        filled, cells = int(told.window_kv_indptr[rows]), told.window_kv_indices
         found = {
             "offsets": self.backend.window_kv_indptr.clone(),
             "filled": cells[:filled].clone(),
@@ -172,8 +162,8 @@ class Windows:
     def batch(self, step: Step) -> Batch:
         """The forward batch of a step, as the scheduler gives it to the backend."""
         lengths = torch.tensor([*step.lengths, *[1] * step.padding], device=self._where)
-        rows = torch.randperm(ROWS, generator=torch.Generator().manual_seed(self.wanted.seed))
-        rows = rows[: len(step.lengths)]
+        noise = torch.Generator().manual_seed(self.wanted.seed)
+        rows = torch.randperm(ROWS, generator=noise)[: len(step.lengths)]
         rows = torch.cat([rows, rows.new_zeros(step.padding)]).to(self._where)
         fields: dict[str, Any] = {
             "positions": lengths.new_zeros(sum(step.new) or len(rows)),
@@ -185,10 +175,8 @@ class Windows:
         if step.new:
             mode = ForwardMode.MIXED if step.mode == "mixed" else ForwardMode.EXTEND
             new = lengths.new_tensor(step.new)
-            slots = [
-                table[row, length : length + count]
-                for row, length, count in zip(rows.tolist(), step.lengths, step.new, strict=True)
-            ]
+            requests = zip(rows.tolist(), step.lengths, step.new, strict=True)
+            slots = [table[row, length : length + count] for row, length, count in requests]
             fields |= {
                 "extend_prefix_lens": lengths,
                 "extend_prefix_lens_cpu": [*step.lengths],
@@ -216,25 +204,12 @@ class Windows:
         some = torch.randperm(tokens, generator=self._noise)[: len(windowed)].to(self._where)
         windowed = windowed[: len(some)].to(torch.int64)
         self.allocator.full_to_swa_index_mapping[full[some]] = windowed
-        table = full.view(ROWS, CONTEXT).to(torch.int32).contiguous()
-        rows = NoneByDefault(size=ROWS, req_to_token=table)
-        pool, allocator = self.pool, self.allocator
+        allocator = self.allocator
         if not self.wanted.windowed:
             # As a model has it whose window pool is off: both kinds of layers in one pool.
-            pool, allocator = pool.full_kv_pool, Plain(get_kvcache=NoneByDefault)
-        self.pool = pool
-        runner = rig.model_runner(
-            arguments(self.wanted),
-            context=CONTEXT,
-            requests=ROWS,
-            device=self._device,
-            sliding_window_size=self.wanted.window,
-            req_to_token_pool=rows,
-            token_to_kv_pool=pool,
-            token_to_kv_pool_allocator=allocator,
-        )
-        runner.model_config.context_len = CONTEXT
-        return runner
+            self.pool, allocator = self.pool.full_kv_pool, Plain(get_kvcache=NoneByDefault)
+        table = full.view(ROWS, CONTEXT)
+        return runner_of(self.wanted, table, self.pool, allocator, device=self._device)
 
 
 class Plain(NoneByDefault):
@@ -256,6 +231,23 @@ def filled_pools(
         for buffer in (*part.k_buffer, *part.v_buffer):
             buffer.copy_(torch.randn(*buffer.shape, generator=noise))
     return pool, allocator
+
+
+def runner_of(
+    wanted: Any, table: torch.Tensor, pool: Any, allocator: Any, **attributes: Any
+) -> NoneByDefault:
+    """The runner of a play; each row of the table has a request's slots of the full pool."""
+    rows, context = table.shape
+    return rig.model_runner(
+        arguments(wanted),
+        context=context,
+        requests=rows,
+        sliding_window_size=wanted.window,
+        req_to_token_pool=NoneByDefault(size=rows, req_to_token=table.to(torch.int32).contiguous()),
+        token_to_kv_pool=pool,
+        token_to_kv_pool_allocator=allocator,
+        **attributes,
+    )
 
 
 def arguments(wanted: Any) -> NoneByDefault:

@@ -117,11 +117,8 @@ def reserve(queue: Any) -> bool:
     """
     memory = queue.buffer.shared_memory
     try:
-        file = os.open(f"/dev/shm/{memory.name}", os.O_RDWR)  # noqa: S108
-        try:
-            os.posix_fallocate(file, 0, memory.size)
-        finally:
-            os.close(file)
+        with open(f"/dev/shm/{memory.name}", "r+b", buffering=0) as file:  # noqa: S108
+            os.posix_fallocate(file.fileno(), 0, memory.size)
     except OSError:
         return False
     return True

@@ -95,8 +95,13 @@ def capture_one_shape(self, size, *, patch, stock, **kwargs):
     state = getattr(self, _STATE)
     before = dict(getattr(self.backend, "_graphs", {}))
     stock(self, size, **kwargs)
-    if state is not None and 1 < size <= LONGEST:
-        _capture_again(patch, self, state, before, lambda: stock(self, size, **kwargs))
+    if state is None or not 1 < size <= LONGEST:
+        return
+    reason = _capture_again(patch, self, state, before, lambda: stock(self, size, **kwargs))
+    if reason:
+        patch.gate(reason)
+        setattr(self, _STATE, None)
+        _SHARED.discard(self)
 
 
 @PATCH.replaces(f"{RUNNER}._prepare_forward_metadata_for_replay")
@@ -112,20 +117,19 @@ def prepare(self, forward_batch, static, shape_key, *, patch, stock):
 
 def _capture_again(
     patch: Patching, runner: Any, state: _State, before: dict[Any, Any], capture: Any
-) -> None:
+) -> str | None:
+    """Add a second graph; returns why the runner stays stock's, None if it needn't."""
     from ...graphs import agree, may_have_further, without_warm_up
 
     graphs, held = runner.backend._graphs, runner.backend._capture_inputs
     made = [key for key, graph in graphs.items() if graph is not before.get(key)]
     if len(made) != 1:
-        _stay_stocks(patch, runner, "the runner keeps its graphs elsewhere")
-        return
+        return "the runner keeps its graphs elsewhere"
     key = made[0]
     if not agree(state.key, runner.backend._tp_group.ranks):
-        _stay_stocks(patch, runner, "a rank of this server runs stock's code here")
-        return
+        return "a rank of this server runs stock's code here"
     if not may_have_further(runner, key.size):
-        return
+        return None
     stocks, kept = graphs[key], held.get(key)
     backend = runner.model_runner.attn_backend
     capturing = patch.module(BREAKABLE)._current_capture_var
@@ -133,16 +137,9 @@ def _capture_again(
         capture()
     if others:
         graphs[key], held[key] = stocks, kept
-        reason = f"the model asks attention for more: {', '.join(sorted(others))}"
-        _stay_stocks(patch, runner, reason)
-        return
+        return f"the model asks attention for more: {', '.join(sorted(others))}"
     graphs[key] = Either(stocks, graphs[key], state, key.size, kept)
-
-
-def _stay_stocks(patch: Patching, runner: Any, reason: str) -> None:
-    patch.gate(reason)
-    setattr(runner, _STATE, None)
-    _SHARED.discard(runner)
+    return None
 
 
 @contextmanager

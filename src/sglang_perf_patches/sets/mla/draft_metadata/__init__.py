@@ -57,17 +57,12 @@ def setup(patch):
 # all that is left here, reads the page table of the requests itself.
 
 
-@PATCH.makes(
+@PATCH.replaces(
     f"{TRTLLM_DRAFT}.init_forward_metadata_capture_cuda_graph", releases=_BEFORE, adds=True
 )
-def capture(patch, stock):
-    inherited = patch.get(_INHERITED).init_forward_metadata_capture_cuda_graph
-
-    def init_forward_metadata_capture_cuda_graph(self, forward_batch):
-        inherited(self, forward_batch)
-        _share(self, forward_batch.batch_size)
-
-    return init_forward_metadata_capture_cuda_graph
+def init_forward_metadata_capture_cuda_graph(self, forward_batch, *, patch):
+    patch.get(_INHERITED).init_forward_metadata_capture_cuda_graph(self, forward_batch)
+    _share(self, forward_batch.batch_size)
 
 
 @PATCH.replaces(

@@ -19,7 +19,8 @@ from ..proven import REQUESTS
 
 _MODULE = "sglang.srt.managers.scheduler_components.request_receiver"
 _RECEIVER = f"{_MODULE}:SchedulerRequestReceiver"
-_QUEUE = "sglang.srt.distributed.device_communicators.shm_broadcast"
+_DISTRIBUTED = "sglang.srt.distributed"
+_QUEUE = f"{_DISTRIBUTED}.device_communicators.shm_broadcast"
 
 PATCH = Declaration(
     *(__name__, "0.5.22 … 0.5.23"),
@@ -39,8 +40,7 @@ PATCH = Declaration(
         f"{_RECEIVER}._finalize_shm_features",
         "sglang.srt.managers.mm_utils:ShmPointerMMData",
         "sglang.srt.utils.common:broadcast_pyobj",
-        *of("sglang.srt.distributed.parallel_state:GroupCoordinator", "__init__"),
-        "sglang.srt.distributed.parallel_state:GroupCoordinator.broadcast_object",
+        *of(f"{_DISTRIBUTED}.parallel_state:GroupCoordinator", "__init__", "broadcast_object"),
         f"{_QUEUE}:MessageQueue",
         f"{_QUEUE}:ShmRingBuffer",
     ),
@@ -50,7 +50,6 @@ SWITCH = "sglang_perf_patches: the next requests come through shared memory"
 """The first rank sends this behind its requests: after it, all ranks use the queue."""
 
 _KEY = "mla.request-broadcast/"
-_NO_MEMORY = "the ranks' queue does not fit into /dev/shm"
 _PATIENCE_S = 120.0
 """How long the first rank waits for the others to announce themselves."""
 _SLICE_MS = 100
@@ -93,7 +92,7 @@ def _broadcast_reqs_across_ranks(self, recv_reqs, local_reqs, *, patch, stock):
             if reserve(group.mq_broadcaster):
                 local_reqs = [*(local_reqs or ()), SWITCH]
             else:
-                why = _NO_MEMORY
+                why = "the ranks' queue does not fit into /dev/shm"
         elif time.monotonic() > state.until:
             why = STOCKS
         if why:  # the first rank never sends `SWITCH`, and tells the others so

@@ -12,20 +12,8 @@ from typing import Any
 from ....model.declaration import Declaration, gains
 from ....model.patch import of
 from ....model.patching import MISSING
+from .. import references as refs
 from ..proven import DECODING, RANKS, TREES
-from ..references import (
-    ADMITTED,
-    ALLOCATOR,
-    BATCH,
-    COMMON,
-    DECODE,
-    EVICT_WINDOWS,
-    OLD_ALLOCATOR,
-    OLD_POOL,
-    QUEUE,
-    REQUEST,
-    STOCK_RULE,
-)
 from ..tail_allocation import record_evicted, tail_only
 from ..window import fill_length, serve_by_window, stay_with_queues, unserved, unserved_by_tails
 
@@ -36,7 +24,7 @@ _COPIES = {
 }
 """What keeps retracted KV in the host's pool."""
 
-_GATE = f"{QUEUE}._uses_swa_tail_prealloc"
+_GATE = f"{refs.QUEUE}._uses_swa_tail_prealloc"
 _ALLOCATES = ("__init__", "alloc", "free", "free_swa", "clear", "swa_available_size")
 _BEFORE, _SINCE = "… 0.5.11", "0.5.12 …"
 
@@ -48,36 +36,36 @@ PATCH = Declaration(
         "on 0.5.23 it cuts the median first token of 10 prompts from 0.289 s to 0.144 s",
         "swa.md#first-10",
     ),
-    anchors=ADMITTED,
+    anchors=refs.ADMITTED,
     requires=("swa.tail-prealloc",),
 )
 PATCH.on(
     _BEFORE,
     not_with=("pipeline",),
     only_with=("drafts-of-one",),
-    depends=(*ADMITTED, *of(OLD_ALLOCATOR, *_ALLOCATES)),
+    depends=(*refs.ADMITTED, *of(refs.OLD_ALLOCATOR, *_ALLOCATES)),
 )
 PATCH.on(
     _SINCE,
     depends=(
-        *STOCK_RULE,
-        *of(QUEUE, "_swa_retractable_len", "_prealloc_kv_lens", "_prealloc_required_tokens"),
-        *of(QUEUE, "_allocatable_token_budgets", "_alloc_for_decode_prealloc"),
-        *of(QUEUE, "_pre_alloc", "_uses_swa_reservation"),
+        *refs.STOCK_RULE,
+        *of(refs.QUEUE, "_swa_retractable_len", "_prealloc_kv_lens", "_prealloc_required_tokens"),
+        *of(refs.QUEUE, "_allocatable_token_budgets", "_alloc_for_decode_prealloc"),
+        *of(refs.QUEUE, "_pre_alloc", "_uses_swa_reservation"),
         # By the rule, these let prompts be as long as the full pool.
-        *of(QUEUE, "__init__", "_check_if_req_exceed_kv_capacity"),
-        *of(OLD_ALLOCATOR, *_ALLOCATES),
-        *of(ALLOCATOR, *_ALLOCATES, "free_swa_segment", "free_full_segment"),
+        *of(refs.QUEUE, "__init__", "_check_if_req_exceed_kv_capacity"),
+        *of(refs.OLD_ALLOCATOR, *_ALLOCATES),
+        *of(refs.ALLOCATOR, *_ALLOCATES, "free_swa_segment", "free_full_segment"),
         # What reads how far a request is evicted, or copies mapped slots.
-        f"{BATCH}._evict_swa",
-        *of(REQUEST, "reset_for_retract", "offload_kv_cache", "load_kv_cache"),
-        f"{COMMON}:release_kv_cache",
-        f"{COMMON}:free_kv_row_segments",
-        *of(f"{OLD_POOL}:SWAKVPool", "get_cpu_copy", "load_cpu_copy"),
-        *(f"{COMMON}:{each}" for names in _COPIES.values() for each in names),
-        f"{COMMON}:RetractionBackup",
+        f"{refs.BATCH}._evict_swa",
+        *of(refs.REQUEST, "reset_for_retract", "offload_kv_cache", "load_kv_cache"),
+        f"{refs.COMMON}:release_kv_cache",
+        f"{refs.COMMON}:free_kv_row_segments",
+        *of(f"{refs.OLD_POOL}:SWAKVPool", "get_cpu_copy", "load_cpu_copy"),
+        *(f"{refs.COMMON}:{each}" for names in _COPIES.values() for each in names),
+        f"{refs.COMMON}:RetractionBackup",
         f"{_CACHE}._retraction_device_transfers",
-        EVICT_WINDOWS,
+        refs.EVICT_WINDOWS,
     ),
 )
 
@@ -85,7 +73,7 @@ PATCH.on(
 @PATCH.setup()
 def setup(patch):
     stay_with_queues(patch)
-    patch.state.decode = patch.module(DECODE)
+    patch.state.decode = patch.module(refs.DECODE)
     patch.state.why_not = unserved_by_tails
 
 
@@ -113,7 +101,7 @@ def uses_swa_tail_prealloc(self, *, patch, stock):
     return self._swa_tail_served_unpaged
 
 
-@PATCH.replaces(f"{QUEUE}._pre_alloc", releases="0.5.12 … 0.5.15.post1")
+@PATCH.replaces(f"{refs.QUEUE}._pre_alloc", releases="0.5.12 … 0.5.15.post1")
 def _pre_alloc(self, req, *args, patch, stock, **kwargs):
     allocator = self.token_to_kv_pool_allocator
     if allocator.page_size > 1 or not self._uses_swa_tail_prealloc():
@@ -127,7 +115,7 @@ def _pre_alloc(self, req, *args, patch, stock, **kwargs):
 
 
 # A function of the module allocates, not the queue's method.
-@PATCH.replaces(f"{DECODE}:alloc_for_decode_prealloc", releases="0.5.16 …")
+@PATCH.replaces(f"{refs.DECODE}:alloc_for_decode_prealloc", releases="0.5.16 …")
 def alloc_for_decode_prealloc(allocator, *, patch, stock, **kwargs):
     if allocator.page_size > 1 or not kwargs["uses_swa_tail"] or kwargs["total_prefix_len"]:
         return stock(allocator, **kwargs)

@@ -8,7 +8,7 @@ when there was one way to hold windows and only Llama 4 had it (sgl-project/sgla
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ....model.declaration import Declaration
@@ -24,25 +24,8 @@ _ATTENTION = "sglang.srt.layers.attention"
 _EXECUTOR = "sglang.srt.model_executor"
 _SETUP = f"{_EXECUTOR}.model_runner_components"
 
-_KINDS_OF_LAYERS = (
-    *of(_MODELS, "gemma2:Gemma2Attention.__init__", "gemma3_causal:Gemma3Attention.__init__"),
-    *of(_MODELS, "exaone4:Exaone4Attention.__init__", "olmo2:Olmo2Attention.__init__"),
-)
-_POOL = (
-    *of(
-        "sglang.srt.mem_cache.swa_memory_pool:SWAKVPool",
-        *("__init__", "set_kv_buffer", "translate_loc_from_full_to_swa"),
-    ),
-    f"{ALLOCATOR}.free_swa",
-    f"{_EXECUTOR}.pool_configurator:create_memory_pool_configurator",
-    f"{_SETUP}.layer_setup:resolve_layer_indices",
-    f"{_SETUP}.load_model_utils:resolve_sliding_window_size",
-)
+_POOL = "sglang.srt.mem_cache.swa_memory_pool:SWAKVPool"
 _METADATA = ("__init__", "init_forward_metadata", "forward_extend", "forward_decode")
-_BACKENDS = (
-    *of(f"{_ATTENTION}.triton_backend:TritonAttnBackend", *_METADATA),
-    *of(f"{_ATTENTION}.flashattention_backend:FlashAttentionBackend", *_METADATA),
-)
 
 PATCH = Declaration(
     *(__name__, "0.5.21 … 0.5.23"),
@@ -55,9 +38,17 @@ PATCH = Declaration(
         f"{_CONFIG}:is_hybrid_swa_model",
         f"{_CONFIG}:get_hybrid_layer_ids",
         f"{CONTEXT}:attention_backends",
-        *_KINDS_OF_LAYERS,
-        *_POOL,
-        *_BACKENDS,
+        # How layers tell their kinds.
+        *of(_MODELS, "gemma2:Gemma2Attention.__init__", "gemma3_causal:Gemma3Attention.__init__"),
+        *of(_MODELS, "exaone4:Exaone4Attention.__init__", "olmo2:Olmo2Attention.__init__"),
+        # How both pools are made, written, read and freed.
+        *of(_POOL, "__init__", "set_kv_buffer", "translate_loc_from_full_to_swa"),
+        f"{ALLOCATOR}.free_swa",
+        f"{_EXECUTOR}.pool_configurator:create_memory_pool_configurator",
+        f"{_SETUP}.layer_setup:resolve_layer_indices",
+        f"{_SETUP}.load_model_utils:resolve_sliding_window_size",
+        *of(f"{_ATTENTION}.triton_backend:TritonAttnBackend", *_METADATA),
+        *of(f"{_ATTENTION}.flashattention_backend:FlashAttentionBackend", *_METADATA),
         *EVICTS,
     ),
     awaits=(CONTEXT,),
@@ -69,6 +60,7 @@ logger = logging.getLogger("sglang_perf_patches")
 BACKENDS = ("fa3", "triton")
 """Those tested with both pools. ``torch_native`` reads windows where it did not write them."""
 
+_BY_TYPES = {"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Olmo2ForCausalLM"}
 _NO_BEAMS = (
     "swa.window-pool: this server answers 400 to requests with beam_width > 1: sglang has no beam "
     "search with a window pool. Take the patch out of SGLANG_PERF_PATCHES if you need it."
@@ -120,31 +112,18 @@ def unserved(model: Any, layers: Sequence[int] | None, context: Any) -> str | No
 
 
 def windowed_layers(model: Any) -> list[int] | None:
-    """For each layer 1 if it attends within the window, else 0; None for other models."""
-    rule = _RULES.get(model.hf_config.architectures[0])
-    text = model.hf_text_config
-    return rule(text, text.num_hidden_layers) if rule else None
+    """For each layer 1 if it attends within the window, else 0, as the model's own code decides.
 
-
-def _by_types(text: Any, layers: int) -> list[int]:
-    kinds = getattr(text, "layer_types", None) or []
-    return [int(kind == "sliding_attention") for kind in kinds[:layers]]
-
-
-def _every_other(_: Any, layers: int) -> list[int]:
-    return [1 - layer % 2 for layer in range(layers)]
-
-
-def _by_pattern(text: Any, layers: int) -> list[int]:
-    pattern = getattr(text, "sliding_window_pattern", None)
-    return [int((layer + 1) % len(pattern) != 0) for layer in range(layers)] if pattern else []
-
-
-_RULES: dict[str, Callable[[Any, int], list[int]]] = {
-    "Gemma2ForCausalLM": _every_other,
-    "Gemma3ForCausalLM": _by_types,
-    "Gemma3ForConditionalGeneration": _by_types,
-    "Exaone4ForCausalLM": _by_pattern,
-    "Olmo2ForCausalLM": _by_types,
-}
-"""How the code of each model tells a layer's kind."""
+    None for a model that is not one of those.
+    """
+    name, text = model.hf_config.architectures[0], model.hf_text_config
+    if name == "Gemma2ForCausalLM":
+        return [1 - layer % 2 for layer in range(text.num_hidden_layers)]
+    if name == "Exaone4ForCausalLM":
+        every = len(getattr(text, "sliding_window_pattern", None) or "")
+        layers = range(1, text.num_hidden_layers + 1)
+        return [int(layer % every != 0) for layer in layers] if every else []
+    if name in _BY_TYPES:
+        kinds = getattr(text, "layer_types", None) or []
+        return [int(kind == "sliding_attention") for kind in kinds[: text.num_hidden_layers]]
+    return None

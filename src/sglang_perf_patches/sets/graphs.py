@@ -65,12 +65,8 @@ def without_warm_up(runner: Any, capturing: Any, owner: Any) -> Iterator[None]:
 
     The bucket's other graph was captured just before, and warmed up with the same shapes. Kernels
     that only the further graphs have are compiled and loaded for the first one, which is the
-    largest: a capture that loads one fails.
-
-    Args:
-        runner: a PrefillCudaGraphRunner.
-        capturing: stock's ``_current_capture_var``.
-        owner: what the further graphs of a server share.
+    largest: a capture that loads one fails. `runner` is a PrefillCudaGraphRunner, `capturing` is
+    stock's ``_current_capture_var``, and the further graphs of a server share `owner`.
     """
     if not hasattr(owner, _WARM):
         yield

@@ -30,10 +30,8 @@ def installed() -> source.Tree:
 def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> Iterator[None]:
     """Keep patches live together in this process, and stock back afterwards.
 
-    Args:
-        patches: their ids.
-        beside: ids of more patches, which may be gated here.
-        ran: whether code of any of them must have run by then, or must not have; None for either.
+    Further ones, `beside`, may be gated here. `ran` is whether code of any of the others must have
+    run by then, or must not have; None for either.
 
     Raises:
         Different: one did not go live, `ran` does not hold, or a patch of an earlier play is still
@@ -83,15 +81,11 @@ def same(
 ) -> int:
     """Run every input on stock and then with the patch, and return how many were compared.
 
-    Args:
-        patch: its id.
-        run: gives the result of one input: tensors, numbers, strings, and containers of these.
-        inputs: what to run; at least one.
-        ran: see `live`.
-        stock: gives stock's result of one input, if `run` need not do that again.
+    `run` gives the result of one input: tensors, numbers, strings, and containers of these. `stock`
+    gives stock's, if `run` need not do that again. For `ran` see `live`.
 
     Raises:
-        Different: two results differ in a bit, in shape, dtype or type; or see `live`.
+        Different: two results differ in a bit, in shape, dtype or type; or as `both`.
     """
     for value, expected, actual in both((patch,), run, inputs, ran=ran, stock=stock):
         require_same(f"{patch}, {value!r}", expected, actual)

@@ -129,14 +129,6 @@ def _outcome(case: Case, data: dict[str, Any]) -> Outcome:
         word, reason = "skipped", data["missing"]
     else:
         word, reason = "failed", f"its case ended with {data['failed'].strip().splitlines()[-1]}"
-    return Outcome(
-        case.patch,
-        word,
-        reason,
-        case.device,
-        data.get("compared", 0),
-        data["seconds"],
-        data.get("failed", ""),
-        tuple(data.get("gpu") or ()),
-        data.get("needless", False),
-    )
+    traceback, gpu = data.get("failed", ""), tuple(data.get("gpu") or ())
+    told = {name: data[name] for name in ("compared", "seconds", "needless") if name in data}
+    return Outcome(case.patch, word, reason, case.device, traceback=traceback, gpu=gpu, **told)

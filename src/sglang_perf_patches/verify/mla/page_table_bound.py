@@ -195,22 +195,21 @@ def at_the_limit(mode: str, *, graph: bool, page: int) -> None:
         Different: a row has another's page, or memory that is not the table's.
     """
     lengths = [CONTEXT + 2, 17, CONTEXT - 2]  # the first one has just ended
+    case = {"mode": mode, "lengths": lengths, "graph": graph, "padding": 0}
     what = f"{mode}, {'graph' if graph else 'eager'}, page {page}"
     with served(page) as runner:
-        case = {"mode": mode, "lengths": lengths, "graph": graph, "padding": 0}
         for metadata in prepared(runner, case):
             _check(runner, metadata, page, what)
 
 
 def _check(runner: Any, metadata: Any, page: int, what: str) -> None:
-    rows = requests_of(runner, 3)
+    rows, table = requests_of(runner, 3), metadata.page_table
     pool = runner.req_to_token_pool.req_to_token
     for row, length in enumerate(metadata.cache_seqlens_int32.tolist()):
         for column in range(-(-length // page)):
             expected = int(pool[rows[row], column * page]) // page
-            actual = beyond(metadata.page_table, row, column)
-            past = column >= metadata.page_table.shape[1]
-            if actual != expected and not (past and actual == 0):
+            actual = beyond(table, row, column)
+            if actual != expected and (column < table.shape[1] or actual != 0):
                 reads = f"request {row} reads page {actual} as its {column}th"
                 raise Different(f"{PATCH}: {what}: {reads}, which is {expected}")
 

@@ -108,7 +108,9 @@ class Rig:
         self.wanted = wanted
         self.device = stock.device()
         self._noise = torch.Generator().manual_seed(wanted.bucket)
-        self.pool, self.allocator = self._pools()
+        sizes = (ROWS * CONTEXT, ROWS * CONTEXT, wanted.page, torch.bfloat16)
+        kv: Any = {"heads": wanted.kv_heads, "head_dim": wanted.width, "device": self.device}
+        self.pool, self.allocator = filled_pools(*sizes, self._noise, **kv)
         self.runner = self._model_runner()
         self.backend: Any = flashattention_backend.FlashAttentionBackend(self.runner)
         shape = (wanted.heads, wanted.width, wanted.width**-0.5, wanted.kv_heads)
@@ -117,9 +119,9 @@ class Rig:
             RadixAttention(*shape, number, sliding_window_size=windows[kind])
             for kind, number in LAYERS.items()
         )
-        sizes = (wanted.heads, wanted.kv_heads, wanted.kv_heads)
+        heads = (wanted.heads, wanted.kv_heads, wanted.kv_heads)
         self.inputs = [
-            [self._random(wanted.bucket, count * wanted.width) for count in sizes] for _ in LAYERS
+            [self._random(wanted.bucket, count * wanted.width) for count in heads] for _ in LAYERS
         ]
         self.slots = torch.zeros(wanted.bucket, dtype=torch.int64, device=self.device)
         self.stocks = self._prefill_runner()
@@ -232,12 +234,6 @@ class Rig:
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self._noise).to(self.device, torch.bfloat16)
-
-    def _pools(self) -> tuple[Any, Any]:
-        wanted, tokens = self.wanted, ROWS * CONTEXT
-        shape = {"heads": wanted.kv_heads, "head_dim": wanted.width, "device": self.device}
-        sizes = (tokens, tokens, wanted.page)
-        return filled_pools(*sizes, torch.bfloat16, self._noise, **shape)
 
     def _model_runner(self) -> NoneByDefault:
         wanted, tokens = self.wanted, ROWS * CONTEXT

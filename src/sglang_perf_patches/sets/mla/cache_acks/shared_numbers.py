@@ -34,12 +34,8 @@ class SharedNumbers:
     """A place in shared memory for each rank's numbers of this round, and of the one before.
 
     A rank is never two rounds ahead of another one, since it waits in each for all of them. So it
-    writes over numbers that all have read.
-
-    Args:
-        file: the memory, of `needs` bytes.
-        rank: this one of so many `ranks`; its `peers` are the others.
-        most: numbers in a round.
+    writes over numbers that all have read. The file is the memory, of `needs` bytes for so many
+    ranks and at most so many numbers in a round; `rank` is this one, `peers` are the others.
 
     Raises:
         OSError: there is no such file, or it can't be mapped.

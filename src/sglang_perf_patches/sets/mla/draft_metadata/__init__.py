@@ -73,9 +73,7 @@ def init_forward_metadata_replay_cuda_graph(self, forward_batch, bs, *, patch):
     steps = self.attn_backends
     for step in steps[:1] if _is_shared(steps, forward_batch.batch_size) else steps:
         step.init_forward_metadata_replay_cuda_graph(
-            bs,
-            forward_batch.req_pool_indices,
-            forward_batch.seq_lens,
+            *(bs, forward_batch.req_pool_indices, forward_batch.seq_lens),
             seq_lens_sum=-1,
             encoder_lens=None,
             forward_mode=patch.state.decode,

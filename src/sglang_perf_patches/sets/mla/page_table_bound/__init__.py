@@ -49,7 +49,6 @@ STATES = ("decode_cuda_graph_metadata", "target_verify_metadata", "draft_extend_
 """Where a backend with topk = 1 keeps the tables of its graphs."""
 
 _TABLES = ("page_table", "page_table_draft_decode", "swa_page_table")
-_CHECKED = ("FA3 draft-decode page_table", "FA3 decode page_table")
 
 
 @PATCH.setup()
@@ -80,7 +79,7 @@ def init_cuda_graph_state(self, max_bs, max_num_tokens, *, patch, stock):
 @PATCH.replaces(f"{ATTENTION}.utils:assert_buffer_fits", releases="0.5.13 … 0.5.14")
 def assert_buffer_fits(used, capacity, what, *, patch, stock, **context):
     """These releases end the server if a draft reads past its table."""
-    if what in _CHECKED and used > capacity:
+    if what in {"FA3 draft-decode page_table", "FA3 decode page_table"} and used > capacity:
         capacity += patch.state.columns
     stock(used, capacity, what, **context)
 
@@ -102,8 +101,16 @@ def init_forward_metadata(self, forward_batch, *, patch, stock):
         stock(self, forward_batch)
     finally:
         self.max_context_len = context
-    if _cut_back(self, context, held):
-        patch.ran.seen = True
+    metadata = self.forward_metadata
+    if metadata.max_seq_len_k < held:
+        return
+    patch.ran.seen = True
+    metadata.max_seq_len_k -= held - context
+    width = _pages(min(metadata.max_seq_len_k, held), self.page_size)
+    for name in ("page_table", "swa_page_table"):
+        table = getattr(metadata, name)
+        if table is not None:
+            setattr(metadata, name, table[:, :width])
 
 
 def longer(table: Any, columns: int) -> Any:
@@ -138,17 +145,3 @@ def _speculates(backend: Any, batch: Any) -> bool:
         and (mode.is_decode() or mode.is_target_verify() or mode.is_draft_extend_v2())
         and getattr(spec_info, "ragged_verify_layout", None) is None
     )
-
-
-def _cut_back(backend: Any, context: int, held: int) -> bool:
-    """Give the eager table stock's width; returns whether there was one to cut."""
-    metadata = backend.forward_metadata
-    if metadata.max_seq_len_k < held:
-        return False
-    metadata.max_seq_len_k -= held - context
-    width = _pages(min(metadata.max_seq_len_k, held), backend.page_size)
-    for name in ("page_table", "swa_page_table"):
-        table = getattr(metadata, name)
-        if table is not None:
-            setattr(metadata, name, table[:, :width])
-    return True

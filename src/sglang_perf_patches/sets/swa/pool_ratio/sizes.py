@@ -42,8 +42,9 @@ class Needs(NamedTuple):
 
 
 class Pools(NamedTuple):
-    """The sliding-window pool in tokens, and the ratio that makes stock choose it."""
+    """Sizes of both pools in tokens, and the ratio that makes stock choose them."""
 
+    full: int
     swa: int
     ratio: float
     tails: int
@@ -61,13 +62,13 @@ def fit(
     full = int((available - swa * swa_cell) / full_cell)
     if full <= stock_full:
         return None
-    return Pools(swa, swa / full, tails)
+    return Pools(full, swa, swa / full, tails)
 
 
 def fit_tokens(needs: Needs, *, ratio: float, full: int) -> Pools | None:
     """As `fit`, for a known size of the full pool, in tokens."""
     swa, tails = _sized(needs, full * ratio)
-    return Pools(swa, swa / full, tails) if swa < full * ratio else None
+    return Pools(full, swa, swa / full, tails) if swa < full * ratio else None
 
 
 def _sized(needs: Needs, stock: float) -> tuple[int, int]:

@@ -74,14 +74,9 @@ def is_equal(
 ) -> bool:
     """Whether a request of so many tokens, without a prefix, gives the same bits in a bucket.
 
-    Args:
-        attention: the release's ``flash_attn_with_kvcache``.
-        kind: of the layer.
-        page: tokens of a KV page.
-        tokens: of the request.
-        bucket: tokens of the capture.
-        splits: what the capture passes.
-        like: an empty tensor of the server's device and dtype.
+    `attention` is the release's ``flash_attn_with_kvcache``, `page` are tokens of a KV page, and
+    `bucket` those of the capture, which passes `splits`. `like` is an empty tensor of the server's
+    device and dtype.
     """
     draw = torch.Generator(like.device).manual_seed(tokens)
     pages = -(-bucket // page)

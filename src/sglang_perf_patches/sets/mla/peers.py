@@ -71,21 +71,18 @@ class Peers:
 
     def __init__(self, pids: Mapping[int, int]) -> None:
         self.ended = ""
-        self._ranks: dict[int, int] = {}
         self._ends = select.poll()
+        self._words: dict[int, str] = {}
         for rank, pid in pids.items():
+            words = f"rank {rank} of this server has ended"
             try:
                 file = os.pidfd_open(pid)
             except ProcessLookupError:
-                self.ended = _ended(rank)
+                self.ended = words
                 return
-            self._ranks[file] = rank
+            self._words[file] = words
             self._ends.register(file, select.POLLIN)
         threading.Thread(target=self._watch, name="watched ranks", daemon=True).start()
 
     def _watch(self) -> None:
-        self.ended = _ended(self._ranks[self._ends.poll()[0][0]])
-
-
-def _ended(rank: int) -> str:
-    return f"rank {rank} of this server has ended"
+        self.ended = self._words[self._ends.poll()[0][0]]

@@ -102,8 +102,7 @@ def both(
 ) -> list[tuple[T, R, R]]:
     """Run every input on stock and then with patches: each input with stock's and their result.
 
-    Raises:
-        Different: there is no input, or as `live`.
+    Raises as `live`, and if there is no input.
     """
     require(inputs, f"{', '.join(patches)}: no input was made")
     _require_stock()

@@ -16,11 +16,7 @@ STOCKS = "a rank of this server runs stock's code here"
 
 
 def require_support(what: str) -> None:
-    """Gate a patch whose ranks share memory where that can't work; `what` is what they share.
-
-    Raises:
-        Gated: on another processor, or where a process can't watch another one.
-    """
+    """Raise `Gated` where ranks can't share memory; `what` is what they would share."""
     if platform.machine() not in {"x86_64", "AMD64"}:
         # Readers rely on stores that become visible in their order.
         raise Gated(f"{what} in shared memory was tested on x86-64 only")

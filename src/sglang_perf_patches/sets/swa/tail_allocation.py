@@ -80,10 +80,7 @@ def unmap(allocator: Any, slots: Any) -> None:
 
 @contextmanager
 def tail_only(allocator: Any, swa_tail_len: int) -> Iterator[None]:
-    """Within this context `allocator` gives sliding-window KV only to the tail of an allocation.
-
-    Stock's caller asks for the whole sequence. Other allocators keep stock's methods.
-    """
+    """Within, this one allocator gives window KV only to the tail of a whole allocation."""
     full, swa = allocator.full_attn_allocator, allocator.swa_attn_allocator
 
     def alloc(need_size: int) -> Any:

@@ -100,10 +100,7 @@ def idle(queue: Any) -> bool:
 
 
 def wanted(decode: Any, req: Any, held: int) -> int:
-    """Sliding-window tokens that stock's rule wants until the end of a request.
-
-    `held` is what it holds when it is admitted, in tokens.
-    """
+    """Tokens that stock's rule wants until a request ends, which holds `held` once admitted."""
     return held + int(min(req.sampling_params.max_new_tokens, decode.CLIP_MAX_NEW_TOKEN))
 
 

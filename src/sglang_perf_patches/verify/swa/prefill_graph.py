@@ -49,6 +49,7 @@ class Play:
         left: prefills that replay stock's graph, counted from the first; None for any.
         window: what a token attends to on its left.
         width: values of a head.
+        page: tokens of a KV page.
         windowed: whether there is a window pool.
         smaller: the next smaller bucket of the server.
     """
@@ -269,11 +270,7 @@ def furnished(wanted: Play) -> Any:
 
 
 def play(wanted: Play, make: Any = Rig) -> dict[str, Any]:
-    """Outputs and KV of each prefill.
-
-    Raises:
-        Different: another graph was replayed than the play says.
-    """
+    """Outputs and KV of each prefill; `Different` if one replayed another graph than wanted."""
     with furnished(wanted):
         server = make(wanted)
         server.capture()

@@ -56,11 +56,7 @@ class SharedNumbers:
         return 2 * ranks * (1 + most) * _BYTES
 
     def smallest(self, mine: Sequence[int]) -> list[int]:
-        """The smallest of all ranks' numbers at each place.
-
-        Raises:
-            RuntimeError: another rank has ended.
-        """
+        """The smallest of all ranks' numbers at each place; `RuntimeError` if a rank has ended."""
         numbers, count = self._numbers, len(mine)
         self._round += 1
         places = self._places[self._round % 2]

@@ -136,11 +136,7 @@ class WatchedQueue:
         self._peers = peers
 
     def broadcast(self, requests: Any) -> Any:
-        """The first rank's requests, on each rank.
-
-        Raises:
-            RuntimeError: another rank has ended.
-        """
+        """The first rank's requests, on each rank; `RuntimeError` if another rank has ended."""
         queue, memory = self._queue, self._memory
         flags, peers = self._flags[queue.current_idx], self._peers
         if queue._is_writer:

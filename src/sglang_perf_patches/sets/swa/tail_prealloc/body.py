@@ -239,10 +239,7 @@ def price(self, req, *, patch, stock, reserves=True):
 
 @PATCH.replaces(PRICE, releases=TRACKS)
 def price_without_reserve(self, req, *, patch, stock):
-    """Hold no sliding-window KV back for the decode steps to come.
-
-    Without a prefix cache the window bounds what a request grows to.
-    """
+    """Hold no KV back for decode steps: without a prefix cache the window bounds the growth."""
     return price(self, req, patch=patch, stock=stock, reserves=False)
 
 

@@ -189,7 +189,7 @@ def beyond(table: Any, row: int, page: int) -> int:
 
 
 def at_the_limit(mode: str, *, graph: bool, page: int) -> None:
-    """A batch that reads past the context: `Different` unless only its own pages, or padding's."""
+    """A batch that reads past the context; `Different` if pages but its own and padding's."""
     lengths = [CONTEXT + 2, 17, CONTEXT - 2]  # the first one has just ended
     case = {"mode": mode, "lengths": lengths, "graph": graph, "padding": 0}
     what = f"{mode}, {'graph' if graph else 'eager'}, page {page}"

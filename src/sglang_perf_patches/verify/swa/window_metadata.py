@@ -99,13 +99,10 @@ class Windows:
     """The real ``TritonAttnBackend``, and what it reads."""
 
     def __init__(self, wanted: Play, device: str | None = None) -> None:
-        """Build everything, within `furnished`.
-
-        Tensors are where `device` begins: the tests name the CPU otherwise, to count what would
-        wait for it.
-        """
+        """Build everything, within `furnished`."""
         self.wanted = wanted
         self._device = device or stock.device()
+        # The tests name the CPU otherwise, to count what would wait for it.
         self._where = self._device.partition(":")[0]
         self._noise = torch.Generator().manual_seed(wanted.seed)
         self.pool, self.allocator = self._pools()

@@ -15,7 +15,6 @@ from ....model.patch import of
 from ..proven import TABLES
 from ..references import ATTENTION, FLASH, FLASH_MODULE
 
-_EAGER = f"{FLASH}.init_forward_metadata"
 _MHA_TABLE = "trtllm_mha_page_table:build_trtllm_mha_page_table"
 
 PATCH = Declaration(
@@ -28,9 +27,7 @@ PATCH = Declaration(
     worth=fixes("near the context limit, stock crashes with an illegal memory access"),
     upstream=("sgl-project/sglang#34239", "sgl-project/sglang#35985"),
     depends=(
-        f"{FLASH}.__init__",
-        _EAGER,
-        f"{FLASH}.init_forward_metadata_capture_cuda_graph",
+        *of(FLASH, "__init__", "init_forward_metadata", "init_forward_metadata_capture_cuda_graph"),
         *of(FLASH, "init_forward_metadata_replay_cuda_graph", "init_forward_metadata_out_graph"),
         *of(FLASH, "_bind_metadata_buffers", "_apply_cuda_graph_metadata"),
         f"{FLASH}.init_forward_metadata_in_graph",
@@ -84,7 +81,7 @@ def assert_buffer_fits(used, capacity, what, *, patch, stock, **context):
     stock(used, capacity, what, **context)
 
 
-@PATCH.replaces(_EAGER, releases="0.5.16 …")
+@PATCH.replaces(f"{FLASH}.init_forward_metadata", releases="0.5.16 …")
 def init_forward_metadata(self, forward_batch, *, patch, stock):
     """From 0.5.16 on, eager tables are as wide as the context where the host has no lengths.
 

@@ -52,10 +52,9 @@ def setup_triton(patch):
 
 @PATCH.replaces(f"{OVERLAP}:decide_needs_cpu_seq_lens")
 def decide_needs_cpu_seq_lens(server_args, attn_backends, *, patch, stock):
-    """Ask stock's rule again, about the backends that a step runs on.
+    """Ask stock's rule again, with a `view` of the arguments, about the backends of a step.
 
-    Its answer changes only for backends of the classes in `equal`. It sees a `view` of the server's
-    arguments.
+    Its answer changes only for backends of the classes in `equal`.
     """
     state = patch.state
     stocks = bool(stock(server_args, attn_backends))

@@ -130,7 +130,7 @@ BREAKS = {
     ),
     "swa.idle-admission": (
         "swa/idle_admission/__init__.py",
-        "idle(self) and patch.state.serves(self)",
+        "idle(self) and _serves(patch, self)",
         "False",
     ),
     "swa.window-pool": (

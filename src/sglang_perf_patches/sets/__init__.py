@@ -22,11 +22,7 @@ class FingerprintError(OperatorError, RuntimeError):
 
 @lru_cache(maxsize=1)
 def load() -> tuple[PatchSet, ...]:
-    """Every set with its fingerprints.
-
-    Raises:
-        FingerprintError: a ``known.json`` is missing or damaged.
-    """
+    """Every set with its fingerprints; raises as `read_known`."""
     return tuple(_declared(name, read_known(name)) for name in NAMES)
 
 

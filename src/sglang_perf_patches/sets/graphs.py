@@ -19,8 +19,8 @@ from typing import Any
 from torch import distributed
 
 MOST = 30
-"""Buckets, the smallest ones, of which a server of several ranks captures a further graph: each
-takes some two seconds of its boot. The default has so many of up to 512 tokens."""
+"""Buckets, the smallest, of which a server of several ranks captures a further graph: each takes
+some two seconds of its boot. The default has so many of up to 512 tokens."""
 _made = itertools.count()
 _WARM = "_sglang_perf_patches_warm"
 """On what further graphs share once their kernels are loaded."""
@@ -63,14 +63,10 @@ def may_have_further(runner: Any, bucket: int) -> bool:
 def without_warm_up(runner: Any, capturing: Any, owner: Any) -> Iterator[None]:
     """Within, stock's warm-ups of a capture run nothing, but for an owner's first capture.
 
-    The capture of the bucket's other graph was warmed up just before, with the same shapes. Kernels
+    The bucket's other graph was captured just before, and warmed up with the same shapes. Kernels
     that only the further graphs have are compiled and loaded for the first one, which is the
-    largest: a capture that loads one fails.
-
-    Args:
-        runner: a PrefillCudaGraphRunner, whose bucket was captured just before.
-        capturing: stock's ``_current_capture_var``.
-        owner: what the further graphs of a server share.
+    largest: a capture that loads one fails. `runner` is a PrefillCudaGraphRunner, `capturing` is
+    stock's ``_current_capture_var``, and the further graphs of a server share `owner`.
     """
     if not hasattr(owner, _WARM):
         yield
@@ -91,13 +87,8 @@ def without_warm_up(runner: Any, capturing: Any, owner: Any) -> Iterator[None]:
 def wait_for_loads(counter: Any, ask: Any, layers: Sequence[int]) -> None:
     """Wait, as stock's eager layers do one by one, until what a request loads from the host is in.
 
-    The pool waits in Python, whenever a layer asks for its part. A replay asks for nothing. So each
-    captured layer's part is asked for here, by stock's own code.
-
-    Args:
-        counter: the pool's ``layer_transfer_counter``.
-        ask: what a layer calls with its number.
-        layers: the numbers.
+    The pool, whose ``layer_transfer_counter`` is `counter`, waits in Python whenever a layer calls
+    `ask` with its number. A replay asks for nothing, so each captured layer's part is asked for.
     """
     if counter is not None and getattr(counter, "consumer_index", 0) >= 0:
         for layer in layers:

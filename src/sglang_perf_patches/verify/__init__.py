@@ -48,8 +48,7 @@ class Inputs(Protocol):
     """Where a check's inputs come from: seeded draws, or, in the tests, hypothesis."""
 
     def __call__(self, draw: Callable[[Random], T], count: int | None = None) -> list[T]:
-        """So many inputs made by `draw`; as many as the source of inputs likes for None."""
-        ...
+        """So many inputs made by `draw`; for None, as many as the source chooses."""
 
 
 Check = Callable[[Inputs], int]
@@ -58,35 +57,28 @@ Check = Callable[[Inputs], int]
 
 @dataclass(frozen=True)
 class Case:
-    """What is compared on the device for one patch, or a part of that.
-
-    Attributes:
-        patch: its id.
-        what: what must be equal, in a sentence.
-        device: where it runs.
-        module: its file, below this package.
-    """
+    """What is compared on the device for one patch, or a part of that."""
 
     patch: str
-    what: str
+    what: str  # what must be equal, in a sentence
     device: Device
-    module: str
+    module: str  # its file, below this package
 
 
 def cases(patch_id: str) -> list[Case]:
-    """What of a patch depends on the device; none if nothing does. Only this decides it."""
+    """What of a patch depends on the device; only this decides it."""
     of_set, _, name = room_of(patch_id).partition(".")
     folder = Path(__file__).parent / of_set
     files = [*folder.glob(f"{name}.py"), *sorted(folder.glob(f"{name}_*.py"))]
     device: Device = "mlx" if of_set == "mlx" else "cuda"
-    return [Case(patch_id, _first_line(file), device, f"{of_set}.{file.stem}") for file in files]
-
-
-def _first_line(file: Path) -> str:
-    return (ast.get_docstring(ast.parse(file.read_text("utf-8"))) or "").partition("\n")[0]
+    found = []
+    for file in files:
+        text = ast.get_docstring(ast.parse(file.read_text("utf-8"))) or ""
+        what = text.partition("\n")[0]
+        found.append(Case(patch_id, what, device, f"{of_set}.{file.stem}"))
+    return found
 
 
 def checks(module: str) -> Mapping[str, Check]:
     """Import a case's checks, by name; this imports sglang."""
-    of_case: Mapping[str, Check] = import_module(f"{__name__}.{module}").CHECKS
-    return of_case
+    return dict(import_module(f"{__name__}.{module}").CHECKS)

@@ -3,15 +3,13 @@
 Prints one JSON line a case: ``case``, ``seconds`` of its checks, ``gpu`` (the name and the
 capability of the one that kernels ran on) and one of ``compared`` (how many comparisons were
 equal), ``different``, ``missing`` (what this machine lacks; with ``needless`` if no server here
-runs that) or ``failed`` (the tracebacks of anything else). If other checks of the case were equal,
-``compared`` has a line of its own before ``missing``. Every check of a case runs, whatever becomes
-of the others, and each that differs or fails is reported by its name; so is one that misses
-something where others don't.
+runs that) or ``failed`` (the tracebacks of anything else). Every check of a case runs, whatever
+becomes of the others. Reasons begin with the name of a check; if no check was equal, those of
+``missing`` don't. If one was, ``compared`` has a line of its own before ``missing``.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
@@ -56,15 +54,11 @@ def _one_configuration() -> None:
     Both sides run the same kernels, so which one makes no difference; to try all takes minutes.
     """
     try:
-        triton: Any = importlib.import_module("triton")
+        import triton
     except ImportError:  # each check says what it lacks
         return
     tune = triton.autotune
-
-    def autotune(configs: Any, *args: Any, **kwargs: Any) -> Any:
-        return tune(configs[-1:], *args, **kwargs)
-
-    triton.autotune = autotune
+    triton.autotune = lambda configs, *args, **kwargs: tune(configs[-1:], *args, **kwargs)
 
 
 def run(
@@ -89,20 +83,22 @@ def run(
 def _compared(by_name: Mapping[str, Check], inputs: Inputs) -> list[dict[str, Any]]:
     """Run all checks of a case: the worst that became of any, and of which."""
     compared = 0
-    reasons_by_word: dict[str, list[str]] = {"failed": [], "different": []}
+    failed: list[str] = []
+    different: list[str] = []
     missing: dict[str, Missing] = {}
     for name, check in by_name.items():
         try:
             compared += check(inputs)
         except Different as error:
-            reasons_by_word["different"].append(f"{name}: {error}")
+            different.append(f"{name}: {error}")
         except Missing as error:
             missing[name] = error
         except Exception:
-            reasons_by_word["failed"].append(f"{name}:\n{traceback.format_exc()}")
-    for word, reasons in reasons_by_word.items():
-        if reasons:
-            return [{word: ("\n" if word == "failed" else "; ").join(dict.fromkeys(reasons))}]
+            failed.append(f"{name}:\n{traceback.format_exc()}")
+    if failed:
+        return [{"failed": "\n".join(failed)}]
+    if different:
+        return [{"different": "; ".join(different)}]
     needless = all(isinstance(each, Needless) for each in missing.values())
     if missing and compared:
         named = (f"{name}: {reason}" for name, reason in missing.items())

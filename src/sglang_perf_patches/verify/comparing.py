@@ -30,10 +30,8 @@ def installed() -> source.Tree:
 def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> Iterator[None]:
     """Keep patches live together in this process, and stock back afterwards.
 
-    Args:
-        patches: their ids.
-        beside: ids of more patches, which may be gated here.
-        ran: whether code of any of them must have run by then, or must not have; None for either.
+    Further ones, `beside`, may be gated here. `ran` is whether code of any of the others must have
+    run by then, or must not have; None for either.
 
     Raises:
         Different: one did not go live, `ran` does not hold, or a patch of an earlier play is still
@@ -43,14 +41,13 @@ def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> 
     _require_stock()
     selection = ",".join((*patches, *beside))
     try:
-        start = partial(engine.activate_now, selection, tree=installed())
-        report = executor.do(start)
+        report = executor.do(partial(engine.activate_now, selection, tree=installed()))
         for patch in (*patches, *beside):
             state = report.of(patch)
             if state.state == "gated" and patch not in beside:
                 raise Missing(f"gated here: {state.reason}")
-            is_right = state.state in {"live", "gated"}
-            require(is_right, f"{patch} is {state.state}: {state.reason}")
+            if state.state not in {"live", "gated"}:
+                raise Different(f"{patch} is {state.state}: {state.reason}")
         yield
         seen = sglang_perf_patches.activate(selection)
         is_right = ran in {None, any(seen.of(patch).ran for patch in patches)}
@@ -60,7 +57,7 @@ def live(*patches: str, beside: Sequence[str] = (), ran: bool | None = True) -> 
 
 
 def _off() -> Report | None:
-    """Remove all patches, also those that waited for objects; what stays on all the same."""
+    """Remove all patches, also those that waited for objects; returns what stays on."""
     sglang_perf_patches.deactivate()
     if engine.report() is not None:
         gc.collect()
@@ -69,10 +66,9 @@ def _off() -> Report | None:
 
 
 def _require_stock() -> None:
-    left = _off()
-    live = [each for each in left.patches if each.state == "live"] if left else []
-    reasons = "; ".join(f"{each.id}: {each.reason}" for each in live)
-    require(left is None, f"on after deactivate(): {reasons}")
+    if left := _off():
+        live = (f"{each.id}: {each.reason}" for each in left.patches if each.state == "live")
+        raise Different(f"on after deactivate(): {'; '.join(live)}")
 
 
 def same(
@@ -83,20 +79,13 @@ def same(
     ran: bool | None = True,
     stock: Callable[[T], Any] | None = None,
 ) -> int:
-    """Run every input on stock and then with the patch; each pair of results must be equal.
+    """Run every input on stock and then with the patch, and return how many were compared.
 
-    Args:
-        patch: its id.
-        run: gives the result of one input: tensors, numbers, strings, and containers of these.
-        inputs: what to run; at least one.
-        ran: see `live`.
-        stock: gives stock's result of one input, if `run` need not do that again.
-
-    Returns:
-        how many were compared.
+    `run` gives the result of one input: tensors, numbers, strings, and containers of these. `stock`
+    gives stock's, if `run` need not do that again. For `ran` see `live`.
 
     Raises:
-        Different: two results differ in a bit, in shape, dtype or type.
+        Different: two results differ in a bit, in shape, dtype or type; or as `both`.
     """
     for value, expected, actual in both((patch,), run, inputs, ran=ran, stock=stock):
         require_same(f"{patch}, {value!r}", expected, actual)
@@ -113,8 +102,7 @@ def both(
 ) -> list[tuple[T, R, R]]:
     """Run every input on stock and then with patches: each input with stock's and their result.
 
-    Raises:
-        Different: there is no input, or as `live`.
+    Raises as `live`, and if there is no input.
     """
     require(inputs, f"{', '.join(patches)}: no input was made")
     _require_stock()
@@ -126,9 +114,8 @@ def both(
 
 def some(inputs: Inputs, scenarios: Sequence[T]) -> list[T]:
     """The first of a case's own scenarios: all, or fewer where `inputs` draws fewer than asked."""
-    if not scenarios:
-        return []
-    return list(scenarios[: len(inputs(lambda random: random.random(), len(scenarios)))])
+    count = len(inputs(lambda random: random.random(), len(scenarios))) if scenarios else 0
+    return list(scenarios[:count])
 
 
 def require_same(what: str, expected: Any, actual: Any) -> None:
@@ -168,10 +155,8 @@ def _tensors_differ(expected: Any, actual: Any, where: str) -> str | None:
     import torch
 
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
-        return (
-            f"{where} is {actual.dtype} {tuple(actual.shape)}, "
-            f"not {expected.dtype} {tuple(expected.shape)}"
-        )
+        kinds = [f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (actual, expected)]
+        return f"{where} is {kinds[0]}, not {kinds[1]}"
     one, other = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (expected, actual))
     if torch.equal(one, other):
         return None

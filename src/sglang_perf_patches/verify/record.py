@@ -28,8 +28,7 @@ def before(judged: Sequence[Verdict]) -> dict[str, list[dict[str, Any]]]:
 def keep(prepared: Mapping[str, list[dict[str, Any]]], outcomes: Sequence[Outcome]) -> list[str]:
     """Write a record for each patch of which every case was equal, or is needless on this GPU.
 
-    Returns:
-        a line for each such patch: where its record is, or why it has none.
+    Returns a line for each such patch: where its record is, or why it has none.
     """
     lines = []
     for patch_id, possible in prepared.items():

@@ -13,6 +13,7 @@ from ..compat.verdict import Verdict
 from . import NEEDS, Case, Device, cases
 
 Word = Literal["equal", "proven", "different", "failed", "skipped", "built-in", "absent", "refused"]
+"""``equal`` is bit by bit, ``proven`` on any machine; the last three are verdicts."""
 
 ON: dict[Device, str] = {"cuda": "the GPU with the release's kernels", "mlx": "MLX's device"}
 
@@ -24,9 +25,6 @@ class Outcome:
     """The result of one case, of the part of it that can't run here, or of a patch without a case.
 
     Attributes:
-        patch: its id.
-        word: ``equal`` bit by bit, ``proven`` on any machine, ``different``, ``failed``,
-            ``skipped``, or the verdict on a patch that does not apply.
         reason: what was equal, how it differs, or why it was skipped; one sentence.
         device: where it ran, None if it did not.
         compared: how many comparisons were equal.
@@ -48,10 +46,7 @@ class Outcome:
 
 
 def plan(judged: Sequence[Verdict]) -> tuple[list[Outcome], list[list[Case]]]:
-    """Sort out what can be compared with stock on this machine.
-
-    Args:
-        judged: verdicts on the installed tree.
+    """Sort out what can be compared with stock on this machine, by verdicts on the installed tree.
 
     Returns:
         what needs no comparison here, or can't be compared, and why; and the cases of each process.
@@ -76,12 +71,7 @@ def plan(judged: Sequence[Verdict]) -> tuple[list[Outcome], list[list[Case]]]:
 
 
 def verify(processes: Iterable[Sequence[Case]], *, limit_s: float) -> Iterator[Outcome]:
-    """Compare with stock, case by case; all processes start at once.
-
-    Args:
-        processes: of a `plan`.
-        limit_s: seconds that a process may take.
-    """
+    """Compare with stock, case by case; all processes start at once, for `limit_s` at most."""
     with ExitStack() as stack:
         started = []
         for together in processes:
@@ -97,23 +87,16 @@ def exit_code(outcomes: Iterable[Outcome], in_full: Iterable[str]) -> int:
 
     A patch that upstream has needs no comparison.
     """
-    words = by_patch(outcomes)
+    words: dict[str, set[Word]] = {}
+    for outcome in outcomes:
+        words.setdefault(outcome.patch, set()).add(outcome.word)
     applies = any(of - {"built-in", "absent", "refused"} for of in words.values())
     if not applies and any(of != {"built-in"} for of in words.values()):
         return 1
     if any(of & {"different", "failed"} for of in words.values()):
         return 1
-    return int(
-        any(not words.get(each, set()) & {"equal", "proven", "built-in"} for each in in_full)
-    )
-
-
-def by_patch(outcomes: Iterable[Outcome]) -> dict[str, set[Word]]:
-    """Patch → the words of its outcomes."""
-    words: dict[str, set[Word]] = {}
-    for outcome in outcomes:
-        words.setdefault(outcome.patch, set()).add(outcome.word)
-    return words
+    good = {each for each, of in words.items() if of & {"equal", "proven", "built-in"}}
+    return int(not good.issuperset(in_full))
 
 
 def _lacking(device: Device) -> str:
@@ -146,14 +129,6 @@ def _outcome(case: Case, data: dict[str, Any]) -> Outcome:
         word, reason = "skipped", data["missing"]
     else:
         word, reason = "failed", f"its case ended with {data['failed'].strip().splitlines()[-1]}"
-    return Outcome(
-        case.patch,
-        word,
-        reason,
-        case.device,
-        data.get("compared", 0),
-        data["seconds"],
-        data.get("failed", ""),
-        tuple(data.get("gpu") or ()),
-        data.get("needless", False),
-    )
+    traceback, gpu = data.get("failed", ""), tuple(data.get("gpu") or ())
+    told = {name: data[name] for name in ("compared", "seconds", "needless") if name in data}
+    return Outcome(case.patch, word, reason, case.device, traceback=traceback, gpu=gpu, **told)

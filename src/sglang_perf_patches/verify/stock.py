@@ -71,14 +71,8 @@ def window_pools(
 ) -> tuple[Any, Any]:
     """A pool of sliding windows with one layer of each kind, and its allocator.
 
-    Args:
-        full: tokens of the full pool, whose layer is 1.
-        windowed: tokens of the window pool, whose layer is 0.
-        page: in tokens.
-        dtype: of KV.
-        heads: of KV.
-        head_dim: of each.
-        device: where it is.
+    The full pool, whose layer is 1, has `full` tokens; the window pool, of layer 0, `windowed`. A
+    `page` is in tokens.
     """
     module = importlib.import_module(f"{MEMORY}.swa_memory_pool")
     plain = {"enable_kvcache_transpose": False}

@@ -16,11 +16,7 @@ STOCKS = "a rank of this server runs stock's code here"
 
 
 def require_support(what: str) -> None:
-    """Gate a patch whose ranks share memory where that can't work; `what` is what they share.
-
-    Raises:
-        Gated: on another processor, or where a process can't watch another one.
-    """
+    """Raise `Gated` where ranks can't share memory; `what` is what they would share."""
     if platform.machine() not in {"x86_64", "AMD64"}:
         # Readers rely on stores that become visible in their order.
         raise Gated(f"{what} in shared memory was tested on x86-64 only")
@@ -33,10 +29,7 @@ def require_support(what: str) -> None:
 class Announced:
     """What the ranks of a group tell each other in the store of their process group.
 
-    Args:
-        topic: of the announcement; each group of ranks has its own.
-        rank: this one, as the whole server counts them.
-        ranks: all of the group.
+    Each group has its own topic. Ranks are numbered as in the whole server.
     """
 
     def __init__(self, topic: str, rank: int, ranks: Iterable[int]) -> None:
@@ -69,30 +62,23 @@ class Announced:
 class Peers:
     """The other ranks' processes, and a thread that sleeps until one of them ends.
 
-    Args:
-        pids: rank → its process.
-
-    Attributes:
-        ended: which rank has ended, as a clause; empty while all live.
+    `pids` is rank → its process; `ended` says which rank has ended, and is empty while all live.
     """
 
     def __init__(self, pids: Mapping[int, int]) -> None:
         self.ended = ""
-        self._ranks: dict[int, int] = {}
         self._ends = select.poll()
+        self._words: dict[int, str] = {}
         for rank, pid in pids.items():
+            words = f"rank {rank} of this server has ended"
             try:
                 file = os.pidfd_open(pid)
             except ProcessLookupError:
-                self.ended = _ended(rank)
+                self.ended = words
                 return
-            self._ranks[file] = rank
+            self._words[file] = words
             self._ends.register(file, select.POLLIN)
         threading.Thread(target=self._watch, name="watched ranks", daemon=True).start()
 
     def _watch(self) -> None:
-        self.ended = _ended(self._ranks[self._ends.poll()[0][0]])
-
-
-def _ended(rank: int) -> str:
-    return f"rank {rank} of this server has ended"
+        self.ended = self._words[self._ends.poll()[0][0]]

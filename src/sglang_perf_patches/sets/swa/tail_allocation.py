@@ -26,50 +26,26 @@ def alloc_extend_swa_tail(
     the slot of the last token of the prefix, -1 where there is none. The last `swa_tail_len` tokens
     get sliding-window KV; the first of them is the first of a page.
 
-    Returns:
-        the slots of the new tokens, int64 of shape ``(extend_num_tokens,)``; None, and nothing
-        taken, where either pool lacks pages.
+    Returns the slots of the new tokens, int64 of shape ``(extend_num_tokens,)``; None, and nothing
+    taken, where either pool lacks pages.
     """
     import torch
 
-    page = self.page_size
+    page, full, swa = self.page_size, self.full_attn_allocator, self.swa_attn_allocator
     before, after = int(prefix_lens_cpu[0]), int(seq_lens_cpu[0])
-    full_tokens = ceil_align(after, page) - ceil_align(before, page)
-    if full_tokens > self.full_attn_allocator.available_size():
+    if ceil_align(after, page) - ceil_align(before, page) > full.available_size():
         return None
-    if ceil_align(swa_tail_len, page) > self.swa_attn_allocator.available_size():
+    if ceil_align(swa_tail_len, page) > swa.available_size():
         return None
-    slots = self.full_attn_allocator.alloc_extend(
+    slots = full.alloc_extend(
         prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc, extend_num_tokens
     )
     clear_before_tail(self, slots, swa_tail_len)
     if swa_tail_len:
         none_cpu, tail_cpu = torch.tensor([0]), torch.tensor([swa_tail_len])
         none, tail = none_cpu.to(self.device), tail_cpu.to(self.device)
-        self.full_to_swa_index_mapping[slots[-swa_tail_len:]] = (
-            self.swa_attn_allocator.alloc_extend(
-                none, none_cpu, tail, tail_cpu, none - 1, swa_tail_len
-            )
-        )
-    return slots
-
-
-def alloc_swa_tail(allocator: Any, need_size: int, swa_tail_len: int) -> Any:
-    """As `alloc_extend_swa_tail`, at page size 1 and without a prefix.
-
-    Returns:
-        slots, int64 of shape ``(need_size,)``; None, and nothing taken, where either pool is full.
-    """
-    if need_size > allocator.full_attn_allocator.available_size():
-        return None
-    if swa_tail_len > allocator.swa_attn_allocator.available_size():
-        return None
-    slots = allocator.full_attn_allocator.alloc(need_size)
-    clear_before_tail(allocator, slots, swa_tail_len)
-    if swa_tail_len:
-        allocator.full_to_swa_index_mapping[slots[-swa_tail_len:]] = (
-            allocator.swa_attn_allocator.alloc(swa_tail_len)
-        )
+        mapped = swa.alloc_extend(none, none_cpu, tail, tail_cpu, none - 1, swa_tail_len)
+        self.full_to_swa_index_mapping[slots[-swa_tail_len:]] = mapped
     return slots
 
 
@@ -84,9 +60,9 @@ def clear_before_tail(allocator: Any, slots: Any, swa_tail_len: int) -> None:
 def unmap_pages(allocator: Any, slots: Any) -> None:
     """Unmap every slot of the pages that `slots` touch (sgl-project/sglang#27779).
 
-    Only for an allocator whose queue allocates tails: it has ``_swa_unmaps_pages``.
-    Slots behind the end of a sequence, in its last page, are freed with the page and never
-    named: they would stay mapped to a page that has another owner.
+    Only for an allocator whose queue allocates tails: it has ``_swa_unmaps_pages``. Slots behind
+    the end of a sequence, in its last page, are freed with the page and never named: they would
+    stay mapped to a page that has another owner.
     """
     import torch
 
@@ -104,14 +80,18 @@ def unmap(allocator: Any, slots: Any) -> None:
 
 @contextmanager
 def tail_only(allocator: Any, swa_tail_len: int) -> Iterator[None]:
-    """Within this context `allocator` gives sliding-window KV only to the tail of an allocation.
-
-    Stock's caller asks for the whole sequence; the attributes are the instance's own, so the
-    class, and with it every other allocator, keeps stock's methods.
-    """
+    """Within, this one allocator gives window KV only to the tail of a whole allocation."""
+    full, swa = allocator.full_attn_allocator, allocator.swa_attn_allocator
 
     def alloc(need_size: int) -> Any:
-        return alloc_swa_tail(allocator, need_size, swa_tail_len)
+        """As `alloc_extend_swa_tail`, at page size 1 and without a prefix."""
+        if need_size > full.available_size() or swa_tail_len > swa.available_size():
+            return None
+        slots = full.alloc(need_size)
+        clear_before_tail(allocator, slots, swa_tail_len)
+        if swa_tail_len:
+            allocator.full_to_swa_index_mapping[slots[-swa_tail_len:]] = swa.alloc(swa_tail_len)
+        return slots
 
     def alloc_extend(*args: Any, **kwargs: Any) -> Any:
         return allocator.alloc_extend_swa_tail(*args, **kwargs, swa_tail_len=swa_tail_len)
@@ -124,10 +104,7 @@ def tail_only(allocator: Any, swa_tail_len: int) -> Iterator[None]:
 
 
 def record_evicted(decode: Any, req: Any, length: int) -> None:
-    """Note on a request that its first `length` tokens have no sliding-window KV.
-
-    Where a request keeps the figure changed over the releases.
-    """
+    """Note on a request, where its release does, that `length` tokens have no sliding-window KV."""
     if hasattr(req, "swa_evicted_seqlen"):
         req.swa_evicted_seqlen = length
     elif hasattr(req.kv, "set_evicted_seqlen"):

@@ -1,8 +1,7 @@
-"""What the swa patches share: which queues they serve, and the arithmetic of a sliding window."""
+"""What the swa patches share: which queues they serve, and how much KV a request's window takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
@@ -11,6 +10,9 @@ from ...model.patching import Patching
 ALLOCATORS = ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator")
 """Allocators of one pool whose behaviour the patches know: slots of one token, or whole pages."""
 
+NEVER = 1 << 40
+"""More steps than any request decodes."""
+
 _BY_WINDOW: WeakSet[Any] = WeakSet()
 """Queues that reserve windows by a rule of the patches. They may hold prompts longer than stock's
 window pool, and copies that stock can't load, so the rule stays for as long as they live."""
@@ -18,9 +20,8 @@ window pool, and copies that stock can't load, so the rule stays for as long as 
 
 def stay_with_queues(patching: Patching) -> None:
     """Keep the patch on while a queue is left that `serve_by_window` was told of."""
-    patching.drain(
-        lambda: not len(_BY_WINDOW), "no queue is left that reserves windows by its rule"
-    )
+    waits_for = "no queue is left that reserves windows by its rule"
+    patching.drain(lambda: not len(_BY_WINDOW), waits_for)
 
 
 def serve_by_window(queue: Any) -> None:
@@ -29,25 +30,19 @@ def serve_by_window(queue: Any) -> None:
 
 
 def unserved(queue: Any) -> str | None:
-    """Why a decode prealloc queue is left to stock's code; None if the patches serve it."""
-    return unserved_by_tails(queue) or _unpriced(queue)
+    """Why a decode prealloc queue is left to stock's code; None if the patches serve it.
 
-
-def serving(patching: Patching, mark: str) -> Callable[[Any], bool]:
-    """A function that says whether a queue is supported; if not, it gates the patch.
-
-    The queue keeps the answer in the attribute `mark`.
+    Their own admission arithmetic knows one running batch.
     """
-
-    def serves(queue: Any) -> bool:
-        if mark not in vars(queue):
-            reason = unserved(queue)
-            setattr(queue, mark, reason is None and queue._uses_swa_tail_prealloc())
-            if reason is not None:
-                patching.gate(reason)
-        return bool(getattr(queue, mark))
-
-    return serves
+    if reason := unserved_by_tails(queue):
+        return reason
+    if _width(queue.scheduler, "pp_size") > 1:
+        return "pipeline parallelism is on"
+    # One is what the other is, or implies it: each release has its own words for it.
+    widths = (_width(queue.scheduler, name) for name in ("dp_size", "attn_dp_size", "dwdp_size"))
+    if queue.draft_token_to_kv_pool is not None and max(widths) > 1:
+        return "data parallelism with a draft model is on"
+    return None
 
 
 def unserved_by_tails(queue: Any) -> str | None:
@@ -70,40 +65,22 @@ def unserved_by_tails(queue: Any) -> str | None:
         return "the model has no sliding window"
     if getattr(scheduler, "enable_hisparse", False):
         return "hisparse is on"
-    if shares_prefixes(queue.tree_cache):
+    cache = queue.tree_cache
+    if getattr(cache, "supports_prefix_sharing", lambda: not cache.is_chunk_cache())():
         return "the decode radix cache is on"
     if getattr(scheduler, "decode_offload_manager", None) is not None:
         return "decode KV offload is on"
     return None
 
 
-def _unpriced(queue: Any) -> str | None:
-    """Why our own admission arithmetic, which knows one running batch, does not hold."""
-    if _width(queue.scheduler, "pp_size") > 1:
-        return "pipeline parallelism is on"
-    # One is what the other is, or implies it: each release has its own words for it.
-    ranks = ("dp_size", "attn_dp_size", "dwdp_size")
-    if queue.draft_token_to_kv_pool is not None and any(
-        _width(queue.scheduler, name) > 1 for name in ranks
-    ):
-        return "data parallelism with a draft model is on"
-    return None
-
-
 def _width(scheduler: Any, name: str) -> int:
-    """A size of the server, such as ``dp_size``, as the release resolved it; 1 if it has none.
-
-    From 0.5.17 on the process's context has what was resolved; what a scheduler has are the
-    arguments as they were given.
-    """
+    """A size of the server, such as ``dp_size``, as it was resolved (see `setting`)."""
     try:
-        from sglang.srt import runtime_context
-    except ImportError:
+        from sglang.srt.runtime_context import get_context
+
+        holder = get_context().config_bag("parallel")
+    except (ImportError, AttributeError):  # up to 0.5.16
         holder = scheduler.server_args
-    else:
-        context: Any = getattr(runtime_context, "get_context", lambda: None)()
-        has_groups = hasattr(context, "config_bag")
-        holder = context.config_bag("parallel") if has_groups else scheduler.server_args
     return int(getattr(holder, name, None) or 1)
 
 
@@ -118,26 +95,13 @@ def idle(queue: Any) -> bool:
         or queue.retracted_queue
         or (batch and batch.reqs)
     )
-    if busy:
-        return False
-    whole: int = allocator.size_swa // allocator.page_size * allocator.page_size
-    return bool(allocator.swa_available_size() == whole)
-
-
-def shares_prefixes(tree_cache: Any) -> bool:
-    """Whether a prefix cache keeps KV beyond the life of a request."""
-    if hasattr(tree_cache, "supports_prefix_sharing"):
-        return bool(tree_cache.supports_prefix_sharing())
-    return not tree_cache.is_chunk_cache()
+    whole = allocator.size_swa // allocator.page_size * allocator.page_size
+    return not busy and bool(allocator.swa_available_size() == whole)
 
 
 def wanted(decode: Any, req: Any, held: int) -> int:
-    """Sliding-window tokens that stock's rule wants for a request until it ends.
-
-    `held` is what it holds when it is admitted, in tokens.
-    """
-    new: int = min(req.sampling_params.max_new_tokens, decode.CLIP_MAX_NEW_TOKEN)
-    return held + new
+    """Tokens that stock's rule wants until a request ends, which holds `held` once admitted."""
+    return held + int(min(req.sampling_params.max_new_tokens, decode.CLIP_MAX_NEW_TOKEN))
 
 
 def ceil_align(length: int, page_size: int) -> int:
@@ -164,3 +128,74 @@ def tail_length(length: int, window: int, page_size: int) -> int:
 def fill_length(req: Any) -> int:
     """How many tokens of a request get KV before its next decode step: all but the newest."""
     return len(req.origin_input_ids) + max(len(req.output_ids) - 1, 0)
+
+
+def bound(queue: Any) -> int:
+    """The most sliding-window KV that a request holds while it decodes, in tokens, whole pages.
+
+    Its window, what it decodes until stock evicts again, the page that the window begins in, and
+    the page before it, where stock keeps that too. Plus one token, as with overlap scheduling stock
+    evicts before the last step's token is known. A speculative step decodes as many tokens as are
+    drafted, and has slots for the steps in flight instead, as ``compute_swa_request_cap`` (0.5.21
+    and later) counts them. From 0.5.14 to 0.5.17 stock evicts in every n-th step of the server: a
+    request that does not decode in that step holds more for a while.
+    """
+    if "_swa_bound" not in vars(queue):
+        page = queue.token_to_kv_pool_allocator.page_size
+        window = queue.scheduler.sliding_window_size
+        step, ahead = 1, 1
+        if not queue.scheduler.spec_algorithm.is_none():
+            step, ahead = drafted(queue.scheduler, page)
+        held = window + eviction_interval(window, page) * step + page + kept_margin(page) + ahead
+        queue._swa_bound = ceil_align(held, page)
+    return int(queue._swa_bound)
+
+
+def drafted(holder: Any, page_size: int) -> tuple[int, int]:
+    """Tokens that a speculative step decodes at most, and slots allocated beyond those in use."""
+    tokens = setting(holder, "speculative_num_draft_tokens") or 1
+    steps = setting(holder, "speculative_num_steps") or 1
+    branches = setting(holder, "speculative_eagle_topk") or 1
+    a_step = max(tokens, branches * ceil_align(steps + page_size - 1, page_size))
+    return tokens, 2 * a_step + page_size
+
+
+def setting(holder: Any, name: str) -> Any:
+    """An argument of the server as it was resolved; None if the release has none of that name.
+
+    From 0.5.17 on the resolved arguments are in groups of the process's own, and what the
+    server's parts have are those that the operator gave.
+    """
+    try:
+        from sglang.srt import runtime_context
+    except ImportError:
+        return getattr(holder.server_args, name, None)
+    for group in ("get_schedule", "get_memory", "get_disagg", "get_spec"):
+        arguments = getattr(runtime_context, group, lambda: None)()
+        if hasattr(arguments, name):
+            return getattr(arguments, name)
+    return getattr(holder.server_args, name, None)
+
+
+def eviction_interval(window: int, page_size: int) -> int:
+    """How many steps a request decodes between two evictions by stock; `NEVER` if it never evicts.
+
+    Up to 0.5.13.post1 stock evicts where a request's steps, modulo this, are 1. Modulo 1 they never
+    are: with a window of 1, for example, a request holds all that it decodes.
+    """
+    from sglang.srt.environ import envs
+
+    if hasattr(envs, "SGLANG_SWA_EVICTION_INTERVAL"):
+        return max(1, int(envs.SGLANG_SWA_EVICTION_INTERVAL.get()))
+    interval = window
+    if hasattr(envs, "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER"):
+        part = int(window * envs.SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER.get())
+        interval = max(page_size, part // page_size * page_size)
+    return interval if interval > 1 else NEVER
+
+
+def kept_margin(page_size: int) -> int:
+    """Tokens that eviction keeps in front of the window: one page from 0.5.11 to 0.5.13, else 0."""
+    from sglang.srt.environ import envs
+
+    return page_size if hasattr(envs, "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER") else 0

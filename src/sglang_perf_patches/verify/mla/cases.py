@@ -20,12 +20,8 @@ def forward_batch(
 ) -> Batch:
     """A forward batch of these requests, whose lengths the host has too.
 
-    Args:
-        runner: whose request pool it is of.
-        mode: see `ForwardMode`.
-        requests: rows of the request pool, int64, (requests,).
-        lengths: of their KV, int64, (requests,).
-        fields: further ones, or others in their place.
+    Rows of the runner's request pool, and lengths of their KV, are int64 of shape (requests,).
+    `fields` are further ones, or others in their place.
     """
     batch = Batch(
         batch_size=len(requests),
@@ -83,24 +79,13 @@ def prepare_backend(backend: Any, batch: Batch | NoneByDefault, capture: bool = 
             backend.init_forward_metadata_in_graph(batch)
     elif capture:
         backend.init_forward_metadata_capture_cuda_graph(
-            batch.batch_size,
-            batch.positions.numel(),
-            batch.req_pool_indices,
-            batch.seq_lens,
-            None,
-            batch.forward_mode,
-            batch.spec_info,
+            *(batch.batch_size, batch.positions.numel(), batch.req_pool_indices, batch.seq_lens),
+            *(None, batch.forward_mode, batch.spec_info),
         )
     else:
         backend.init_forward_metadata_replay_cuda_graph(
-            batch.batch_size,
-            batch.req_pool_indices,
-            batch.seq_lens,
-            batch.seq_lens_sum,
-            None,
-            batch.forward_mode,
-            batch.spec_info,
-            batch.seq_lens_cpu,
+            *(batch.batch_size, batch.req_pool_indices, batch.seq_lens, batch.seq_lens_sum),
+            *(None, batch.forward_mode, batch.spec_info, batch.seq_lens_cpu),
         )
 
 

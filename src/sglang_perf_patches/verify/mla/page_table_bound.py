@@ -20,15 +20,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from .. import Different, Inputs
 from ..comparing import live, same
 from ..stock import NoneByDefault
-from .cases import (
-    Batch,
-    draft_batch,
-    forward_batch,
-    prepare,
-    prepare_backend,
-    requests_of,
-    verify_input,
-)
+from .cases import draft_batch, forward_batch, prepare, prepare_backend, requests_of, verify_input
 from .rig import furnished, model_runner, server_args
 
 PATCH = "mla.page-table-bound"
@@ -81,7 +73,7 @@ def drawn(random: Random) -> Case:
     return {
         "lengths": [random.randint(1, most) for _ in range(random.randint(1, CAPTURED - 1))],
         "page": random.choice([1, 4, 16]),
-        "mode": random.choice(["extend", "verify", "draft"]),
+        "mode": random.choice([*MODES, "draft"]),
         "graph": random.random() < 0.6,
         "padding": random.randint(0, 1),
     }
@@ -92,13 +84,9 @@ def served(page: int) -> Iterator[NoneByDefault]:
     """A draft's runner whose request pool has room past the context, as stock's has."""
     arguments = server_args(max_speculative_num_draft_tokens=DRAFT, page_size=page)
     with furnished(arguments, MODULE.__name__):
-        runner = model_runner(
-            arguments,
-            context=-(-(CONTEXT + EXTRA) // page) * page,
-            is_draft_worker=True,
-            tp_size=1,
-            attn_cp_size=1,
-        )
+        context = -(-(CONTEXT + EXTRA) // page) * page
+        draft: dict[str, Any] = {"is_draft_worker": True, "tp_size": 1, "attn_cp_size": 1}
+        runner = model_runner(arguments, context=context, **draft)
         runner.model_config.context_len = CONTEXT
         yield runner
 
@@ -120,7 +108,7 @@ def prepared(runner: NoneByDefault, case: Case) -> list[Any]:
         backend.init_forward_metadata(wanted)
         return [backend.forward_metadata]
     backend.init_cuda_graph_state(CAPTURED, CAPTURED * DRAFT)
-    captured = batch(runner, wanted.forward_mode, [1] * wanted.batch_size, host=True)
+    captured = batch(runner, wanted.forward_mode, [1] * wanted.batch_size, 0, host=True)
     captured.seq_lens.fill_(1)
     prepare_backend(backend, captured, capture=True)
     metadata = backend.forward_metadata
@@ -145,13 +133,8 @@ def _drafted(runner: NoneByDefault, case: Case, padding: int) -> list[Any]:
 
 
 def batch(
-    runner: NoneByDefault,
-    mode: Any,
-    prefixes: list[int],
-    padding: int = 0,
-    *,
-    host: bool = HOST_LENGTHS,
-) -> Batch:
+    runner: Any, mode: Any, prefixes: list[int], padding: int, *, host: bool = HOST_LENGTHS
+) -> Any:
     """A verify or draft-extend of these prefixes, padded as a replayed graph is."""
     count, device = len(prefixes), runner.device
     bs = count + padding
@@ -187,16 +170,14 @@ def read(metadata: Any, page: int) -> dict[str, Any]:
     """What the kernel reads: of the table, the pages of each row up to the table's width."""
     lengths = metadata.cache_seqlens_int32
     pages = [-(-length // page) for length in lengths.tolist()]
+    table = metadata.page_table.to(torch.int32)
     return {
         "lengths": lengths.clone(),
         "starts": metadata.cu_seqlens_k.clone(),
         "queries": metadata.cu_seqlens_q.clone(),
         "most queries": metadata.max_seq_len_q,
         "width": metadata.page_table.shape[1],
-        "table": [
-            metadata.page_table[row, :count].to(torch.int32).clone()
-            for row, count in enumerate(pages)
-        ],
+        "table": [table[row, :count].clone() for row, count in enumerate(pages)],
     }
 
 
@@ -208,32 +189,25 @@ def beyond(table: Any, row: int, page: int) -> int:
 
 
 def at_the_limit(mode: str, *, graph: bool, page: int) -> None:
-    """A batch that reads past the context: each request its own pages, or padding's.
-
-    Raises:
-        Different: a row has another's page, or memory that is not the table's.
-    """
+    """A batch that reads past the context; `Different` if pages but its own and padding's."""
     lengths = [CONTEXT + 2, 17, CONTEXT - 2]  # the first one has just ended
+    case = {"mode": mode, "lengths": lengths, "graph": graph, "padding": 0}
     what = f"{mode}, {'graph' if graph else 'eager'}, page {page}"
     with served(page) as runner:
-        case = {"mode": mode, "lengths": lengths, "graph": graph, "padding": 0}
         for metadata in prepared(runner, case):
             _check(runner, metadata, page, what)
 
 
 def _check(runner: Any, metadata: Any, page: int, what: str) -> None:
-    rows = requests_of(runner, 3)
+    rows, table = requests_of(runner, 3), metadata.page_table
     pool = runner.req_to_token_pool.req_to_token
     for row, length in enumerate(metadata.cache_seqlens_int32.tolist()):
         for column in range(-(-length // page)):
             expected = int(pool[rows[row], column * page]) // page
-            actual = beyond(metadata.page_table, row, column)
-            past = column >= metadata.page_table.shape[1]
-            if actual != expected and not (past and actual == 0):
-                raise Different(
-                    f"{PATCH}: {what}: request {row} reads page {actual} as its {column}th, "
-                    f"which is {expected}"
-                )
+            actual = beyond(table, row, column)
+            if actual != expected and (column < table.shape[1] or actual != 0):
+                reads = f"request {row} reads page {actual} as its {column}th"
+                raise Different(f"{PATCH}: {what}: {reads}, which is {expected}")
 
 
 CHECKS = {

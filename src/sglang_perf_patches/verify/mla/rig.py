@@ -54,11 +54,13 @@ def model_runner(
     """A runner whose requests own scattered tokens of a KV pool, page by page."""
     device = device or stock.device()
     page = arguments.page_size
+    is_fp8 = arguments.kv_cache_dtype == "fp8_e4m3"
     count = requests * (context // page)
     pages = torch.randperm(count + 1, generator=torch.Generator().manual_seed(seed))[:count]
     tokens = (pages[:, None] * page + torch.arange(page)).reshape(requests, context)
     pool = NoneByDefault(size=requests, req_to_token=tokens.to(device, torch.int32).contiguous())
     head = 8
+    arch = importlib.import_module("sglang.srt.configs.model_config").AttentionArch
     config = NoneByDefault(
         context_len=context,
         num_attention_heads=4,
@@ -73,14 +75,15 @@ def model_runner(
         hf_text_config=NoneByDefault(num_attention_heads=4, num_key_value_heads=2, head_dim=head),
         get_num_kv_heads=lambda *_: 1 if mla else 2,
         get_max_num_attention_heads=lambda *_: 4,
-        attention_arch=_attention_arch("MLA" if mla else "MHA"),
+        attention_arch=arch.MLA if mla else arch.MHA,
     )
+    quantisation = NoneByDefault(resolve_attention_access=lambda *_: None)
     defaults = {
         "model_config": config,
         "device": device,
         "gpu_id": 0,
         "dtype": torch.bfloat16,
-        "kv_cache_dtype": _KV.get(arguments.kv_cache_dtype, torch.bfloat16),
+        "kv_cache_dtype": torch.float8_e4m3fn if is_fp8 else torch.bfloat16,
         "page_size": page,
         "server_args": arguments,
         "max_running_requests": requests,
@@ -92,9 +95,7 @@ def model_runner(
             start_layer=0,
             get_value_buffer=lambda _: torch.empty(0, 1, head),
             get_v_head_dim=lambda: head,
-            get_kv_cache_quant_method=lambda: NoneByDefault(
-                resolve_attention_access=lambda *_: None
-            ),
+            get_kv_cache_quant_method=lambda: quantisation,
         ),
         "token_to_kv_pool_allocator": NoneByDefault(
             translate_loc_from_full_to_swa=lambda locs: locs, get_kvcache=NoneByDefault
@@ -106,8 +107,6 @@ def model_runner(
     runner.kv_index_translator = _translator(runner)
     return runner
 
-
-_KV = {"fp8_e4m3": torch.float8_e4m3fn}
 
 _ASKED = (
     "sglang.srt.server_args",
@@ -128,9 +127,7 @@ def furnished(arguments: NoneByDefault, *modules: str) -> Iterator[None]:
         "get_attention_tp_size": lambda: arguments.tp_size or 1,
         "get_parallel": lambda: _ranks(arguments),
         "get_device_core_count": lambda *_: 8,
-        "get_cuda_graph_max_batch_size": lambda *args: next(
-            size for size in args if isinstance(size, int)
-        ),
+        "get_cuda_graph_max_batch_size": _first_number,
         "cuda_graph_fully_disabled": lambda: False,
         "check_cuda_graph_backend": lambda *_: False,
         "mambaish_config": lambda _: None,
@@ -139,6 +136,10 @@ def furnished(arguments: NoneByDefault, *modules: str) -> Iterator[None]:
     asking = [*map(importlib.import_module, modules), *filter(None, map(_module, _ASKED))]
     with replaced(asking, stand_ins), AROUND():
         yield
+
+
+def _first_number(*args: Any) -> int:
+    return next(each for each in args if isinstance(each, int))
 
 
 class _Exec:
@@ -156,10 +157,6 @@ def _ranks(arguments: NoneByDefault) -> NoneByDefault:
     size = arguments.tp_size or 1
     sizes = {"attn_tp_size": size, "tp_size": size, "attn_cp_size": 1, "pp_size": 1}
     return NoneByDefault(**sizes, attn_dcp_size=1, dcp_size=1, dcp_rank=0, attn_dcp_rank=0)
-
-
-def _attention_arch(name: str) -> Any:
-    return getattr(importlib.import_module("sglang.srt.configs.model_config").AttentionArch, name)
 
 
 def _module(name: str) -> Any:

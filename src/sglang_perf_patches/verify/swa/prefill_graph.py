@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.attention import flashattention_backend
+from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.runner import prefill_cuda_graph_runner
 
@@ -29,7 +30,7 @@ from ..mamba.gdn_prefill_graph import graph_backend
 from ..mla import rig
 from ..mla.cases import Batch, forward_batch
 from ..stock import NoneByDefault
-from .window_metadata import Plain
+from .window_metadata import Plain, arguments, filled_pools, runner_of
 
 PATCH = "swa.prefill-graph"
 _EXECUTOR = "sglang.srt.model_executor"
@@ -47,8 +48,6 @@ class Play:
         bucket: tokens of the capture, no less than those of any prefill.
         left: prefills that replay stock's graph, counted from the first; None for any.
         window: what a token attends to on its left.
-        heads: query heads.
-        kv_heads: KV heads.
         width: values of a head.
         page: tokens of a KV page.
         windowed: whether there is a window pool.
@@ -106,28 +105,24 @@ class Rig:
     """Two layers, their backend and pools, and the release's runner."""
 
     def __init__(self, wanted: Play) -> None:
-        """Build everything; inside of `furnished`."""
+        """Build everything, within `furnished`."""
         self.wanted = wanted
         self.device = stock.device()
         self._noise = torch.Generator().manual_seed(wanted.bucket)
-        self.pool, self.allocator = self._pools()
+        sizes = (ROWS * CONTEXT, ROWS * CONTEXT, wanted.page, torch.bfloat16)
+        kv: Any = {"heads": wanted.kv_heads, "head_dim": wanted.width, "device": self.device}
+        self.pool, self.allocator = filled_pools(*sizes, self._noise, **kv)
         self.runner = self._model_runner()
         self.backend: Any = flashattention_backend.FlashAttentionBackend(self.runner)
-        module: Any = importlib.import_module("sglang.srt.layers.radix_attention")
+        shape = (wanted.heads, wanted.width, wanted.width**-0.5, wanted.kv_heads)
+        windows = {"window": wanted.window, "full": -1}
         self.layers = torch.nn.ModuleList(
-            module.RadixAttention(
-                num_heads=wanted.heads,
-                head_dim=wanted.width,
-                scaling=wanted.width**-0.5,
-                num_kv_heads=wanted.kv_heads,
-                layer_id=number,
-                sliding_window_size=wanted.window if kind == "window" else -1,
-            )
+            RadixAttention(*shape, number, sliding_window_size=windows[kind])
             for kind, number in LAYERS.items()
         )
-        sizes = (wanted.heads, wanted.kv_heads, wanted.kv_heads)
+        heads = (wanted.heads, wanted.kv_heads, wanted.kv_heads)
         self.inputs = [
-            [self._random(wanted.bucket, count * wanted.width) for count in sizes] for _ in LAYERS
+            [self._random(wanted.bucket, count * wanted.width) for count in heads] for _ in LAYERS
         ]
         self.slots = torch.zeros(wanted.bucket, dtype=torch.int64, device=self.device)
         self.stocks = self._prefill_runner()
@@ -167,7 +162,8 @@ class Rig:
         self.slots[:tokens].copy_(batch.out_cache_loc)
         static = copy.copy(batch)
         static.out_cache_loc = self.slots
-        key = self._key(self.wanted.bucket)
+        shape_key: Any = importlib.import_module(f"{_EXECUTOR}.runner.shape_key")
+        key = shape_key.ShapeKey(size=self.wanted.bucket)
         graph = self.stocks.backend._graphs[key]
         with self.replaying(), self.stocks.backend.replay_session():
             self.stocks._prepare_forward_metadata_for_replay(batch, static, key)
@@ -180,21 +176,17 @@ class Rig:
 
     def kv(self) -> list[torch.Tensor]:
         """All KV but that of the page where rows without a token are written."""
-        parts = (self.pool.full_kv_pool, self.pool.swa_kv_pool)
-        return [
-            held[self.wanted.page :].clone()
-            for part in parts
-            for held in (*part.k_buffer, *part.v_buffer)
-        ]
+        full, windowed = self.pool.full_kv_pool, self.pool.swa_kv_pool
+        buffers = (*full.k_buffer, *full.v_buffer, *windowed.k_buffer, *windowed.v_buffer)
+        return [buffer[self.wanted.page :].clone() for buffer in buffers]
 
     def batch(self, requests: Sequence[tuple[int, int]], *, captured: bool = False) -> Batch:
         """A plain prefill of the first requests of the pool."""
         new = torch.tensor([each for each, _ in requests], device=self.device)
         before = torch.tensor([each for _, each in requests], device=self.device)
         table = self.runner.req_to_token_pool.req_to_token
-        slots = [
-            table[row, cached : cached + count] for row, (count, cached) in enumerate(requests)
-        ]
+        slots = [table[row, old : old + count] for row, (count, old) in enumerate(requests)]
+        tokens = int(new.sum())
         batch = forward_batch(
             self.runner,
             ForwardMode.EXTEND,
@@ -204,19 +196,15 @@ class Rig:
             extend_seq_lens_cpu=new.tolist(),
             extend_prefix_lens=before,
             extend_prefix_lens_cpu=before.tolist(),
-            extend_num_tokens=int(new.sum()),
-            global_num_token_non_padded_cpu=int(new.sum()),
-            positions=torch.zeros(int(new.sum()), dtype=torch.int64, device=self.device),
+            extend_num_tokens=tokens,
+            global_num_token_non_padded_cpu=tokens,
+            positions=torch.zeros(tokens, dtype=torch.int64, device=self.device),
             out_cache_loc=self.slots if captured else torch.cat(slots).to(torch.int64),
             out_cache_loc_is_physical=False,
         )
-        self.runner.kv_index_translator.own_plan(batch, runner_slots=captured).bind(
-            batch, self.runner.kv_index_translator
-        )
+        translator = self.runner.kv_index_translator
+        translator.own_plan(batch, runner_slots=captured).bind(batch, translator)
         return batch
-
-    def _key(self, size: int) -> Any:
-        return importlib.import_module(f"{_EXECUTOR}.runner.shape_key").ShapeKey(size=size)
 
     def _prefill_runner(self) -> Any:
         runner: Any = object.__new__(prefill_cuda_graph_runner.PrefillCudaGraphRunner)
@@ -232,64 +220,32 @@ class Rig:
         ):
             setattr(runner, name, None)
         runner.backend = graph_backend(runner)
-        runner.capture_prepare = lambda size: (
-            self.batch([(size, 0)], captured=True),
-            self.backend,
-        )
+        runner.capture_prepare = self._prepare
         runner._run_forward = self._run
         return runner
 
+    def _prepare(self, size: int) -> tuple[Batch, Any]:
+        return self.batch([(size, 0)], captured=True), self.backend
+
     def _run(self, batch: Any, _: int) -> torch.Tensor:
         with self.stocks._prefill_forward_context(batch):
-            outputs = [
-                layer(*given, batch) for layer, given in zip(self.layers, self.inputs, strict=True)
-            ]
+            pairs = zip(self.layers, self.inputs, strict=True)
+            outputs = [layer(*given, batch) for layer, given in pairs]
         return torch.cat(outputs, dim=1)
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self._noise).to(self.device, torch.bfloat16)
-
-    def _pools(self) -> tuple[Any, Any]:
-        wanted, tokens = self.wanted, ROWS * CONTEXT
-        pool, allocator = stock.window_pools(
-            *(tokens, tokens, wanted.page, torch.bfloat16),
-            heads=wanted.kv_heads,
-            head_dim=wanted.width,
-            device=self.device,
-        )
-        for part in (allocator.full_attn_allocator, allocator.swa_attn_allocator):
-            order = torch.randperm(len(part.free_pages), generator=self._noise)
-            part.free_pages = part.free_pages[order.to(self.device)]
-        for part in (pool.full_kv_pool, pool.swa_kv_pool):
-            for buffer in (*part.k_buffer, *part.v_buffer):
-                buffer.copy_(self._random(*buffer.shape))
-        return pool, allocator
 
     def _model_runner(self) -> NoneByDefault:
         wanted, tokens = self.wanted, ROWS * CONTEXT
         full = self.allocator.full_attn_allocator.alloc(tokens).to(torch.int64)
         windowed = self.allocator.swa_attn_allocator.alloc(tokens).to(torch.int64)
         self.allocator.full_to_swa_index_mapping[full] = windowed
-        rows = NoneByDefault(
-            size=ROWS, req_to_token=full.view(ROWS, CONTEXT).to(torch.int32).contiguous()
-        )
         pool, allocator = self.pool, self.allocator
         if not wanted.windowed:
             pool, allocator = _Both(pool), Plain(get_kvcache=NoneByDefault)
-        runner = rig.model_runner(
-            arguments(wanted),
-            context=CONTEXT,
-            requests=ROWS,
-            device=self.device,
-            sliding_window_size=wanted.window,
-            req_to_token_pool=rows,
-            token_to_kv_pool=pool,
-            token_to_kv_pool_allocator=allocator,
-            is_draft_worker=False,
-            kv_cache_dtype_str="auto",
-        )
-        runner.model_config.context_len = CONTEXT
-        return runner
+        rest = {"device": self.device, "is_draft_worker": False, "kv_cache_dtype_str": "auto"}
+        return runner_of(wanted, full.view(ROWS, CONTEXT), pool, allocator, **rest)
 
 
 class _Both:
@@ -307,19 +263,6 @@ class _Both:
         self._parts[layer.layer_id].set_kv_buffer(None, where, k, v, layer_id_override=0)
 
 
-def arguments(wanted: Play) -> NoneByDefault:
-    """The options of a server without speculation."""
-    return rig.server_args(
-        page_size=wanted.page,
-        speculative_algorithm=None,
-        speculative_num_draft_tokens=None,
-        speculative_num_steps=None,
-        speculative_eagle_topk=None,
-        disable_hybrid_swa_memory=not wanted.windowed,
-        get_model_config=lambda: NoneByDefault(hf_text_config=NoneByDefault()),
-    )
-
-
 def furnished(wanted: Play) -> Any:
     """The process's context, in which a rig is built and asked."""
     modules = (flashattention_backend.__name__, prefill_cuda_graph_runner.__name__)
@@ -327,17 +270,12 @@ def furnished(wanted: Play) -> Any:
 
 
 def play(wanted: Play, make: Any = Rig) -> dict[str, Any]:
-    """Outputs and KV of each prefill.
-
-    Raises:
-        Different: another graph was replayed than the play says.
-    """
+    """Outputs and KV of each prefill; `Different` if one replayed another graph than wanted."""
     with furnished(wanted):
         server = make(wanted)
         server.capture()
-        is_patched = any(
-            isinstance(each, Either) for each in server.stocks.backend._graphs.values()
-        )
+        graphs = server.stocks.backend._graphs.values()
+        is_patched = any(isinstance(each, Either) for each in graphs)
         found = []
         for number, requests in enumerate(wanted.batches):
             output, is_ours = server.replay(requests)

@@ -7,7 +7,6 @@ any order, and those of its tokens that have a window slot have one in any order
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.attention import triton_backend
+from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from .. import Inputs, stock
@@ -35,10 +35,9 @@ MODES = ("replayed", "decode", "extend", "mixed")
 
 @dataclass(frozen=True)
 class Step:
-    """A batch.
+    """A batch, in one of `MODES`: a graph's replay, or a forward without a graph.
 
     Attributes:
-        mode: one of `MODES`: the metadata of a graph's replay, or of a forward without a graph.
         lengths: of each request's KV in front of what is computed; in a decode with it.
         new: how many tokens of each are computed, in a prefill.
         padding: rows that a graph is padded with.
@@ -52,12 +51,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Play:
-    """Batches on one backend.
+    """Batches on one backend: what one leaves in a buffer is there when the next comes.
 
     Attributes:
-        steps: one after the other: what one leaves in a buffer is there when the next comes.
-        window: in tokens.
-        page: in tokens.
+        window: in tokens, as `page`.
         windowed: tokens of the window pool for each of the full one; 0 for no window pool.
         seed: of slots, KV and queries.
     """
@@ -99,38 +96,21 @@ def _step(random: Random, window: int) -> Step:
 
 
 class Windows:
-    """A backend, and what it reads.
-
-    Attributes:
-        wanted: see `Play`.
-        backend: the real ``TritonAttnBackend``.
-        arguments: of the server.
-    """
+    """The real ``TritonAttnBackend``, and what it reads."""
 
     def __init__(self, wanted: Play, device: str | None = None) -> None:
-        """Build everything; inside of `furnished`."""
+        """Build everything, within `furnished`."""
         self.wanted = wanted
         self._device = device or stock.device()
+        # The tests name the CPU otherwise, to count what would wait for it.
+        self._where = self._device.partition(":")[0]
         self._noise = torch.Generator().manual_seed(wanted.seed)
-        self.arguments = arguments(wanted)
         self.pool, self.allocator = self._pools()
         self.runner = self._runner()
         self.backend: Any = triton_backend.TritonAttnBackend(self.runner)
         self.backend.init_cuda_graph_state(ROWS, ROWS)
-        attention = importlib.import_module("sglang.srt.layers.radix_attention").RadixAttention
-        self.layer: Any = attention(
-            num_heads=self.backend.num_head,
-            head_dim=HEAD_DIM,
-            scaling=HEAD_DIM**-0.5,
-            num_kv_heads=self.backend.num_kv_head,
-            layer_id=LAYER,
-            sliding_window_size=wanted.window,
-        )
-
-    @property
-    def _where(self) -> str:
-        """Where tensors are: the tests name the CPU otherwise, to count what would wait for it."""
-        return self._device.partition(":")[0]
+        shape = (self.backend.num_head, HEAD_DIM, HEAD_DIM**-0.5, self.backend.num_kv_head)
+        self.layer: Any = RadixAttention(*shape, LAYER, sliding_window_size=wanted.window)
 
     def capture(self, step: Step) -> None:
         """Make the backend prepare the capture of a graph for batches like this one."""
@@ -150,11 +130,8 @@ class Windows:
         if step.mode == "replayed":
             self.capture(step)
         self.prepare(step, batch)
-        told = self.backend.forward_metadata
-        rows = batch.batch_size
-        offsets = told.window_kv_indptr
-        filled = int(offsets[rows])
-        cells = told.window_kv_indices
+        told, rows = self.backend.forward_metadata, batch.batch_size
+        filled, cells = int(told.window_kv_indptr[rows]), told.window_kv_indices
         found = {
             "offsets": self.backend.window_kv_indptr.clone(),
             "filled": cells[:filled].clone(),
@@ -182,8 +159,8 @@ class Windows:
     def batch(self, step: Step) -> Batch:
         """The forward batch of a step, as the scheduler gives it to the backend."""
         lengths = torch.tensor([*step.lengths, *[1] * step.padding], device=self._where)
-        rows = torch.randperm(ROWS, generator=torch.Generator().manual_seed(self.wanted.seed))
-        rows = rows[: len(step.lengths)]
+        noise = torch.Generator().manual_seed(self.wanted.seed)
+        rows = torch.randperm(ROWS, generator=noise)[: len(step.lengths)]
         rows = torch.cat([rows, rows.new_zeros(step.padding)]).to(self._where)
         fields: dict[str, Any] = {
             "positions": lengths.new_zeros(sum(step.new) or len(rows)),
@@ -195,10 +172,8 @@ class Windows:
         if step.new:
             mode = ForwardMode.MIXED if step.mode == "mixed" else ForwardMode.EXTEND
             new = lengths.new_tensor(step.new)
-            slots = [
-                table[row, length : length + count]
-                for row, length, count in zip(rows.tolist(), step.lengths, step.new, strict=True)
-            ]
+            requests = zip(rows.tolist(), step.lengths, step.new, strict=True)
+            slots = [table[row, length : length + count] for row, length, count in requests]
             fields |= {
                 "extend_prefix_lens": lengths,
                 "extend_prefix_lens_cpu": [*step.lengths],
@@ -214,56 +189,24 @@ class Windows:
         return forward_batch(self.runner, mode, rows, lengths, **fields)
 
     def _pools(self) -> tuple[Any, Any]:
-        """A pool of each kind, filled, and their allocator; a plain one where there is none."""
-        wanted = self.wanted
-        tokens = ROWS * CONTEXT
-        ratio = wanted.windowed or 1.0
-        pages = int(tokens * ratio) // wanted.page
-        pool, allocator = stock.window_pools(
-            tokens,
-            pages * wanted.page,
-            wanted.page,
-            torch.float32,
-            heads=KV_HEADS,
-            head_dim=HEAD_DIM,
-            device=self._where,
-        )
-        for part in (allocator.full_attn_allocator, allocator.swa_attn_allocator):
-            order = torch.randperm(len(part.free_pages), generator=self._noise)
-            part.free_pages = part.free_pages[order.to(self._where)]
-        for part in (pool.full_kv_pool, pool.swa_kv_pool):
-            for buffer in (*part.k_buffer, *part.v_buffer):
-                buffer.copy_(self._random(*buffer.shape).to(buffer.dtype))
-        return pool, allocator
+        tokens, page = ROWS * CONTEXT, self.wanted.page
+        windowed = int(tokens * (self.wanted.windowed or 1.0)) // page * page
+        shape = {"heads": KV_HEADS, "head_dim": HEAD_DIM, "device": self._where}
+        return filled_pools(tokens, windowed, page, torch.float32, self._noise, **shape)
 
     def _runner(self) -> NoneByDefault:
         tokens = ROWS * CONTEXT
         full = self.allocator.full_attn_allocator.alloc(tokens).to(torch.int64)
         windowed = self.allocator.swa_attn_allocator.alloc(self.pool.size_swa)
         some = torch.randperm(tokens, generator=self._noise)[: len(windowed)].to(self._where)
-        self.allocator.full_to_swa_index_mapping[full[some[: len(windowed)]]] = windowed[
-            : len(some)
-        ].to(torch.int64)
-        table = full.view(ROWS, CONTEXT).to(torch.int32).contiguous()
-        rows = NoneByDefault(size=ROWS, req_to_token=table)
-        pool, allocator = self.pool, self.allocator
+        windowed = windowed[: len(some)].to(torch.int64)
+        self.allocator.full_to_swa_index_mapping[full[some]] = windowed
+        allocator = self.allocator
         if not self.wanted.windowed:
             # As a model has it whose window pool is off: both kinds of layers in one pool.
-            pool, allocator = pool.full_kv_pool, NoneByDefault(get_kvcache=NoneByDefault)
-            allocator.__class__ = Plain
-        self.pool = pool
-        runner = rig.model_runner(
-            self.arguments,
-            context=CONTEXT,
-            requests=ROWS,
-            device=self._device,
-            sliding_window_size=self.wanted.window,
-            req_to_token_pool=rows,
-            token_to_kv_pool=pool,
-            token_to_kv_pool_allocator=allocator,
-        )
-        runner.model_config.context_len = CONTEXT
-        return runner
+            self.pool, allocator = self.pool.full_kv_pool, Plain(get_kvcache=NoneByDefault)
+        table = full.view(ROWS, CONTEXT)
+        return runner_of(self.wanted, table, self.pool, allocator, device=self._device)
 
 
 class Plain(NoneByDefault):
@@ -273,8 +216,39 @@ class Plain(NoneByDefault):
         raise AttributeError(name)
 
 
-def arguments(wanted: Play) -> NoneByDefault:
-    """The options of a server without speculation."""
+def filled_pools(
+    full: int, windowed: int, page: int, dtype: Any, noise: torch.Generator, **shape: Any
+) -> tuple[Any, Any]:
+    """As `stock.window_pools`, with noise for KV, and pages that are given in any order."""
+    pool, allocator = stock.window_pools(full, windowed, page, dtype, **shape)
+    for part in (allocator.full_attn_allocator, allocator.swa_attn_allocator):
+        order = torch.randperm(len(part.free_pages), generator=noise)
+        part.free_pages = part.free_pages[order.to(part.free_pages.device)]
+    for part in (pool.full_kv_pool, pool.swa_kv_pool):
+        for buffer in (*part.k_buffer, *part.v_buffer):
+            buffer.copy_(torch.randn(*buffer.shape, generator=noise))
+    return pool, allocator
+
+
+def runner_of(
+    wanted: Any, table: torch.Tensor, pool: Any, allocator: Any, **attributes: Any
+) -> NoneByDefault:
+    """The runner of a play; each row of the table has a request's slots of the full pool."""
+    rows, context = table.shape
+    return rig.model_runner(
+        arguments(wanted),
+        context=context,
+        requests=rows,
+        sliding_window_size=wanted.window,
+        req_to_token_pool=NoneByDefault(size=rows, req_to_token=table.to(torch.int32).contiguous()),
+        token_to_kv_pool=pool,
+        token_to_kv_pool_allocator=allocator,
+        **attributes,
+    )
+
+
+def arguments(wanted: Any) -> NoneByDefault:
+    """The options of a server without speculation: of a play's `page`, and whether `windowed`."""
     return rig.server_args(
         page_size=wanted.page,
         triton_attention_num_kv_splits=2,

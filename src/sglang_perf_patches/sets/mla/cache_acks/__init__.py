@@ -13,8 +13,7 @@ from ..peers import STOCKS, Announced, Peers, require_support
 from ..proven import NUMBERS
 from .shared_numbers import SharedNumbers, opened, reserved
 
-_MODULE = "sglang.srt.mem_cache.unified_radix_cache"
-_CACHE = f"{_MODULE}:UnifiedRadixCache"
+_CACHE = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
 
 PATCH = Declaration(
     *(__name__, "0.5.22 … 0.5.23"),

@@ -26,11 +26,7 @@ def reserved(size: int) -> int:
 
 
 def opened(pid: int, file: int) -> int:
-    """Another process's file.
-
-    Raises:
-        OSError: it can't be opened.
-    """
+    """Another process's file; raises `OSError` if it can't be opened."""
     return os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
 
 
@@ -38,14 +34,8 @@ class SharedNumbers:
     """A place in shared memory for each rank's numbers of this round, and of the one before.
 
     A rank is never two rounds ahead of another one, since it waits in each for all of them. So it
-    writes over numbers that all have read.
-
-    Args:
-        file: the memory, of `needs` bytes.
-        rank: this one.
-        ranks: how many there are.
-        most: numbers in a round.
-        peers: the other ranks.
+    writes over numbers that all have read. The file is the memory, of `needs` bytes for so many
+    ranks and at most so many numbers in a round; `rank` is this one, `peers` are the others.
 
     Raises:
         OSError: there is no such file, or it can't be mapped.
@@ -66,11 +56,7 @@ class SharedNumbers:
         return 2 * ranks * (1 + most) * _BYTES
 
     def smallest(self, mine: Sequence[int]) -> list[int]:
-        """The smallest of all ranks' numbers at each place.
-
-        Raises:
-            RuntimeError: another rank has ended.
-        """
+        """The smallest of all ranks' numbers at each place; `RuntimeError` if a rank has ended."""
         numbers, count = self._numbers, len(mine)
         self._round += 1
         places = self._places[self._round % 2]

@@ -1,9 +1,9 @@
 """A TRT-LLM MLA draft prepares its metadata once for all steps.
 
-Upstream: sgl-project/sglang#26241 for what the kernel reads. All steps read the same table, which
-no pull request has: the steps' metadata are equal, for all read the pages of the same requests, up
-to the same length. So the first step's is prepared, and the other steps hold it. A captured graph
-keeps the tensors that its steps held, so what was captured together is replayed together.
+Upstream: sgl-project/sglang#26241 for what the kernel reads. No pull request has the rest: steps
+read the pages of the same requests, up to the same length, so their metadata are equal. The first
+step's is prepared, and the other steps hold it. A captured graph keeps the tensors that its steps
+held, so what was captured together is replayed together.
 """
 
 from __future__ import annotations
@@ -39,20 +39,10 @@ PATCH = Declaration(
     anytime="what stock prepares again replaces it: each step writes the same",
 )
 # Backends that inherit the draft. 0.5.23 lacks TokenSpeed's names, but for which it equals 0.5.22.
-PATCH.on(
-    "… 0.5.16",
-    depends=(
-        f"{ATTENTION}.tokenspeed_mla_backend:TokenspeedMLABackend",
-        f"{ATTENTION}.tokenspeed_mla_backend:TokenspeedMLAMultiStepDraftBackend",
-    ),
-)
-PATCH.on(
-    "0.5.17 …",
-    depends=(
-        f"{ATTENTION}.cutedsl_mla_backend:CuteDslMLABackend",
-        f"{ATTENTION}.cutedsl_mla_backend:CuteDslMLAMultiStepDraftBackend",
-    ),
-)
+_TOKENSPEED = f"{ATTENTION}.tokenspeed_mla_backend:TokenspeedMLA"
+_CUTEDSL = f"{ATTENTION}.cutedsl_mla_backend:CuteDslMLA"
+PATCH.on("… 0.5.16", depends=(f"{_TOKENSPEED}Backend", f"{_TOKENSPEED}MultiStepDraftBackend"))
+PATCH.on("0.5.17 …", depends=(f"{_CUTEDSL}Backend", f"{_CUTEDSL}MultiStepDraftBackend"))
 
 
 @PATCH.setup()
@@ -67,17 +57,12 @@ def setup(patch):
 # all that is left here, reads the page table of the requests itself.
 
 
-@PATCH.makes(
+@PATCH.replaces(
     f"{TRTLLM_DRAFT}.init_forward_metadata_capture_cuda_graph", releases=_BEFORE, adds=True
 )
-def capture(patch, stock):
-    inherited = patch.get(_INHERITED).init_forward_metadata_capture_cuda_graph
-
-    def init_forward_metadata_capture_cuda_graph(self, forward_batch):
-        inherited(self, forward_batch)
-        _share(self, forward_batch.batch_size)
-
-    return init_forward_metadata_capture_cuda_graph
+def init_forward_metadata_capture_cuda_graph(self, forward_batch, *, patch):
+    patch.get(_INHERITED).init_forward_metadata_capture_cuda_graph(self, forward_batch)
+    _share(self, forward_batch.batch_size)
 
 
 @PATCH.replaces(
@@ -88,9 +73,7 @@ def init_forward_metadata_replay_cuda_graph(self, forward_batch, bs, *, patch):
     steps = self.attn_backends
     for step in steps[:1] if _is_shared(steps, forward_batch.batch_size) else steps:
         step.init_forward_metadata_replay_cuda_graph(
-            bs,
-            forward_batch.req_pool_indices,
-            forward_batch.seq_lens,
+            *(bs, forward_batch.req_pool_indices, forward_batch.seq_lens),
             seq_lens_sum=-1,
             encoder_lens=None,
             forward_mode=patch.state.decode,

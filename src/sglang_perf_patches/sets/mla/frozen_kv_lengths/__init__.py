@@ -36,7 +36,7 @@ PATCH = Declaration(
         *of(_DRAFT, "_init_frozen_kv_metadata", "_init_frozen_kv_metadata_replay_cuda_graph"),
         *of(_TRITON, "__init__", "needs_cpu_seq_lens", "init_cuda_graph_state"),
         *of(_TRITON, "init_forward_metadata", "init_forward_metadata_out_graph"),
-        *of(_TRITON, "_update_target_verify_buffers"),
+        f"{_TRITON}._update_target_verify_buffers",
         f"{SPECULATIVE}.eagle_utils:build_tree_kernel_efficient",
     ),
     anytime="it holds nothing between two drafts",

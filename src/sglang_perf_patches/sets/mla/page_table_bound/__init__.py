@@ -15,7 +15,6 @@ from ....model.patch import of
 from ..proven import TABLES
 from ..references import ATTENTION, FLASH, FLASH_MODULE
 
-_EAGER = f"{FLASH}.init_forward_metadata"
 _MHA_TABLE = "trtllm_mha_page_table:build_trtllm_mha_page_table"
 
 PATCH = Declaration(
@@ -28,9 +27,7 @@ PATCH = Declaration(
     worth=fixes("near the context limit, stock crashes with an illegal memory access"),
     upstream=("sgl-project/sglang#34239", "sgl-project/sglang#35985"),
     depends=(
-        f"{FLASH}.__init__",
-        _EAGER,
-        f"{FLASH}.init_forward_metadata_capture_cuda_graph",
+        *of(FLASH, "__init__", "init_forward_metadata", "init_forward_metadata_capture_cuda_graph"),
         *of(FLASH, "init_forward_metadata_replay_cuda_graph", "init_forward_metadata_out_graph"),
         *of(FLASH, "_bind_metadata_buffers", "_apply_cuda_graph_metadata"),
         f"{FLASH}.init_forward_metadata_in_graph",
@@ -42,15 +39,13 @@ PATCH = Declaration(
     ),
     anytime="the longer rows serve stock's code too: it sees the width that it made",
 )
-PATCH.on(
-    "… 0.5.12.post1, 0.5.15 … 0.5.15.post1", depends=(f"{FLASH_MODULE}:normal_decode_set_metadata",)
-)
+_SETS = (f"{FLASH_MODULE}:normal_decode_set_metadata",)
+PATCH.on("… 0.5.12.post1, 0.5.15 … 0.5.15.post1", depends=_SETS)
 
 STATES = ("decode_cuda_graph_metadata", "target_verify_metadata", "draft_extend_metadata")
 """Where a backend with topk = 1 keeps the tables of its graphs."""
 
 _TABLES = ("page_table", "page_table_draft_decode", "swa_page_table")
-_CHECKED = ("FA3 draft-decode page_table", "FA3 decode page_table")
 
 
 @PATCH.setup()
@@ -81,32 +76,38 @@ def init_cuda_graph_state(self, max_bs, max_num_tokens, *, patch, stock):
 @PATCH.replaces(f"{ATTENTION}.utils:assert_buffer_fits", releases="0.5.13 … 0.5.14")
 def assert_buffer_fits(used, capacity, what, *, patch, stock, **context):
     """These releases end the server if a draft reads past its table."""
-    if what in _CHECKED and used > capacity:
+    if what in {"FA3 draft-decode page_table", "FA3 decode page_table"} and used > capacity:
         capacity += patch.state.columns
     stock(used, capacity, what, **context)
 
 
-@PATCH.replaces(_EAGER, releases="0.5.16 …")
+@PATCH.replaces(f"{FLASH}.init_forward_metadata", releases="0.5.16 …")
 def init_forward_metadata(self, forward_batch, *, patch, stock):
     """From 0.5.16 on, eager tables are as wide as the context where the host has no lengths.
 
-    So is the draft-extend's, which reads all that it drafts past the context. Before, they are as
-    wide as is read.
+    So is the draft-extend's, which reads past the context. Before, they are as wide as is read.
     """
     context, held = self.max_context_len, self.req_to_token.shape[1]
     if held <= context or not _speculates(self, forward_batch):
         stock(self, forward_batch)
         return
-    # Why this trick: with this bound stock takes whole rows of the request pool. The table is then
-    # cut back to stock's width. Reads past that width find valid cells, since they stay in the same
-    # rows.
+    # With this bound stock takes whole rows of the request pool, and the table is then cut back to
+    # stock's width. Reads past that width find valid cells, since they stay in the same rows.
     self.max_context_len = held
     try:
         stock(self, forward_batch)
     finally:
         self.max_context_len = context
-    if _cut_back(self, context, held):
-        patch.ran.seen = True
+    metadata = self.forward_metadata
+    if metadata.max_seq_len_k < held:
+        return
+    patch.ran.seen = True
+    metadata.max_seq_len_k -= held - context
+    width = _pages(min(metadata.max_seq_len_k, held), self.page_size)
+    for name in ("page_table", "swa_page_table"):
+        table = getattr(metadata, name)
+        if table is not None:
+            setattr(metadata, name, table[:, :width])
 
 
 def longer(table: Any, columns: int) -> Any:
@@ -141,17 +142,3 @@ def _speculates(backend: Any, batch: Any) -> bool:
         and (mode.is_decode() or mode.is_target_verify() or mode.is_draft_extend_v2())
         and getattr(spec_info, "ragged_verify_layout", None) is None
     )
-
-
-def _cut_back(backend: Any, context: int, held: int) -> bool:
-    """Give the eager table stock's width; returns whether there was one to cut."""
-    metadata = backend.forward_metadata
-    if metadata.max_seq_len_k < held:
-        return False
-    metadata.max_seq_len_k -= held - context
-    width = _pages(min(metadata.max_seq_len_k, held), backend.page_size)
-    for name in ("page_table", "swa_page_table"):
-        table = getattr(metadata, name)
-        if table is not None:
-            setattr(metadata, name, table[:, :width])
-    return True

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 from ....model.declaration import Declaration, gains
 from ....model.patch import of
 from ..peers import STOCKS, Announced, Peers, require_support
 from ..proven import REQUESTS
-from .watched_queue import WatchedQueue, reserve
 
 _MODULE = "sglang.srt.managers.scheduler_components.request_receiver"
 _RECEIVER = f"{_MODULE}:SchedulerRequestReceiver"
-_QUEUE = "sglang.srt.distributed.device_communicators.shm_broadcast"
+_DISTRIBUTED = "sglang.srt.distributed"
+_QUEUE = f"{_DISTRIBUTED}.device_communicators.shm_broadcast"
 
 PATCH = Declaration(
     *(__name__, "0.5.22 … 0.5.23"),
@@ -39,8 +40,7 @@ PATCH = Declaration(
         f"{_RECEIVER}._finalize_shm_features",
         "sglang.srt.managers.mm_utils:ShmPointerMMData",
         "sglang.srt.utils.common:broadcast_pyobj",
-        *of("sglang.srt.distributed.parallel_state:GroupCoordinator", "__init__"),
-        "sglang.srt.distributed.parallel_state:GroupCoordinator.broadcast_object",
+        *of(f"{_DISTRIBUTED}.parallel_state:GroupCoordinator", "__init__", "broadcast_object"),
         f"{_QUEUE}:MessageQueue",
         f"{_QUEUE}:ShmRingBuffer",
     ),
@@ -50,9 +50,9 @@ SWITCH = "sglang_perf_patches: the next requests come through shared memory"
 """The first rank sends this behind its requests: after it, all ranks use the queue."""
 
 _KEY = "mla.request-broadcast/"
-_NO_MEMORY = "the ranks' queue does not fit into /dev/shm"
 _PATIENCE_S = 120.0
 """How long the first rank waits for the others to announce themselves."""
+_SLICE_MS = 100
 
 
 @PATCH.setup()
@@ -92,11 +92,14 @@ def _broadcast_reqs_across_ranks(self, recv_reqs, local_reqs, *, patch, stock):
             if reserve(group.mq_broadcaster):
                 local_reqs = [*(local_reqs or ()), SWITCH]
             else:
-                why = _NO_MEMORY
+                why = "the ranks' queue does not fit into /dev/shm"
         elif time.monotonic() > state.until:
             why = STOCKS
-        if why:
-            _give_up(patch, why, refusal if group.rank_in_group == 0 else None)
+        if why:  # the first rank never sends `SWITCH`, and tells the others so
+            state.gave_up = True
+            if group.rank_in_group == 0:
+                refusal.announce(why)
+            patch.gate(why)
     requests = stock(self, recv_reqs, local_reqs)
     if requests and requests[-1] == SWITCH:
         requests = requests[:-1]
@@ -106,9 +109,54 @@ def _broadcast_reqs_across_ranks(self, recv_reqs, local_reqs, *, patch, stock):
     return requests
 
 
-def _give_up(patch, why, refusal):
-    """The first rank never sends `SWITCH`, and tells the others so."""
-    patch.state.gave_up = True
-    if refusal:
-        refusal.announce(why)
-    patch.gate(why)
+def reserve(queue: Any) -> bool:
+    """Have the system allot the memory of a queue, and say whether it could.
+
+    Without that a write into it ends the process (SIGBUS) once ``/dev/shm`` is full.
+    """
+    memory = queue.buffer.shared_memory
+    try:
+        with open(f"/dev/shm/{memory.name}", "r+b", buffering=0) as file:  # noqa: S108
+            os.posix_fallocate(file.fileno(), 0, memory.size)
+    except OSError:
+        return False
+    return True
+
+
+class WatchedQueue:
+    """Stock's ``MessageQueue`` that knows the other ranks' processes, all on this host."""
+
+    def __init__(self, queue: Any, peers: Peers) -> None:
+        ring, size = queue.buffer, queue.buffer.metadata_size
+        starts = [ring.metadata_offset + size * part for part in range(ring.max_chunks)]
+        self._queue = queue
+        self._memory: memoryview = ring.shared_memory.buf
+        self._flags = [slice(start, start + size) for start in starts]  # of each part
+        self._free = bytes([1] * size)  # the flags of a part that all have read
+        self._peers = peers
+
+    def broadcast(self, requests: Any) -> Any:
+        """The first rank's requests, on each rank; `RuntimeError` if another rank has ended."""
+        queue, memory = self._queue, self._memory
+        flags, peers = self._flags[queue.current_idx], self._peers
+        if queue._is_writer:
+            while memory[flags] != self._free and memory[flags.start] and not peers.ended:
+                os.sched_yield()
+            if peers.ended:  # also if a part is free: the next steps may wait for a GPU for ever
+                raise RuntimeError(peers.ended)
+            queue.enqueue(requests)
+            return requests
+        written, read = flags.start, flags.start + 1 + queue.local_reader_rank
+        while not memory[written] or memory[read]:
+            ended = peers.ended  # before the flags: what a rank wrote before its end counts
+            if ended and (not memory[written] or memory[read]):
+                raise RuntimeError(ended)
+            os.sched_yield()
+        part = queue.current_idx * queue.buffer.max_chunk_bytes
+        if memory[part] == 1:  # too large: by the socket
+            ended = ""
+            while not queue.local_socket.poll(_SLICE_MS):
+                if ended:
+                    raise RuntimeError(ended)
+                ended = peers.ended
+        return queue.dequeue()

@@ -29,10 +29,8 @@ def setup(patch):
     state = patch.state
     state.equal, state.view = TRITON + TRTLLM, lambda arguments: arguments
     state.without = weakref.WeakSet()
-    patch.drain(
-        lambda: not len(state.without),
-        "no worker is left that runs without host lengths because of it",
-    )
+    waits_for = "no worker is left that runs without host lengths because of it"
+    patch.drain(lambda: not len(state.without), waits_for)
     state.lent = None  # the last mask from a backend, and the context
     state.verifying = patch.module(FORWARD_BATCH).ForwardMode.TARGET_VERIFY
 
@@ -54,10 +52,9 @@ def setup_triton(patch):
 
 @PATCH.replaces(f"{OVERLAP}:decide_needs_cpu_seq_lens")
 def decide_needs_cpu_seq_lens(server_args, attn_backends, *, patch, stock):
-    """Ask stock's rule again, about the backends that a step runs on.
+    """Ask stock's rule again, with a `view` of the arguments, about the backends of a step.
 
-    Stock's answer is changed only for backends of the classes in `equal`. The rule is shown a
-    `view` of the server's arguments.
+    Its answer changes only for backends of the classes in `equal`.
     """
     state = patch.state
     stocks = bool(stock(server_args, attn_backends))
@@ -147,12 +144,13 @@ def _unknown_backend(arguments: Any, backends: Sequence[Any]) -> bool:
     """Whether a step touches a backend that the worker does not name.
 
     A worker without a backend for draft-extend uses its runner's. Only a draft of one step has
-    no backend to draft with.
+    no backend to draft with, in slot 1.
     """
     one_step = arguments.speculative_num_steps == 1 and not arguments.enable_multi_layer_eagle
-    return any(
-        backend is None and not (one_step and slot == 1) for slot, backend in enumerate(backends)
-    )
+    unnamed = {slot for slot, backend in enumerate(backends) if backend is None}
+    if one_step:
+        unnamed.discard(1)
+    return bool(unnamed)
 
 
 def _is_of(backend: Any, names: Sequence[str]) -> bool:

@@ -11,11 +11,10 @@ from typing import Any
 
 from ....model.declaration import Declaration, fixes
 from ....model.patch import of
-from ....model.patching import MISSING
-from .. import growth
+from ....model.patching import MISSING, Patching
 from ..proven import DECODING, IDLE_RANKS, TREES
 from ..references import ADMITTED, BATCH, DECODE, EVICTS, QUEUE, STOCK_RULE
-from ..window import ceil_align, idle, serving, wanted
+from ..window import bound, ceil_align, idle, unserved, wanted
 
 _BEFORE, _SINCE = "… 0.5.11", "0.5.12 …"
 
@@ -41,7 +40,6 @@ PATCH.on(_SINCE, depends=(*STOCK_RULE, f"{DECODE}:CLIP_MAX_NEW_TOKEN"))
 @PATCH.setup()
 def setup(patch):
     patch.state.decode = patch.module(DECODE)
-    patch.state.serves = serving(patch, "_swa_idle_served")
 
 
 @PATCH.makes(f"{QUEUE}._swa_peak_tokens", releases=_BEFORE, adds=True)
@@ -49,19 +47,16 @@ def peak_tokens(patch, stock):
     """swa.tail-prealloc uses one method for the size that a request grows to."""
 
     def peak(self, req, held, idle):
-        """Sliding-window tokens that a request needs until it ends, at most."""
         tokens = stock(self, req, held, idle)
-        if tokens <= growth.bound(self) or not (
-            idle and patch.state.serves(self) and can_end(self)
-        ):
-            return tokens
-        patch.ran.seen = True
-        return growth.bound(self)
+        if tokens > bound(self) and idle and _serves(patch, self) and can_end(self):
+            patch.ran.seen = True
+            return bound(self)
+        return tokens
 
     return MISSING if stock is MISSING else peak
 
 
-# From 0.5.12 on there is stock's own rule. It reserves no more than `growth.bound` for the first
+# From 0.5.12 on there is stock's own rule. It reserves no more than `window.bound` for the first
 # request of an idle server. Only the first: once it has its slots, the pools are no longer whole
 # and the server not idle. Stock asks ``_prealloc_kv_lens`` in two places what a request holds when
 # it is admitted. The rule compares the larger of two needs with the pool:
@@ -80,11 +75,10 @@ def peak_tokens(patch, stock):
 def _prealloc_kv_lens(self, req, *, patch, stock):
     full, swa = stock(self, req)
     # What it needs at once is its true length: so many slots are allocated next.
-    if vars(self).get("_swa_prices_allocation") or not (
-        idle(self) and patch.state.serves(self) and can_end(self)
-    ):
+    at_once = vars(self).get("_swa_prices_allocation")
+    if at_once or not (idle(self) and _serves(patch, self) and can_end(self)):
         return full, swa
-    beyond = max(0, wanted(patch.state.decode, req, swa) - growth.bound(self))
+    beyond = max(0, wanted(patch.state.decode, req, swa) - bound(self))
     if beyond:
         patch.ran.seen = True
     return full, swa - beyond
@@ -100,6 +94,16 @@ def _prealloc_required_tokens(self, req, *, stock):
         self._swa_prices_allocation = before
 
 
+def _serves(patch: Patching, queue: Any) -> bool:
+    """Whether a queue is supported, decided once; if not, it gates the patch."""
+    if "_swa_idle_served" not in vars(queue):
+        reason = unserved(queue)
+        queue._swa_idle_served = reason is None and queue._uses_swa_tail_prealloc()
+        if reason is not None:
+            patch.gate(reason)
+    return bool(queue._swa_idle_served)
+
+
 def can_end(queue: Any) -> bool:
     """Whether a request on an idle server can decode to its end, whatever is admitted after it.
 
@@ -110,4 +114,4 @@ def can_end(queue: Any) -> bool:
     allocator, window = queue.token_to_kv_pool_allocator, queue.scheduler.sliding_window_size
     others = queue.req_to_token_pool.available_size() - 1
     tail = ceil_align(window + allocator.page_size - 1, allocator.page_size)
-    return bool(growth.bound(queue) + others * tail <= allocator.swa_available_size())
+    return bool(bound(queue) + others * tail <= allocator.swa_available_size())

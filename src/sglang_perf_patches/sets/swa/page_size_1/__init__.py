@@ -6,26 +6,16 @@ Upstream's condition (`_uses_swa_tail_prealloc`, unchanged from 0.5.12 on) wants
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from ....model.declaration import Declaration, gains
 from ....model.patch import of
 from ....model.patching import MISSING
+from .. import references as refs
 from ..proven import DECODING, RANKS, TREES
-from ..references import (
-    ADMITTED,
-    ALLOCATOR,
-    BATCH,
-    COMMON,
-    DECODE,
-    EVICT_WINDOWS,
-    OLD_ALLOCATOR,
-    OLD_POOL,
-    QUEUE,
-    REQUEST,
-    STOCK_RULE,
-)
 from ..tail_allocation import record_evicted, tail_only
 from ..window import fill_length, serve_by_window, stay_with_queues, unserved, unserved_by_tails
-from .host_copies import Kept, in_tensors
 
 _CACHE = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
 _COPIES = {
@@ -34,7 +24,7 @@ _COPIES = {
 }
 """What keeps retracted KV in the host's pool."""
 
-_GATE = f"{QUEUE}._uses_swa_tail_prealloc"
+_GATE = f"{refs.QUEUE}._uses_swa_tail_prealloc"
 _ALLOCATES = ("__init__", "alloc", "free", "free_swa", "clear", "swa_available_size")
 _BEFORE, _SINCE = "… 0.5.11", "0.5.12 …"
 
@@ -46,36 +36,36 @@ PATCH = Declaration(
         "on 0.5.23 it cuts the median first token of 10 prompts from 0.289 s to 0.144 s",
         "swa.md#first-10",
     ),
-    anchors=ADMITTED,
+    anchors=refs.ADMITTED,
     requires=("swa.tail-prealloc",),
 )
 PATCH.on(
     _BEFORE,
     not_with=("pipeline",),
     only_with=("drafts-of-one",),
-    depends=(*ADMITTED, *of(OLD_ALLOCATOR, *_ALLOCATES)),
+    depends=(*refs.ADMITTED, *of(refs.OLD_ALLOCATOR, *_ALLOCATES)),
 )
 PATCH.on(
     _SINCE,
     depends=(
-        *STOCK_RULE,
-        *of(QUEUE, "_swa_retractable_len", "_prealloc_kv_lens", "_prealloc_required_tokens"),
-        *of(QUEUE, "_allocatable_token_budgets", "_alloc_for_decode_prealloc"),
-        *of(QUEUE, "_pre_alloc", "_uses_swa_reservation"),
+        *refs.STOCK_RULE,
+        *of(refs.QUEUE, "_swa_retractable_len", "_prealloc_kv_lens", "_prealloc_required_tokens"),
+        *of(refs.QUEUE, "_allocatable_token_budgets", "_alloc_for_decode_prealloc"),
+        *of(refs.QUEUE, "_pre_alloc", "_uses_swa_reservation"),
         # By the rule, these let prompts be as long as the full pool.
-        *of(QUEUE, "__init__", "_check_if_req_exceed_kv_capacity"),
-        *of(OLD_ALLOCATOR, *_ALLOCATES),
-        *of(ALLOCATOR, *_ALLOCATES, "free_swa_segment", "free_full_segment"),
+        *of(refs.QUEUE, "__init__", "_check_if_req_exceed_kv_capacity"),
+        *of(refs.OLD_ALLOCATOR, *_ALLOCATES),
+        *of(refs.ALLOCATOR, *_ALLOCATES, "free_swa_segment", "free_full_segment"),
         # What reads how far a request is evicted, or copies mapped slots.
-        f"{BATCH}._evict_swa",
-        *of(REQUEST, "reset_for_retract", "offload_kv_cache", "load_kv_cache"),
-        f"{COMMON}:release_kv_cache",
-        f"{COMMON}:free_kv_row_segments",
-        *of(f"{OLD_POOL}:SWAKVPool", "get_cpu_copy", "load_cpu_copy"),
-        *(f"{COMMON}:{each}" for names in _COPIES.values() for each in names),
-        f"{COMMON}:RetractionBackup",
+        f"{refs.BATCH}._evict_swa",
+        *of(refs.REQUEST, "reset_for_retract", "offload_kv_cache", "load_kv_cache"),
+        f"{refs.COMMON}:release_kv_cache",
+        f"{refs.COMMON}:free_kv_row_segments",
+        *of(f"{refs.OLD_POOL}:SWAKVPool", "get_cpu_copy", "load_cpu_copy"),
+        *(f"{refs.COMMON}:{each}" for names in _COPIES.values() for each in names),
+        f"{refs.COMMON}:RetractionBackup",
         f"{_CACHE}._retraction_device_transfers",
-        EVICT_WINDOWS,
+        refs.EVICT_WINDOWS,
     ),
 )
 
@@ -83,7 +73,7 @@ PATCH.on(
 @PATCH.setup()
 def setup(patch):
     stay_with_queues(patch)
-    patch.state.decode = patch.module(DECODE)
+    patch.state.decode = patch.module(refs.DECODE)
     patch.state.why_not = unserved_by_tails
 
 
@@ -96,10 +86,7 @@ def setup_with_our_rule(patch):
 @PATCH.replaces(_GATE, releases=_BEFORE, adds=True)
 @PATCH.replaces(_GATE, releases=_SINCE)
 def uses_swa_tail_prealloc(self, *, patch, stock):
-    """Whether this queue sizes sliding-window KV by the window.
-
-    Decided once for page size 1, because stock checks several times for each request of each step.
-    """
+    """Whether this queue sizes sliding-window KV by the window; decided once for page size 1."""
     if self.token_to_kv_pool_allocator.page_size > 1:
         return stock is not MISSING and bool(stock(self))
     if "_swa_tail_served_unpaged" not in vars(self):
@@ -114,7 +101,7 @@ def uses_swa_tail_prealloc(self, *, patch, stock):
     return self._swa_tail_served_unpaged
 
 
-@PATCH.replaces(f"{QUEUE}._pre_alloc", releases="0.5.12 … 0.5.15.post1")
+@PATCH.replaces(f"{refs.QUEUE}._pre_alloc", releases="0.5.12 … 0.5.15.post1")
 def _pre_alloc(self, req, *args, patch, stock, **kwargs):
     allocator = self.token_to_kv_pool_allocator
     if allocator.page_size > 1 or not self._uses_swa_tail_prealloc():
@@ -128,7 +115,7 @@ def _pre_alloc(self, req, *args, patch, stock, **kwargs):
 
 
 # A function of the module allocates, not the queue's method.
-@PATCH.replaces(f"{DECODE}:alloc_for_decode_prealloc", releases="0.5.16 …")
+@PATCH.replaces(f"{refs.DECODE}:alloc_for_decode_prealloc", releases="0.5.16 …")
 def alloc_for_decode_prealloc(allocator, *, patch, stock, **kwargs):
     if allocator.page_size > 1 or not kwargs["uses_swa_tail"] or kwargs["total_prefix_len"]:
         return stock(allocator, **kwargs)
@@ -140,9 +127,30 @@ def alloc_for_decode_prealloc(allocator, *, patch, stock, **kwargs):
     return slots
 
 
+# From 0.5.19 on a decode server backs retracted KV up in a host pool of 0.2 of the device's, and
+# aborts a request that does not fit. On 0.5.18 that pool is as large as the device's, and a request
+# that does not fit ends the scheduler. With tails more requests run, so more may be retracted than
+# stock's few ever fill that pool with. It is kept as tensors, as releases before 0.5.18 do.
+#
+# While a request is retracted stock admits none. So what is kept is at most the KV of the requests
+# that were live when the first of them was retracted, and of what they decode meanwhile. How much
+# the host has left is not asked: the ranks of a server have to decide alike, and each sees another
+# figure.
+
+
+class Kept(SimpleNamespace):
+    """What stock's ``RetractionBackup`` holds, in tensors."""
+
+
+def in_tensors(cache: Any, req: Any) -> Kept:
+    """Copy a request's KV as stock's other backend does."""
+    req.offload_kv_cache(cache.req_to_token_pool, cache.token_to_kv_pool_allocator)
+    holder = req if hasattr(req, "retraction_backup") else req.kv
+    return Kept(**holder.retraction_backup._asdict())
+
+
 @PATCH.replaces({spans: f"{_CACHE}.{names[0]}" for spans, names in _COPIES.items()})
 def backup(self, req, *, stock):
-    """Where the host's pool is full, back a request up as stock's other backend does."""
     if not vars(self.token_to_kv_pool_allocator).get("_swa_tails_unpaged"):
         return stock(self, req)
     try:

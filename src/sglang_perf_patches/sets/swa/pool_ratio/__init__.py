@@ -14,9 +14,9 @@ from typing import Any
 from ....model.declaration import Declaration
 from ....model.patch import of
 from ....model.patching import Patching
-from ..growth import setting
 from ..proven import BESIDE
 from ..references import EVICTS
+from ..window import setting
 from . import sizes
 
 _MODULE = "sglang.srt.model_executor.pool_configurator"
@@ -44,17 +44,12 @@ PATCH = Declaration(
 logger = logging.getLogger("sglang_perf_patches")
 
 
-@PATCH.setup()
-def setup(patch):
-    patch.state.cap = getattr(patch.module(_MODULE), _CAP)
-
-
 @PATCH.replaces(f"{_CONFIGURATOR}.__init__")
 def init(self, runner, *args, patch, stock, **kwargs):
     stock(self, runner, *args, **kwargs)
     self._swa_stock = (self._swa_full_tokens_ratio, self._cell_size)
     reason = unserved(self, runner)
-    self._swa_needs = None if reason else needs(runner, patch.state.cap)
+    self._swa_needs = None if reason else needs(runner, getattr(patch.module(_MODULE), _CAP))
     if reason:
         patch.gate(reason)
 
@@ -108,10 +103,7 @@ def unserved(configurator: Any, runner: Any) -> str | None:
 
 
 def needs(runner: Any, cap: Callable[..., int]) -> sizes.Needs:
-    """What a server's sliding-window pool is to hold, by stock's own sum for the running requests.
-
-    Stock makes a pool of that size if the prefix cache is off.
-    """
+    """What a server's sliding-window pool is to hold; `cap`, of `_CAP`, has no cached prefixes."""
     page, window, ranks = runner.page_size, runner.sliding_window_size, runner.attn_dp_size
     return sizes.Needs(
         requests=max(1, setting(runner, "max_running_requests") // ranks),
@@ -133,8 +125,8 @@ def swa_cell_bytes(configurator: Any) -> float:
 def _set_ratio(configurator: Any, pools: sizes.Pools | None, patch: Patching) -> None:
     """Set the ratio, and the bytes of a token that follow from it, before stock reads both.
 
-    Why this trick: stock solves its equation with these two attributes and nothing else, so that
-    all it derives from the solution stays its own.
+    Stock solves its equation with these two attributes and nothing else, so all that it derives
+    from the solution stays its own.
     """
     ratio, cell = configurator._swa_stock
     configurator._swa_full_tokens_ratio, configurator._cell_size = ratio, cell

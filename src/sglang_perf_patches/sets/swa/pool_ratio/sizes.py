@@ -1,8 +1,7 @@
 """How large a sliding-window pool a server needs, and how many tokens fit into the other then.
 
-Stock gives the sliding-window pool a fixed share of the full pool's tokens
-(``--swa-full-tokens-ratio``, 0.8 for most models), whatever the window and the number of requests
-are. This computes the share from both; `swa.pool-ratio` applies it.
+Stock gives it a fixed share of the full pool's tokens (``--swa-full-tokens-ratio``), whatever the
+window and the number of requests are. Here the share follows from both.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import NamedTuple
 from ..window import ceil_align
 
 STOCK_RATIO = 0.8
-"""What stock takes for models without a ratio of their own."""
+"""For models without a ratio of their own."""
 
 MOST_TAILS = 4
 """Cached prefixes kept reusable for each running request, at most: stock's figure for DeepSeek-V4

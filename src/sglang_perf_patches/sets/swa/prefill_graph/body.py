@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -36,27 +37,17 @@ _ARGUMENTS = {"sinks"}
 """What the captured layers may be called with beyond queries, keys, values and output."""
 
 
+@dataclass
 class _State:
-    """What a runner captures and replays with.
+    """What a runner captures and replays with."""
 
-    Attributes:
-        key: what its ranks have announced.
-        layers: its RadixAttentions.
-        inputs: what the captured layers read.
-    """
-
-    def __init__(self, key: str, layers: list[Any], inputs: Any) -> None:
-        self.key = key
-        self.layers = layers
-        self.inputs = inputs
+    key: str  # what its ranks have announced
+    layers: list[Any]  # its RadixAttentions
+    inputs: Any  # what the captured layers read
 
 
 class Either:
-    """The graphs of a bucket.
-
-    Attributes:
-        is_ours: whether the next replay is of the graph with the layers.
-    """
+    """The graphs of a bucket; if `is_ours`, the next replay is of the one with the layers."""
 
     def __init__(self, stocks: Any, ours: Any, state: _State, tokens: int, held: Any) -> None:
         self._stocks = stocks
@@ -68,7 +59,7 @@ class Either:
         self.is_ours = False
 
     def replay(self) -> None:
-        """Replay the chosen one."""
+        """Replay the chosen one, once."""
         ours, self.is_ours = self.is_ours, False
         (self._ours if ours else self._stocks).replay()
 
@@ -90,10 +81,8 @@ class Either:
 
 @PATCH.setup()
 def setup(patch):
-    patch.drain(
-        lambda: not len(_SHARED),
-        "no model runner of several ranks is left that may replay what it captured",
-    )
+    waits_for = "no model runner of several ranks is left that may replay what it captured"
+    patch.drain(lambda: not len(_SHARED), waits_for)
 
 
 @PATCH.replaces(f"{RUNNER}.capture_one_shape")
@@ -104,12 +93,15 @@ def capture_one_shape(self, size, *, patch, stock, **kwargs):
         if getattr(self, _STATE) and len(self.backend._tp_group.ranks) > 1:
             _SHARED.add(self)
     state = getattr(self, _STATE)
-    graphs = getattr(self.backend, "_graphs", {})
-    before = dict(graphs)
+    before = dict(getattr(self.backend, "_graphs", {}))
     stock(self, size, **kwargs)
-    if state is None or size > LONGEST or size < 2:
+    if state is None or not 1 < size <= LONGEST:
         return
-    _capture_again(patch, self, state, before, lambda: stock(self, size, **kwargs))
+    reason = _capture_again(patch, self, state, before, lambda: stock(self, size, **kwargs))
+    if reason:
+        patch.gate(reason)
+        setattr(self, _STATE, None)
+        _SHARED.discard(self)
 
 
 @PATCH.replaces(f"{RUNNER}._prepare_forward_metadata_for_replay")
@@ -125,20 +117,19 @@ def prepare(self, forward_batch, static, shape_key, *, patch, stock):
 
 def _capture_again(
     patch: Patching, runner: Any, state: _State, before: dict[Any, Any], capture: Any
-) -> None:
+) -> str | None:
+    """Add a second graph; returns why the runner stays stock's, None if it needn't."""
     from ...graphs import agree, may_have_further, without_warm_up
 
     graphs, held = runner.backend._graphs, runner.backend._capture_inputs
     made = [key for key, graph in graphs.items() if graph is not before.get(key)]
     if len(made) != 1:
-        _stay_stocks(patch, runner, "the runner keeps its graphs elsewhere")
-        return
+        return "the runner keeps its graphs elsewhere"
     key = made[0]
     if not agree(state.key, runner.backend._tp_group.ranks):
-        _stay_stocks(patch, runner, "a rank of this server runs stock's code here")
-        return
+        return "a rank of this server runs stock's code here"
     if not may_have_further(runner, key.size):
-        return
+        return None
     stocks, kept = graphs[key], held.get(key)
     backend = runner.model_runner.attn_backend
     capturing = patch.module(BREAKABLE)._current_capture_var
@@ -146,17 +137,9 @@ def _capture_again(
         capture()
     if others:
         graphs[key], held[key] = stocks, kept
-        _stay_stocks(
-            patch, runner, f"the model asks attention for more: {', '.join(sorted(others))}"
-        )
-        return
+        return f"the model asks attention for more: {', '.join(sorted(others))}"
     graphs[key] = Either(stocks, graphs[key], state, key.size, kept)
-
-
-def _stay_stocks(patch: Patching, runner: Any, reason: str) -> None:
-    patch.gate(reason)
-    setattr(runner, _STATE, None)
-    _SHARED.discard(runner)
+    return None
 
 
 @contextmanager
@@ -166,9 +149,8 @@ def _captured(backend: Any, state: _State, tokens: int) -> Iterator[set[str]]:
     A replay computes rows of no token too. They come last, so no other row attends to them, and
     their output is set to zero, as stock leaves it.
     """
-    choices, inputs = state.inputs.choices(tokens, tokens), state.inputs
-    splits = backend.num_splits
-    unused = inputs.unused[:tokens]
+    inputs, splits = state.inputs, backend.num_splits
+    choices, unused = inputs.choices(tokens, tokens), inputs.unused[:tokens]
     made: list[Any] = []
     others: set[str] = set()
 
@@ -224,7 +206,7 @@ def _state(patch: Patching, runner: Any) -> _State | None:
     if runner.model_runner.is_draft_worker:
         return None  # its target model may still be captured
     backend = runner.model_runner.attn_backend
-    radix = patch.get(RADIX.partition(":")[0] + ":RadixAttention")
+    radix = patch.get(RADIX)
     layers = [each for each in runner.layer_model.modules() if isinstance(each, radix)]
     reason = unserved(patch.module, runner, layers)
     if reason is not None:
@@ -232,7 +214,7 @@ def _state(patch: Patching, runner: Any) -> _State | None:
         return None
     kinds = {
         each.layer_id: Kind(
-            each.sliding_window_size if each.sliding_window_size > -1 else -1,
+            max(each.sliding_window_size, -1),
             *(each.tp_q_head_num, each.tp_k_head_num, each.head_dim, each.v_head_dim),
         )
         for each in layers
@@ -242,16 +224,13 @@ def _state(patch: Patching, runner: Any) -> _State | None:
     if not _agrees(patch, backend, inputs, buckets):
         patch.gate("FlashAttention chooses in another way than the one tested")
         return None
-    return _State(
-        announce(PATCH.id, (LONGEST, inputs.units, inputs.page, sorted(map(str, kinds.items())))),
-        layers,
-        inputs,
-    )
+    same = (LONGEST, inputs.units, inputs.page, sorted(map(str, kinds.items())))
+    return _State(announce(PATCH.id, same), layers, inputs)
 
 
 def _agrees(patch: Patching, backend: Any, inputs: Any, buckets: list[int]) -> bool:
     """Whether drawn prefills give stock's bits in buckets, which are sorted."""
-    from .trial import is_equal
+    from .inputs import is_equal
 
     attention = patch.module(f"{ATTENTION}.flashattention_backend").flash_attn_with_kvcache
     like = backend.req_to_token.new_empty(0, dtype=backend.kv_cache_dtype)

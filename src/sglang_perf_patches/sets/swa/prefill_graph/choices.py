@@ -20,20 +20,12 @@ MOST_SPLITS = 128
 
 @dataclass(frozen=True)
 class Kind:
-    """Layers for which FlashAttention chooses alike.
+    """Layers for which FlashAttention chooses alike; heads are those of this rank."""
 
-    Attributes:
-        window: tokens to the left that a token attends to; -1 for all.
-        heads: query heads of this rank.
-        kv_heads: KV heads of this rank.
-        width: values of a head of queries and keys, 16 bits each.
-        value_width: those of a head of values.
-    """
-
-    window: int
+    window: int  # tokens to the left that a token attends to; -1 for all
     heads: int
     kv_heads: int
-    width: int
+    width: int  # values of a head of queries and keys, 16 bits each
     value_width: int
 
 
@@ -47,14 +39,9 @@ class Choice:
 
 
 def choice(kind: Kind, tokens: int, length: int, page: int, units: int) -> Choice:
-    """What a call for one request chooses.
+    """What a call for one request chooses, in a causal layer.
 
-    Args:
-        kind: of the layer, which is causal.
-        tokens: new ones, at least 2.
-        length: tokens with the cached ones.
-        page: tokens of a KV page.
-        units: multiprocessors of the GPU.
+    It has `tokens` new tokens, at least 2, of its `length`, and the GPU `units` multiprocessors.
     """
     length = ceil(length / page) * page
     has_window = 0 <= kind.window < length - 1

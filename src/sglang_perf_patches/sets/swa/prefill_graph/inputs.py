@@ -30,8 +30,7 @@ class Inputs:
         self.page = int(backend.page_size)
         self.units = torch.cuda.get_device_properties(device).multi_processor_count
         self._lengths = torch.zeros(5, dtype=torch.int32, device=device)
-        width = backend.max_num_pages
-        self._table = torch.zeros((1, width), dtype=torch.int32, device=device)
+        self._table = torch.zeros((1, backend.max_num_pages), dtype=torch.int32, device=device)
         self._window_table = self._window_slots = None
         if backend.use_sliding_window_kv_pool:
             self._window_table = torch.zeros_like(self._table)
@@ -68,3 +67,39 @@ class Inputs:
             self._window_slots[:tokens].copy_(metadata.swa_out_cache_loc[:tokens])
             self._window_slots[tokens:bucket].zero_()  # rows of no token write where nobody reads
         torch.ge(self._numbers, tokens, out=self.unused)
+
+
+def is_equal(
+    attention: Any, kind: Kind, page: int, tokens: int, bucket: int, splits: int, like: Any
+) -> bool:
+    """Whether a request of so many tokens, without a prefix, gives the same bits in a bucket.
+
+    `attention` is the release's ``flash_attn_with_kvcache``, `page` are tokens of a KV page, and
+    `bucket` those of the capture, which passes `splits`. `like` is an empty tensor of the server's
+    device and dtype.
+    """
+    draw = torch.Generator(like.device).manual_seed(tokens)
+    pages = -(-bucket // page)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw, device=like.device, dtype=like.dtype)
+
+    q = drawn(bucket, kind.heads, kind.width)
+    lengths = torch.tensor([0, tokens], dtype=torch.int32, device=like.device)
+    table = torch.arange(pages, dtype=torch.int32, device=like.device).view(1, -1)
+    given = {
+        "k_cache": drawn(pages, page, kind.kv_heads, kind.width),
+        "v_cache": drawn(pages, page, kind.kv_heads, kind.value_width),
+        "cache_seqlens": lengths[1:],
+        "cu_seqlens_q": lengths,
+        "cu_seqlens_k_new": lengths,
+        "softmax_scale": kind.width**-0.5,
+        "causal": True,
+        "window_size": (kind.window, 0) if kind.window > -1 else (-1, -1),
+        "ver": 3,
+    }
+    own = attention(
+        q=q[:tokens], page_table=table[:, : -(-tokens // page)], max_seqlen_q=tokens, **given
+    )
+    ours = attention(q=q, page_table=table, max_seqlen_q=bucket, num_splits=splits, **given)
+    return bool(torch.equal(own, ours[:tokens]))

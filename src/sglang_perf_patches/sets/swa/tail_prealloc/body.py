@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable
+from collections.abc import Container
 from typing import Any
 
 from .. import tail_allocation
@@ -23,7 +23,7 @@ from ..window import (
     unserved,
     wanted,
 )
-from . import BEFORE, PATCH, PRICE, TRACKS, cpu_copy
+from . import BEFORE, PATCH, PRICE, TRACKS
 
 logger = logging.getLogger("sglang_perf_patches")
 
@@ -43,8 +43,43 @@ def setup(patch):
 PATCH.replaces(f"{OLD_ALLOCATOR}.alloc_extend_swa_tail", releases=BEFORE, adds=True)(
     tail_allocation.alloc_extend_swa_tail
 )
-PATCH.makes(f"{OLD_POOL}:SWAKVPool.get_cpu_copy", releases=BEFORE)(cpu_copy.get_cpu_copy)
-PATCH.makes(f"{OLD_POOL}:SWAKVPool.load_cpu_copy", releases=BEFORE)(cpu_copy.load_cpu_copy)
+
+
+@PATCH.replaces(f"{OLD_POOL}:SWAKVPool.get_cpu_copy", releases=BEFORE)
+def get_cpu_copy(self, indices, *args, stock, **kwargs):
+    """Hold sliding-window KV only of mapped slots."""
+    if self.full_to_swa_index_mapping is None:
+        return stock(self, indices, *args, **kwargs)
+    slots = self.full_to_swa_index_mapping[indices]
+    mapped = slots > 0
+    if bool(mapped.all()):
+        return stock(self, indices, *args, **kwargs)
+    return {
+        "full": self.full_kv_pool.get_cpu_copy(indices),
+        "swa": self.swa_kv_pool.get_cpu_copy(slots[mapped]),
+        _ROWS: mapped.cpu(),
+    }
+
+
+@PATCH.replaces(f"{OLD_POOL}:SWAKVPool.load_cpu_copy", releases=BEFORE)
+def load_cpu_copy(self, kv_cache_cpu, indices, *args, stock, **kwargs):
+    """Write the rows that the copy has and the pool maps now."""
+    import torch
+
+    if self.full_to_swa_index_mapping is None:
+        return stock(self, kv_cache_cpu, indices, *args, **kwargs)
+    slots = self.full_to_swa_index_mapping[indices]
+    mapped = (slots > 0).cpu()
+    copied = kv_cache_cpu.get(_ROWS)
+    if copied is None:
+        copied = torch.ones_like(mapped)
+    if bool((mapped & copied).all()):
+        return stock(self, kv_cache_cpu, indices, *args, **kwargs)
+    self.full_kv_pool.load_cpu_copy(kv_cache_cpu["full"], indices)
+    chunk = getattr(self.swa_kv_pool, "cpu_offloading_chunk_size", len(mapped))
+    rows = _select(kv_cache_cpu["swa"], mapped[copied], chunk)
+    self.swa_kv_pool.load_cpu_copy(rows, slots[(mapped & copied).to(slots.device)])
+    return None
 
 
 @PATCH.replaces(f"{QUEUE}._pre_alloc", releases=BEFORE)
@@ -56,8 +91,7 @@ def pre_alloc_tail(self, req, *args, patch, stock, **kwargs):
     patch.ran.seen = True
     length = fill_length(req)
     tail = _tail(self, length)
-    # Stock's method asks the allocator for the whole length, deep inside: so the allocator answers
-    # differently until it returns.
+    # Stock's method asks the allocator for the whole length, deep inside.
     with tail_allocation.tail_only(allocator, tail):
         slots = stock(self, req, *args, **kwargs)
     # Stock evicts from here on, and copies and frees no window KV before it: there is none.
@@ -81,33 +115,26 @@ def uses_swa_tail_prealloc(self):
 
 @PATCH.replaces(f"{QUEUE}._swa_peak_tokens", releases=BEFORE, adds=True)
 def peak(self, req, held, idle, *, patch):
-    """Sliding-window tokens that stock's rule wants for a request until it ends.
-
-    Whether the server is idle makes no difference here: swa.idle-admission checks that.
-    """
+    """As `wanted`; swa.idle-admission, which replaces this, asks whether the server is idle."""
     return wanted(patch.state.decode, req, held)
 
 
 # A request is accepted up to the full pool's size. One that can never fit is answered with a 400.
 
 
-@PATCH.makes(f"{QUEUE}.__init__", releases=BEFORE)
-def make_init(patch, stock):
-    signature = inspect.signature(stock)
-
-    def init(self, *args, **kwargs):
-        stock(self, *args, **kwargs)
-        if self._uses_swa_tail_prealloc():
-            self.token_to_kv_pool_allocator._swa_unmaps_pages = True
-            bound = signature.bind(self, *args, **kwargs).arguments
-            self.max_total_num_tokens = bound["max_total_num_tokens"]
-        elif (reason := unserved(self)) is not None:
-            patch.gate(reason)
-
-    return init
+@PATCH.replaces(f"{QUEUE}.__init__", releases=BEFORE)
+def init(self, *args, patch, stock, **kwargs):
+    stock(self, *args, **kwargs)
+    if self._uses_swa_tail_prealloc():
+        self.token_to_kv_pool_allocator._swa_unmaps_pages = True
+        bound = inspect.signature(stock).bind(self, *args, **kwargs).arguments
+        self.max_total_num_tokens = bound["max_total_num_tokens"]
+    elif (reason := unserved(self)) is not None:
+        patch.gate(reason)
 
 
 def _refuse(decode: Any, req: Any, message: str) -> None:
+    logger.error(message)
     decode.prepare_abort(req, message, status_code=decode.HTTPStatus.BAD_REQUEST)
 
 
@@ -118,7 +145,6 @@ def _check_if_req_exceed_kv_capacity(self, req, *, patch, stock):
     message = _never_fits(self, req) if self._uses_swa_tail_prealloc() else None
     if message is None:
         return False
-    logger.error(message)
     _refuse(patch.state.decode, req, message)
     self.scheduler.stream_output([req], req.return_logprob)
     return True
@@ -141,16 +167,15 @@ def _allocatable_tokens(self, *args, stock, **kwargs):
 def pop_preallocated(self, rids_to_check=None, *, patch, stock):
     if not self._uses_swa_tail_prealloc():
         return stock(self, rids_to_check)
-    # `_admitted` needs to know which transfers are ready, so these steps come first. Stock would
-    # take them a second time, and each poll is an all-reduce.
-    steps = [name for name in _HANDSHAKE if hasattr(self, name)]
+    # `_admitted` needs to know which transfers are ready, so these steps come first.
+    handshake = {"_resolve_pending_reqs": (), "_update_handshake_waiters": (rids_to_check,)}
+    steps = [name for name in handshake if hasattr(self, name)]
     for name in steps:
-        arguments = (rids_to_check,) if name == "_update_handshake_waiters" else ()
-        getattr(self, name)(*arguments)
-    # Why this trick: stock's method calls these steps in its middle. While it runs, the queue has
-    # steps of its own that do nothing.
+        getattr(self, name)(*handshake[name])
+    # Stock's method would take them a second time, and each poll is an all-reduce. So the queue has
+    # steps of its own meanwhile, which do nothing.
     for name in steps:
-        setattr(self, name, _nothing)
+        setattr(self, name, lambda *_: None)
     try:
         return stock(self, _admitted(self, patch.state.decode, rids_to_check))
     finally:
@@ -178,12 +203,8 @@ def alloc_extend_swa_tail(self, *args, stock, **kwargs):
     return slots
 
 
-@PATCH.replaces(
-    {
-        "… 0.5.12.post1": f"{OLD_ALLOCATOR}.free_swa",
-        "0.5.13 … 0.5.13.post1": f"{ALLOCATOR}.free_swa",
-    }
-)
+@PATCH.replaces(f"{OLD_ALLOCATOR}.free_swa", releases="… 0.5.12.post1")
+@PATCH.replaces(f"{ALLOCATOR}.free_swa", releases="0.5.13 … 0.5.13.post1")
 def free_swa(self, free_index, *, stock):
     """Unmap whole pages."""
     stock(self, free_index)
@@ -202,38 +223,43 @@ def _pre_alloc(self, req, *args, stock, **kwargs):
     return slots
 
 
-@PATCH.replaces(PRICE, releases=TRACKS)
-def price_without_reserve(self, req, *, patch, stock):
-    """Hold no sliding-window KV back for the decode steps to come.
-
-    Without a prefix cache the window bounds what a request grows to.
-    """
-    return _price(patch, stock, self, req, reserves=False)
-
-
 @PATCH.replaces(PRICE, releases="0.5.14 …")
-def price(self, req, *, patch, stock):
-    return _price(patch, stock, self, req, reserves=True)
-
-
-def _price(patch, stock, queue, req, reserves):
+def price(self, req, *, patch, stock, reserves=True):
     """Price whole pages, as they are allocated (sgl-project/sglang#33794)."""
-    full, swa = stock(queue, req)
-    if not queue._uses_swa_tail_prealloc():
+    full, swa = stock(self, req)
+    if not self._uses_swa_tail_prealloc():
         return full, swa
     patch.ran.seen = True
-    page = queue.token_to_kv_pool_allocator.page_size
-    full_held, swa_held = queue._prealloc_kv_lens(req)
-    if not reserves and queue.tree_cache.is_chunk_cache():
+    page = self.token_to_kv_pool_allocator.page_size
+    full_held, swa_held = self._prealloc_kv_lens(req)
+    if not reserves and self.tree_cache.is_chunk_cache():
         swa = swa_held
     return full + -full_held % page, swa + -swa_held % page
 
 
-_HANDSHAKE = ("_resolve_pending_reqs", "_update_handshake_waiters")
+@PATCH.replaces(PRICE, releases=TRACKS)
+def price_without_reserve(self, req, *, patch, stock):
+    """Hold no KV back for decode steps: without a prefix cache the window bounds the growth."""
+    return price(self, req, patch=patch, stock=stock, reserves=False)
 
 
-def _nothing(*_: Any) -> None:
-    """Replaces a step of the handshake that was taken before."""
+_ROWS = "swa_rows"
+"""In a copy of KV: which rows of the sliding-window part are there."""
+
+
+def _select(copy: Any, kept: Any, chunk: int) -> list[list[list[Any]]]:
+    """Rows of a pool's copy, which is one list of chunks a layer, each with all its buffers.
+
+    A chunk of the result has at most `chunk` rows, of buffers of shape ``(rows, ...)``; `kept` is
+    bool of shape ``(all rows,)``.
+    """
+    import torch
+
+    layers = []
+    for chunks in copy:
+        buffers = [torch.cat(pieces)[kept].split(chunk) for pieces in zip(*chunks, strict=True)]
+        layers.append([list(pieces) for pieces in zip(*buffers, strict=True)])
+    return layers
 
 
 def _tail(queue: Any, length: int) -> int:
@@ -253,29 +279,23 @@ def _swa_tokens(queue: Any, req: Any) -> int:
 def _never_fits(queue: Any, req: Any) -> str | None:
     """Why a request can't be allocated even in empty pools; None if it can."""
     allocator = queue.token_to_kv_pool_allocator
-    swa, swa_size = _swa_tokens(queue, req), _whole(queue, allocator.size_swa)
+    page = allocator.page_size
+    swa, swa_size = _swa_tokens(queue, req), allocator.size_swa // page * page
     if swa > swa_size:
-        return (
-            f"Request {req.rid} needs sliding-window KV for {swa} tokens, and that pool holds "
-            f"{swa_size}"
-        )
+        needs = f"Request {req.rid} needs sliding-window KV for {swa} tokens"
+        return f"{needs}, and that pool holds {swa_size}"
     full = len(req.origin_input_ids) + len(req.output_ids) + queue.num_reserved_decode_tokens
-    if full > _whole(queue, allocator.size_full):
+    full_size = allocator.size_full // page * page
+    if full > full_size:
         return (
             f"Request {req.rid} needs KV for {full} tokens, of which "
             f"{queue.num_reserved_decode_tokens} are the reserve for decoding, and the pool holds "
-            f"{_whole(queue, allocator.size_full)}"
+            f"{full_size}"
         )
     return None
 
 
-def _whole(queue: Any, size: int) -> int:
-    """The tokens of a pool's whole pages."""
-    page: int = queue.token_to_kv_pool_allocator.page_size
-    return size // page * page
-
-
-def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> set[str]:
+def _admitted(queue: Any, decode: Any, rids: Container[str] | None) -> set[str]:
     """The ids of requests that stock may admit: aborted ones, and as many as both pools hold.
 
     First come, first served, by these figures of a request, in tokens:
@@ -291,12 +311,10 @@ def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> s
     """
     scheduler, allocator = queue.scheduler, queue.token_to_kv_pool_allocator
     running = scheduler.running_batch.reqs
-    retractable = sum(
-        _tail(queue, len(req.origin_input_ids)) + len(req.output_ids) for req in running
-    )
-    swa_left = _swa_budget(queue, retractable=retractable, count_retracted=True)
+    tails = (_tail(queue, len(req.origin_input_ids)) for req in running)
+    retractable = sum(tails) + sum(len(req.output_ids) for req in running)
+    swa_left = _swa_budget(queue, retractable)
     full_left = allocator.full_available_size()
-    rids = None if rids_to_check is None else set(rids_to_check)
     entries = [entry for entry in queue.queue if rids is None or entry.req.rid in rids]
     aborts = decode.FINISH_ABORT
     admitted = {e.req.rid for e in entries if isinstance(e.req.finished_reason, aborts)}
@@ -304,10 +322,10 @@ def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> s
     for entry in entries:
         if entry.req.rid in admitted or not entry.waiting_for_input:
             continue
-        held = _swa_tokens(queue, entry.req)
-        tail = _tail(queue, fill_length(entry.req))
+        length = fill_length(entry.req)
+        tail = _tail(queue, length)
+        held, full = _pages(queue, tail), _pages(queue, length)
         needed = max(held, queue._swa_peak_tokens(entry.req, tail, alone) - retractable)
-        full = _pages(queue, fill_length(entry.req))
         if needed > swa_left or full > full_left:
             if not alone:
                 break
@@ -315,7 +333,6 @@ def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> s
                 f"Request {entry.req.rid} can't be admitted: its prompt and its max_new_tokens "
                 f"need sliding-window KV for {needed} tokens, and that pool holds {swa_left}"
             )
-            logger.error(message)
             _refuse(decode, entry.req, message)
             admitted.add(entry.req.rid)
             continue
@@ -327,14 +344,13 @@ def _admitted(queue: Any, decode: Any, rids_to_check: Iterable[str] | None) -> s
     return admitted
 
 
-def _resumed(queue: Any, rids_to_check: Iterable[str] | None) -> set[str]:
+def _resumed(queue: Any, rids: Container[str] | None) -> set[str]:
     """The retracted requests whose KV fits in whole pages, first come, first served.
 
     Stock prices the full pool in tokens, and would end the scheduler where the pages are more.
     """
-    swa_left = _swa_budget(queue, retractable=None, count_retracted=False)
+    swa_left = _swa_budget(queue, None)
     full_left = queue.token_to_kv_pool_allocator.full_available_size()
-    rids = None if rids_to_check is None else set(rids_to_check)
     resumed = set()
     for req in queue.retracted_queue:
         if rids is not None and req.rid not in rids:
@@ -348,11 +364,11 @@ def _resumed(queue: Any, rids_to_check: Iterable[str] | None) -> set[str]:
     return resumed
 
 
-def _swa_budget(queue: Any, *, retractable: int | None, count_retracted: bool) -> int:
+def _swa_budget(queue: Any, retractable: int | None) -> int:
     """Sliding-window tokens that may be given away, by upstream's rule for them.
 
-    `retractable` is what retracting every running request would free, in tokens; None if no running
-    request is to be provided for. `count_retracted` keeps what retracted requests will need.
+    `retractable` is what retracting every running request would free, in tokens. None to resume
+    retracted requests: then nothing is kept for them, nor for the growth of running ones.
     """
     scheduler, allocator = queue.scheduler, queue.token_to_kv_pool_allocator
     window, running = scheduler.sliding_window_size, scheduler.running_batch.reqs
@@ -362,8 +378,7 @@ def _swa_budget(queue: Any, *, retractable: int | None, count_retracted: bool) -
     def reserve(requests: int) -> int:
         # The window limits a request's growth, however long it decodes.
         growth = max(0, requests * window - used)
-        kept: int = min(queue.num_reserved_decode_tokens * requests, growth)
-        return kept
+        return int(min(queue.num_reserved_decode_tokens * requests, growth))
 
     # Whatever holds or will soon hold slots reserves some for its next decode steps.
     kept = reserve(len(running) + len(queue.transfer_queue.queue) + len(scheduler.waiting_queue))
@@ -374,6 +389,6 @@ def _swa_budget(queue: Any, *, retractable: int | None, count_retracted: bool) -
     batch = scheduler.last_batch
     if batch and batch.forward_mode.is_prebuilt():
         kept += reserve(len(batch.reqs))  # they are in no queue now
-    if count_retracted:
+    if retractable is not None:
         kept += sum(_swa_tokens(queue, req) for req in queue.retracted_queue)
     return free - kept

@@ -4,9 +4,8 @@ Stock gathers the slots of all windows into one buffer, and then translates that
 filled: it slices the buffer by a number on the GPU, twice, and the host waits for it each time.
 Where stock has no buffer yet it waits to make one of that length, too.
 
-Here stock fills a given buffer without the pool's table, so it does not translate.
-Then the most that windows can fill is translated, and a mask of the GPU's own keeps the rest of the
-buffer as it is.
+Here stock fills a given buffer without the pool's table, so it does not translate. Then the most
+that windows can fill is translated, and a mask of the GPU's own keeps the rest of the buffer.
 
 Without the wait the host is ahead of the step whose windows are translated. What it does then to
 slots and rows must come behind that on the GPU: from 0.5.16 on stock's event loop has a barrier
@@ -118,9 +117,8 @@ def update_sliding_window_buffer(*args, patch, stock):
     most = args[state.bs_at] * args[state.size_at]
     pool, cells = args[pool_at], args[cells_at]
     is_translated = state.is_translated and getattr(args[1], state.is_translated)
-    if is_translated or any(args[cells_at + 1 :]):
-        return stock(*args)  # slots that need no translation
-    if not _serves(patch, pool, cells, most):
+    needs_none = is_translated or any(args[cells_at + 1 :])
+    if needs_none or not _serves(patch, pool, cells, most):
         return stock(*args)
     patch.ran.seen = True
     if cells is None:

@@ -8,7 +8,7 @@ when there was one way to hold windows and only Llama 4 had it (sgl-project/sgla
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ....model.declaration import Declaration
@@ -24,25 +24,8 @@ _ATTENTION = "sglang.srt.layers.attention"
 _EXECUTOR = "sglang.srt.model_executor"
 _SETUP = f"{_EXECUTOR}.model_runner_components"
 
-_KINDS_OF_LAYERS = (
-    *of(_MODELS, "gemma2:Gemma2Attention.__init__", "gemma3_causal:Gemma3Attention.__init__"),
-    *of(_MODELS, "exaone4:Exaone4Attention.__init__", "olmo2:Olmo2Attention.__init__"),
-)
-_POOL = (
-    *of(
-        "sglang.srt.mem_cache.swa_memory_pool:SWAKVPool",
-        *("__init__", "set_kv_buffer", "translate_loc_from_full_to_swa"),
-    ),
-    f"{ALLOCATOR}.free_swa",
-    f"{_EXECUTOR}.pool_configurator:create_memory_pool_configurator",
-    f"{_SETUP}.layer_setup:resolve_layer_indices",
-    f"{_SETUP}.load_model_utils:resolve_sliding_window_size",
-)
+_POOL = "sglang.srt.mem_cache.swa_memory_pool:SWAKVPool"
 _METADATA = ("__init__", "init_forward_metadata", "forward_extend", "forward_decode")
-_BACKENDS = (
-    *of(f"{_ATTENTION}.triton_backend:TritonAttnBackend", *_METADATA),
-    *of(f"{_ATTENTION}.flashattention_backend:FlashAttentionBackend", *_METADATA),
-)
 
 PATCH = Declaration(
     *(__name__, "0.5.21 … 0.5.23"),
@@ -55,9 +38,17 @@ PATCH = Declaration(
         f"{_CONFIG}:is_hybrid_swa_model",
         f"{_CONFIG}:get_hybrid_layer_ids",
         f"{CONTEXT}:attention_backends",
-        *_KINDS_OF_LAYERS,
-        *_POOL,
-        *_BACKENDS,
+        # How layers tell their kinds.
+        *of(_MODELS, "gemma2:Gemma2Attention.__init__", "gemma3_causal:Gemma3Attention.__init__"),
+        *of(_MODELS, "exaone4:Exaone4Attention.__init__", "olmo2:Olmo2Attention.__init__"),
+        # How both pools are made, written, read and freed.
+        *of(_POOL, "__init__", "set_kv_buffer", "translate_loc_from_full_to_swa"),
+        f"{ALLOCATOR}.free_swa",
+        f"{_EXECUTOR}.pool_configurator:create_memory_pool_configurator",
+        f"{_SETUP}.layer_setup:resolve_layer_indices",
+        f"{_SETUP}.load_model_utils:resolve_sliding_window_size",
+        *of(f"{_ATTENTION}.triton_backend:TritonAttnBackend", *_METADATA),
+        *of(f"{_ATTENTION}.flashattention_backend:FlashAttentionBackend", *_METADATA),
         *EVICTS,
     ),
     awaits=(CONTEXT,),
@@ -67,9 +58,9 @@ PATCH = Declaration(
 logger = logging.getLogger("sglang_perf_patches")
 
 BACKENDS = ("fa3", "triton")
-"""Those that were tested with both pools. ``torch_native`` reads windows where it did not write
-them."""
+"""Those tested with both pools. ``torch_native`` reads windows where it did not write them."""
 
+_BY_TYPES = {"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Olmo2ForCausalLM"}
 _NO_BEAMS = (
     "swa.window-pool: this server answers 400 to requests with beam_width > 1: sglang has no beam "
     "search with a window pool. Take the patch out of SGLANG_PERF_PATCHES if you need it."
@@ -80,7 +71,9 @@ _NO_BEAMS = (
 def _derive_hybrid_model(self, *, patch, stock):
     """Describe the model as one that asks for a window pool, before stock decides."""
     context = patch.module(CONTEXT)
-    if _is_for_pools(context):  # no draft model's: speculation gates the patch
+    # Other processes publish other roles, or nothing while they resolve arguments. No draft model
+    # comes here: speculation gates the patch.
+    if context.publish_role() == "scheduler" and None not in context.attention_backends():
         layers = windowed_layers(self)
         reason = unserved(self, layers, context)
         if reason:
@@ -97,12 +90,6 @@ def _derive_hybrid_model(self, *, patch, stock):
     stock(self)
 
 
-def _is_for_pools(context: Any) -> bool:
-    """Whether pools may be made of a configuration in this process, of resolved arguments."""
-    # Other processes publish other roles, or nothing while they resolve arguments.
-    return context.publish_role() == "scheduler" and None not in context.attention_backends()
-
-
 def unserved(model: Any, layers: Sequence[int] | None, context: Any) -> str | None:
     """Why a ``ModelConfig`` is left to stock; None if it gets a window pool."""
     if layers is None:
@@ -113,9 +100,8 @@ def unserved(model: Any, layers: Sequence[int] | None, context: Any) -> str | No
         return "--disable-hybrid-swa-memory is set"
     if model.is_multimodal:
         return "the model takes images, and image tokens attend to later tokens"
-    if not model.is_generation or getattr(
-        model.hf_text_config, "use_bidirectional_attention", False
-    ):
+    both_directions = getattr(model.hf_text_config, "use_bidirectional_attention", False)
+    if both_directions or not model.is_generation:
         return "prompts are read in both directions"
     backends = {*context.attention_backends()}
     if len(backends) > 1:
@@ -130,30 +116,14 @@ def windowed_layers(model: Any) -> list[int] | None:
 
     None for a model that is not one of those.
     """
-    rule = _RULES.get(model.hf_config.architectures[0])
-    text = model.hf_text_config
-    return rule(text, text.num_hidden_layers) if rule else None
-
-
-def _by_types(text: Any, layers: int) -> list[int]:
-    kinds = getattr(text, "layer_types", None) or []
-    return [int(kind == "sliding_attention") for kind in kinds[:layers]]
-
-
-def _every_other(_: Any, layers: int) -> list[int]:
-    return [1 - layer % 2 for layer in range(layers)]
-
-
-def _by_pattern(text: Any, layers: int) -> list[int]:
-    pattern = getattr(text, "sliding_window_pattern", None)
-    return [int((layer + 1) % len(pattern) != 0) for layer in range(layers)] if pattern else []
-
-
-_RULES: dict[str, Callable[[Any, int], list[int]]] = {
-    "Gemma2ForCausalLM": _every_other,
-    "Gemma3ForCausalLM": _by_types,
-    "Gemma3ForConditionalGeneration": _by_types,
-    "Exaone4ForCausalLM": _by_pattern,
-    "Olmo2ForCausalLM": _by_types,
-}
-"""How the attention of each architecture tells a layer's kind."""
+    name, text = model.hf_config.architectures[0], model.hf_text_config
+    if name == "Gemma2ForCausalLM":
+        return [1 - layer % 2 for layer in range(text.num_hidden_layers)]
+    if name == "Exaone4ForCausalLM":
+        every = len(getattr(text, "sliding_window_pattern", None) or "")
+        layers = range(1, text.num_hidden_layers + 1)
+        return [int(layer % every != 0) for layer in layers] if every else []
+    if name in _BY_TYPES:
+        kinds = getattr(text, "layer_types", None) or []
+        return [int(kind == "sliding_attention") for kind in kinds[: text.num_hidden_layers]]
+    return None

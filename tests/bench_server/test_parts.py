@@ -166,7 +166,6 @@ def test_the_prompts_are_the_same_every_time_and_unequal() -> None:
 
 
 def made(**more: Any) -> Outcome:
-    """An outcome of three turns with a gain."""
     changes = {
         "TPOT": noise.change([10.0, 10.2, 10.1], [7.0, 7.1, 7.05]),
         "throughput": noise.change([100.0, 101.0, 99.0], [140.0, 141.0, 139.0]),

@@ -26,7 +26,6 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def logs(done: subprocess.CompletedProcess[str]) -> Path:
-    """The folder that it named."""
     found = re.search("logs are in (.*)", done.stderr)
     assert found is not None
     return Path(found[1])
@@ -62,7 +61,6 @@ def test_turns_come_to_a_conclusion(bench: Bench) -> None:
 def test_any_settings_are_compared_with_the_command_as_it_is(
     bench: Bench, adds: str, word: str
 ) -> None:
-    """A variable, a flag, a patch."""
     command = bench.command("--turns", "2", "--json", "--b", adds)
     done = bench.run(command, SGLANG_PERF_PATCHES="none")
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,6 @@ from throwaway import Throwaway
 
 @pytest.fixture
 def throwaway(tmp_path: Path) -> Throwaway:
-    """A fresh throwaway package."""
     return Throwaway.write(tmp_path)
 
 

@@ -14,8 +14,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 
-from in_a_fork import said_by
+from in_a_fork import outcome_of
 from places import Places, Run, sampled
 from throwaway_patches import STEP, use
 
@@ -31,8 +32,9 @@ def again() -> None:
     ours.activate("all")
 
 
-def attempt(happens: Callable[[], None], at: Run | None) -> str:
+def attempt(happens: Callable[[], None], at: Run | None) -> str | list[str]:
     """The place that was struck, if one was; all places that run where `at` is None."""
+    signal.alarm(120)
     import sglang.srt.a as a
 
     places = Places(WATCHED, at, happens)
@@ -41,7 +43,7 @@ def attempt(happens: Callable[[], None], at: Run | None) -> str:
     ours.deactivate()
     sys.settrace(None)
     if at is None:
-        return "\n".join(places.times)
+        return list(places.times)
     ours.activate("all")
     assert engine.report().of("one.step").state == "live", engine.report()
     assert a.Worker().step(1) == 102
@@ -61,23 +63,15 @@ def attempt(happens: Callable[[], None], at: Run | None) -> str:
     return places.struck or "not run"
 
 
-def forked(happens: Callable[[], None], at: Run | None) -> str:
-    def limited() -> str:
-        signal.alarm(120)
-        return attempt(happens, at)
-
-    return said_by(limited, lambda trace: f"failed: {trace}")
-
-
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     use(STEP)
-    chosen = sampled(forked(again, None).splitlines(), int(sys.argv[1]))
+    chosen = sampled(outcome_of(partial(attempt, again, None)), int(sys.argv[1]))
     struck = 0
     for happens in (again, ours.deactivate):
         for place in chosen:
-            said = forked(happens, (place, 1))
+            said = outcome_of(partial(attempt, happens, (place, 1)))
             # A line that only a slow machine runs may not run again.
             assert said in (place, "not run"), (happens, place, said)
             struck += said == place

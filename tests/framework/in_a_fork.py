@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 
-def said_by(attempt: Callable[[], str], failed: Callable[[str], str] = str) -> str:
-    """What `attempt` returns in a child of its own, which has an empty cache folder.
+def outcome_of(attempt: Callable[[], Any], **about: Any) -> Any:
+    """What `attempt` returns, as JSON has it, in a child of its own with an empty cache folder.
 
     If one attempt kept what it read of sglang, the next would not run the code that reads it.
 
     Args:
         attempt: whatever it changes is gone with the child.
-        failed: makes what is returned where it raises, of the traceback.
+        about: returned with the ``traceback`` where it raises.
 
     Returns:
-        an empty text where the child was killed.
+        None where the child was killed.
     """
     reading, writing = os.pipe()
     pid = os.fork()
@@ -27,12 +29,12 @@ def said_by(attempt: Callable[[], str], failed: Callable[[str], str] = str) -> s
         try:
             answer = attempt()
         except BaseException:
-            answer = failed(traceback.format_exc())
+            answer = {**about, "traceback": traceback.format_exc()}
         with os.fdopen(writing, "w") as file:
-            file.write(answer)
+            json.dump(answer, file)
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as file:
-        answer = file.read()
+        text = file.read()
     os.waitpid(pid, 0)
-    return answer
+    return json.loads(text) if text else None

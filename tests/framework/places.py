@@ -17,11 +17,8 @@ _FOLDER = os.path.dirname(ours.__file__) + os.sep
 _LATER = (2, 5, 17)
 _SWITCHING = (
     *("plugin.py:load", "model/switch.py"),  # before anything guards them
-    *(
-        "live/registry.py:Registry.show",
-        "live/switch.py:exchange",
-        *("live/threads.py:at_rest", "live/threads.py:_in_one_call"),
-    ),
+    *("live/registry.py:Registry.show", "live/switch.py:exchange"),
+    *("live/threads.py:at_rest", "live/threads.py:_in_one_call"),
     *("live/executor.py:Executor.go_on", "live/executor.py:Executor._work"),  # hold its lock
 )
 
@@ -66,7 +63,6 @@ class Places:
         self.struck: str | None = None
 
     def trace(self, frame: FrameType, event: str, _: object) -> Any:
-        """Lines, for `sys.settrace`."""
         if not self._is_watched(frame):
             return None
         if event == "line" and not _is_out_of_reach(frame):
@@ -74,7 +70,6 @@ class Places:
         return self.trace
 
     def profile(self, frame: FrameType, event: str, called: Any) -> None:
-        """Calls, for `sys.setprofile`."""
         caller = {"call": frame.f_back, "c_call": frame}.get(event)
         if caller and self._is_watched(caller) and caller.f_code.co_name not in self._unguarded:
             self._run(caller, getattr(called, "__name__", frame.f_code.co_name))
@@ -97,6 +92,13 @@ class Places:
 
     def _is_watched(self, frame: FrameType) -> bool:
         return frame.f_code.co_filename.startswith(self._watched)
+
+
+def raising(error: BaseException | type[BaseException]) -> Callable[[], object]:
+    def strike() -> None:
+        raise error
+
+    return strike
 
 
 def _is_out_of_reach(frame: FrameType) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from throwaway import PUBLISHING, Throwaway
+from throwaway import PATCHES, PUBLISHING, Throwaway
 
 from sglang_perf_patches.model import setups, uses
 
@@ -82,7 +82,9 @@ def namespace_of(kind):
 """
 UTILS = "\n".join(f"def {name}():\n    return False\n" for name in FIELDS if name.startswith("is_"))
 
-SERVED = """
+SERVED = (
+    PATCHES
+    + """
 import dataclasses
 import sglang_perf_patches as ours
 
@@ -118,11 +120,11 @@ def state(patch="one.step"):
     found = ours.activate().of(patch)
     return found.state, found.reason
 """
+)
 
 
 def serve(throwaway: Throwaway, release: str) -> Throwaway:
-    """Make the throwaway package publish as ``old`` releases do, or as ``new`` ones do."""
-    throwaway.put("served.py", SERVED)
+    throwaway.put("throwaway_patches.py", SERVED)
     throwaway.put("sglang/srt/utils.py", UTILS)
     if release == "old":
         throwaway.put("sglang/srt/server_args.py", OLD)

@@ -116,7 +116,6 @@ def test_a_signal_handler_that_gives_the_gil_up_shows_no_half(throwaway: Throwaw
 
 
 def test_among_many_threads(throwaway: Throwaway) -> None:
-    """However long it takes to check them all."""
     throwaway.play("""
 import sglang.srt.a as a
 use(STEP)

@@ -13,7 +13,6 @@ A, B = "sglang.srt.a:f", "sglang.srt.b:f"
 
 
 def declared(spans: str = "0.5.9 … 0.5.13", **rest: Any) -> Declaration:
-    """A declaration of this module."""
     return Declaration(__name__, spans, **rest)
 
 

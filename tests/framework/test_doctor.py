@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import platform
 import subprocess
 import sys
 import time
 import venv
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import IO
 
 import pytest
+from known_tree import change
+from running import ask, serving
 from throwaway import PUBLISHING, Throwaway
 
+from linux_mlx.patience import wait_for
 from sglang_perf_patches import gpu
 
 SETS = """
@@ -47,12 +47,6 @@ def changes(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     return {patch["id"]: patch["change"] for patch in json.loads(done.stdout)["patches"]}
 
 
-def change(tree: Path, file: str, before: str, after: str) -> None:
-    path = tree / "srt" / file
-    assert before in path.read_text()
-    path.write_text(path.read_text().replace(before, after))
-
-
 def test_an_equal_tree_changes_nothing(throwaway: Throwaway, other: Path) -> None:
     done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert done.returncode == 0, done.stderr
@@ -63,8 +57,8 @@ def test_an_equal_tree_changes_nothing(throwaway: Throwaway, other: Path) -> Non
 
 
 def test_each_change_is_named_and_a_lost_patch_is_exit_1(throwaway: Throwaway, other: Path) -> None:
-    change(other, "a.py", "return x + 1", "return 1 + x")
-    change(other, "a.py", "return x * scale", "return x * scale  # upstream")
+    change(other)
+    change(other, "return x * scale", "return x * scale  # upstream")
     (other / "srt" / "b.py").unlink()
     done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert done.returncode == 1
@@ -87,7 +81,7 @@ def test_each_change_is_named_and_a_lost_patch_is_exit_1(throwaway: Throwaway, o
 
 
 def test_the_way_back_gains(throwaway: Throwaway, other: Path) -> None:
-    change(throwaway.site / "sglang", "a.py", "return x + 1", "return 1 + x")
+    change(throwaway.site / "sglang")
     throwaway.put("sitecustomize.py", knowing(other))
     done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert changes(done)["one.step"] == "gained"
@@ -98,7 +92,7 @@ def test_the_way_back_to_an_older_sglang_has_its_own_words(
     throwaway: Throwaway, other: Path
 ) -> None:
     """Upstream's change is here and not there; code that is here is not there."""
-    change(throwaway.site / "sglang", "a.py", "return x * scale", "return x * scale  # upstream")
+    change(throwaway.site / "sglang", "return x * scale", "return x * scale  # upstream")
     (other / "srt" / "b.py").unlink()
     throwaway.put("sitecustomize.py", knowing(other))
     done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
@@ -187,7 +181,7 @@ def test_without_a_sglang_to_upgrade_from(throwaway: Throwaway, other: Path) -> 
     data = json.loads(done.stdout)
     assert (data["from"], data["to"]["version"], data["lost"]) == (None, "2.0", [])
     assert {patch["to"] for patch in data["patches"]} == {"applies"}
-    change(other, "a.py", "return x + 1", "return 1 + x")
+    change(other)
     # The sets know the tree; an upgrade is judged by what they knew before.
     known = Throwaway.write(throwaway.site.parent / "first").site
     throwaway.put("sitecustomize.py", knowing(known))
@@ -256,7 +250,7 @@ def test_alone_it_says_whether_all_is_well(throwaway: Throwaway) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "check", "word", "change", "code"),
+    ("variables", "check", "word", "advice", "code"),
     [
         ({"SGLANG_PLUGINS": "other"}, "loaded", "look", "SGLANG_PLUGINS does not name", 0),
         ({"SGLANG_PERF_PATCHES": "none"}, "chosen", "look", "nothing is ready here", 0),
@@ -269,59 +263,33 @@ def test_it_says_what_to_change(
     variables: dict[str, str],
     check: str,
     word: str,
-    change: str,
+    advice: str,
     code: int,
 ) -> None:
     throwaway.put("sglang/srt/plugins/__init__.py", "")
+    script = HEALTH
     if "none" not in variables.values():  # a tree that the patch does not know
         known = Throwaway.write(throwaway.site.parent / "known").site
-        path = throwaway.site / "sglang" / "srt" / "a.py"
-        path.write_text(path.read_text().replace("return x + 1", "return 1 + x"))
-        first = f"use(STEP, POLICY, tree=source.Tree(source.find({str(known)!r})))"
-        with_known = HEALTH.replace(
-            "use(STEP, POLICY)", f"from sglang_perf_patches.compat import source\n{first}"
+        change(throwaway.site / "sglang")
+        script = script.replace(
+            "POLICY)", f"POLICY, tree=source.Tree(source.find({str(known)!r})))"
         )
-    else:
-        with_known = HEALTH
-    done = throwaway.process(with_known, **variables)
+    done = throwaway.process(script, **variables)
     assert done.returncode == code, done.stderr
     assert check in done.stdout.splitlines()[0]
     said = " ".join(done.stdout.split())
-    assert change in said.partition(f" {check}: ")[2]
-    shown = throwaway.process(with_known.replace('"doctor"', '"doctor", "--all"'), **variables)
+    assert advice in said.partition(f" {check}: ")[2]
+    shown = throwaway.process(script.replace('"doctor"', '"doctor", "--all"'), **variables)
     assert any(each.startswith(check) and word in each for each in shown.stdout.splitlines())
 
 
-@contextlib.contextmanager
-def serving(
-    throwaway: Throwaway, program: str, **variables: str
-) -> Iterator[tuple[subprocess.Popen[str], IO[str], IO[str]]]:
-    """A process that is up, its input and its output; it ends when its input does."""
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        env=throwaway.environment(**variables),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin
-        assert process.stdout
-        assert process.stdout.readline() == "up\n"
-        yield process, process.stdin, process.stdout
-        process.stdin.close()
-
-
 def test_it_sees_what_is_live_and_has_run(throwaway: Throwaway) -> None:
-    with serving(throwaway, SERVE) as (process, into, out):
+    with serving(throwaway, "-c", SERVE, stderr=None) as process:
         by_check = checks(throwaway)
         assert by_check["live"] == ("ok", f"process {process.pid}: live 1, pending 0, refused 0")
         assert by_check["has run"][0] == "-"  # it is no server, so nobody waits for it
-        into.write("\n")
-        into.flush()
-        out.readline()
-        deadline = time.monotonic() + 300
-        while checks(throwaway)["has run"][0] != "ok":
-            assert time.monotonic() < deadline
+        assert ask(process, "step") == "102"
+        assert wait_for(lambda: checks(throwaway)["has run"][0] == "ok")
 
 
 GATES = "declare('one.step', install='gates', targets=(f'{A}:Worker.step',))"
@@ -330,7 +298,7 @@ GATES = "declare('one.step', install='gates', targets=(f'{A}:Worker.step',))"
 def test_a_server_of_another_environment_is_named_apart(throwaway: Throwaway) -> None:
     """A patch is gated in it; that is no problem of this environment."""
     failing = SERVE.replace("use(STEP, POLICY)", f"use({GATES})")
-    with serving(throwaway, failing) as (process, _, _):
+    with serving(throwaway, "-c", failing, stderr=None) as process:
         assert checks(throwaway)["live"][0] == "bad"
         throwaway.put("sitecustomize.py", "import sys\nsys.prefix = '/elsewhere'\n")
         where = f"process {process.pid}: it runs in another environment, {sys.prefix}"
@@ -396,9 +364,10 @@ def test_a_gate_in_a_server_is_a_problem_and_its_flag_is_named(
     """What is not needed there is none, also where nothing else is chosen."""
     throwaway.put("sglang/srt/plugins/__init__.py", "")
     throwaway.put("sglang/srt/server_args.py", ARGUMENTS)
-    word, change, code = found
+    word, advice, code = found
     script = HEALTH.replace("use(STEP, POLICY)", RULED_PATCHES)
-    with serving(throwaway, RULED, WHY=why, SGLANG_PERF_PATCHES=chosen):
+    variables = {"WHY": why, "SGLANG_PERF_PATCHES": chosen}
+    with serving(throwaway, "-c", RULED, stderr=None, **variables):
         deadline = time.monotonic() + 120
         while True:
             done, out = health(throwaway, "--json", script=script)
@@ -407,4 +376,4 @@ def test_a_gate_in_a_server_is_a_problem_and_its_flag_is_named(
             if by_check["live"]["word"] == word and "has run" not in by_check:
                 break
             assert time.monotonic() < deadline, by_check
-        assert (done, by_check["live"]["change"]) == (code, change)
+        assert (done, by_check["live"]["change"]) == (code, advice)

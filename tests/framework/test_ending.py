@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from throwaway import Throwaway
+
+from linux_mlx.patience import wait_for
+from linux_mlx.processes import runs
 
 HEAD = """
 import importlib, sys, threading, time
@@ -124,19 +126,8 @@ plugin.load()
     done = throwaway.process(script, **strict)
     assert done.returncode == 1, done.stderr
     child = int(done.stdout)
-    deadline = time.monotonic() + 120
     try:
-        while not has_ended(child) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert has_ended(child)
+        assert wait_for(lambda: not runs(child))
     finally:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return True
-    return state == "Z"  # who has it now may leave it there

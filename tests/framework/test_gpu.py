@@ -34,7 +34,6 @@ def test_a_gpu_that_no_check_ran_on_gates(
 ) -> None:
     server.play(f"""
 from driver import *
-from served import *
 Driver.gpus = {gpus}
 use(proven(STEP), proven(TEN, "other-gpu"), HELPER)
 ours.activate("all")

@@ -74,7 +74,6 @@ MODULES = modules()
 
 
 def part(module: str) -> str:
-    """The first of its names."""
     return module.partition(".")[0] or "the package"
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from throwaway import REPOSITORY, Throwaway, distribution
 
-from linux_mlx.patience import limit_s
 from sglang_perf_patches.cli import interpreter
 
 RUN = [sys.executable, "-m", "sglang_perf_patches", "run"]
@@ -89,14 +88,7 @@ def test_run_reaches_no_python_that_ignores_its_environment(elsewhere: Path) -> 
 def started(
     throwaway: Throwaway, *words: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """``run`` with a Python and some words."""
-    return subprocess.run(
-        [*RUN, sys.executable, *words],
-        env=throwaway.environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=limit_s(),
-    )
+    return throwaway.execute(*RUN, sys.executable, *words, **variables)
 
 
 def test_run_names_an_option_that_keeps_it_out(throwaway: Throwaway) -> None:

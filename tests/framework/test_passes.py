@@ -38,13 +38,11 @@ class Place:
         subprocess.run(["git", "init", "--quiet", self.root], check=True)
 
     def write(self, name: str, text: str) -> None:
-        """Write a file of the checkout."""
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
     def memory(self, asked: str = "") -> Memory:
-        """As a run begins."""
         return Memory(self.folder / "passes", self.root, surroundings([self.tree]) + asked)
 
     def has(self, asked: str = "") -> bool:
@@ -62,19 +60,7 @@ def place(tmp_path: Path) -> Place:
     return made
 
 
-def another_cpu(_: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "another")
-
-
-def another_python(_: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "version", "another")
-
-
-def another_dependency(_: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "distributions", lambda: [SimpleNamespace(name="a", version="1")])
-
-
-def another_release(place: Place, _: pytest.MonkeyPatch) -> None:
+def change_a_release(place: Place) -> None:
     """Of the same size and with the same time."""
     file = place.tree / "a.py"
     was = file.stat()
@@ -82,15 +68,15 @@ def another_release(place: Place, _: pytest.MonkeyPatch) -> None:
     os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns))
 
 
-def a_file_beside(place: Place, _: pytest.MonkeyPatch) -> None:
-    place.write(f"{PATCHES}/one/torch.py", "")
-
-
-def no_body(place: Place, _: pytest.MonkeyPatch) -> None:
-    (place.root / BODY).unlink()
-
-
-CHANGES = (another_cpu, another_python, another_dependency, another_release, a_file_beside, no_body)
+INSTALLED = [SimpleNamespace(name="a", version="1")]
+CHANGES: dict[str, Callable[[Place, pytest.MonkeyPatch], object]] = {
+    "another CPU": lambda _, patch: patch.setattr(platform, "machine", lambda: "another"),
+    "another Python": lambda _, patch: patch.setattr(sys, "version", "another"),
+    "a dependency": lambda _, patch: patch.setattr(metadata, "distributions", lambda: INSTALLED),
+    "another release": lambda place, _: change_a_release(place),
+    "a file beside": lambda place, _: place.write(f"{PATCHES}/one/torch.py", ""),
+    "no body": lambda place, _: (place.root / BODY).unlink(),
+}
 
 
 @pytest.mark.parametrize("name", [BODY, CORE, DECLARED, KNOWN, HARNESS, PINS, TEST, CHECK])
@@ -103,9 +89,9 @@ def test_another_file_that_it_reaches_is_another_test(place: Place, name: str) -
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_so_are_other_surroundings(
-    place: Place, monkeypatch: pytest.MonkeyPatch, change: Callable[..., None]
+    place: Place, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    change(place, monkeypatch)
+    CHANGES[change](place, monkeypatch)
     assert not place.has()
 
 
@@ -142,11 +128,8 @@ def test_a_damaged_memory_knows_nothing(place: Place) -> None:
 
 def test_what_a_module_and_its_helpers_import_is_reached() -> None:
     found = imported_by(Path(__file__))
-    assert {
-        "tests/framework/test_passes.py",
-        "tests/harness/tiers.py",
-        "tests/conftest.py",
-    } <= found
+    tests = ("framework/test_passes.py", "harness/tiers.py", "conftest.py")
+    assert {f"tests/{name}" for name in tests} <= found
     assert "src/sglang_perf_patches/model/releases.py" in found, "by way of the harness"
     assert not [path for path in found if path.endswith("/body.py")]
 

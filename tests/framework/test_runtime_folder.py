@@ -9,10 +9,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
-from running import STATUS_COMMAND
+from running import STATUS_COMMAND, ask
 from throwaway import Throwaway
 
 from linux_mlx.patience import wait_for
@@ -54,17 +55,8 @@ def serving(environment: dict[str, str], log: Path, *words: str) -> Iterator[Cal
         text=True,
         preexec_fn=_obey_permissions,
     )
-
-    def ask(line: str) -> str:
-        assert process.stdin
-        assert process.stdout
-        if line:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-        return process.stdout.readline().strip()
-
     try:
-        yield ask
+        yield partial(ask, process)
     finally:
         process.kill()
         process.communicate()

@@ -143,7 +143,6 @@ def test_missing_module(tmp_path: Path, is_folder: bool) -> None:
 
 @pytest.mark.parametrize("name", ["pack", "work"])
 def test_a_package_is_a_module_and_comes_before_one_of_its_name(tmp_path: Path, name: str) -> None:
-    """As in an import."""
     tree = sample(tmp_path)
     (tree.root / "srt" / name).mkdir()
     (tree.root / "srt" / name / "__init__.py").write_text("def package(): pass\n")

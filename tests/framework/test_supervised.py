@@ -7,11 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from linux_mlx.patience import wait_for
+from linux_mlx.processes import runs
 from sglang_perf_patches import supervised
 from sglang_perf_patches.supervised import Supervised
 from sglang_perf_patches.telemetry import procfs
@@ -41,32 +42,19 @@ with worker.Child("family", [sys.argv[1]], limit_s=600) as child:
 
 
 def alive(pids: list[int]) -> list[int]:
-    running = []
-    for pid in pids:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if state != "Z":
-            running.append(pid)
-    return running
+    return [*filter(runs, pids)]
 
 
 def family(note: Path) -> list[int]:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        pids = note.read_text().split() if note.exists() else []
-        if len(pids) == 2:
-            return [int(pid) for pid in pids]
-        time.sleep(0.02)
-    raise AssertionError("the family never came")
+    def pids() -> list[str]:
+        return note.read_text().split() if note.exists() else []
+
+    assert wait_for(lambda: len(pids()) == 2, every_s=0.02), "the family never came"
+    return [*map(int, pids())]
 
 
 def gone(pids: list[int]) -> bool:
-    deadline = time.monotonic() + 300
-    while alive(pids) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not alive(pids)
+    return wait_for(lambda: not alive(pids), every_s=0.02)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -112,11 +100,8 @@ def test_how_a_command_ended(script: str, code: int) -> None:
 
 
 def ended(command: Supervised) -> int:
-    deadline = time.monotonic() + 300
-    while command.code is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert command.code is not None
-    return command.code
+    assert wait_for(lambda: command.code is not None, every_s=0.02)
+    return command.code or 0
 
 
 def test_what_a_failed_command_started_ends_with_it(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ LIMIT = 4
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A tree."""
     package = tmp_path / "sglang"
     (package / "srt").mkdir(parents=True)
     (package / "__init__.py").touch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import subprocess
@@ -30,9 +31,6 @@ def prepared(throwaway: Throwaway) -> Throwaway:
 
 
 def on_terminal(throwaway: Throwaway, *words: str, columns: int, **variables: str | None) -> str:
-    """What the command shows on a terminal of this width."""
-    import fcntl
-
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, pack("HHHH", 24, columns, 0, 0))
     variables = {"TERM": "xterm", "COLUMNS": None, "LINES": None, "NO_COLOR": None, **variables}

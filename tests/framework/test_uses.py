@@ -16,7 +16,6 @@ from sglang_perf_patches.model import uses
 def test_what_a_server_has_no_use_for_is_neither_live_nor_gated(server: Throwaway) -> None:
     """Not gated either, though it was not proven with what is on."""
     server.play("""
-from served import *
 import sglang.srt.a as a, sglang.srt.server_args as arguments
 use(only(proven(STEP), "speculation"), only(TEN, "speculation"), HELPER)
 ours.activate("all")
@@ -38,7 +37,6 @@ assert a.Worker().step(1) == 2
 
 def test_not_needed_though_its_modules_are_never_imported(server: Throwaway) -> None:
     server.play("""
-from served import *
 import os
 use(only(STEP, "mlx"))
 ours.activate("all")
@@ -54,7 +52,6 @@ assert state() == ("live", "") and a.Worker().step(1) == 102
 
 def test_a_patch_that_needs_one_that_is_not_needed_is_not_either(server: Throwaway) -> None:
     server.play("""
-from served import *
 import sglang.srt.a as a, sglang.srt.b as b, sglang.srt.server_args as arguments
 both = dataclasses.replace(BOTH, requires=("one.step",))
 use(only(STEP, "decode-server"), both)
@@ -204,7 +201,6 @@ GATES = {
 def test_each_use_is_read(server: Throwaway) -> None:
     assert set(USES) == {use.name for use in uses.USES}
     script = """
-from served import *
 import sglang.srt.a as a, sglang.srt.server_args as arguments
 def publish_one(given):
     given = eval(given) if isinstance(given, str) else given
@@ -282,7 +278,6 @@ def test_the_prefill_kernel_of_delta_nets_is_read_as_stock_chooses_it(
 
 def test_under_strict_what_is_not_needed_is_no_loss(server: Throwaway) -> None:
     done = server.play("""
-from served import *
 import sglang.srt.a, sglang.srt.server_args as arguments
 use(only(proven(STEP), "speculation"))
 ours.activate("one.step", strict=True)

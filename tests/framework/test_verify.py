@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 from throwaway import Throwaway
 
+from linux_mlx.processes import runs
 from sglang_perf_patches import sets
 from sglang_perf_patches import verify as package
 from sglang_perf_patches.model.patch import by_id, room_of
@@ -107,15 +108,9 @@ def verify(
     gpu: str | None = "9.0",
     part: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Run it on a machine with a GPU or none.
+    """Run it with these checks of one.ten, between commas, and of a second file of one.step.
 
-    Args:
-        throwaway: its sglang.
-        function: the checks of one.ten, between commas.
-        words: arguments.
-        without: patches of which nothing depends on the device.
-        gpu: its compute capability.
-        part: the checks of a second file of one.step.
+    Nothing of the patches `without` depends on the device; `gpu` is its compute capability.
     """
     values = {"FUNCTIONS": function.split(","), "WITHOUT": without, "GPU": gpu, "PART": part}
     text = SETS
@@ -354,5 +349,4 @@ def test_what_a_case_started_ends_with_it(prepared: Throwaway, tmp_path: Path) -
     )
     done = verify(prepared, "starts", "one.ten", "--timeout", "3")
     assert done.returncode == 1
-    state = Path(f"/proc/{pid.read_text()}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert not runs(int(pid.read_text()))

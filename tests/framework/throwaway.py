@@ -12,8 +12,10 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from linux_mlx.patience import limit_s
 from sglang_perf_patches import downloads
@@ -270,15 +272,14 @@ class Throwaway:
 
     site: Path
     runtime: Path
+    cwd: Path | None = None
 
     @property
     def temporary(self) -> Path:
-        """The temporary folder of its processes."""
         return self.runtime.parent / "temporary"
 
     @classmethod
     def write(cls, folder: Path) -> Throwaway:
-        """Make the package below `folder`."""
         package = cls(folder / "site", folder / "runtime")
         package.put("sglang/__init__.py", "")
         package.put("sglang/version.py", '__version__ = "1.0"\n')
@@ -292,7 +293,6 @@ class Throwaway:
         return package
 
     def put(self, name: str, text: str) -> Path:
-        """Write a file below the site folder."""
         path = self.site / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -324,7 +324,6 @@ class Throwaway:
     def command(
         self, *words: str, python: str | Path = sys.executable, **variables: str | None
     ) -> subprocess.CompletedProcess[str]:
-        """Run the command ``sglang-perf-patches`` with these words."""
         return self.execute(python, "-m", "sglang_perf_patches", *words, **variables)
 
     def process(
@@ -341,9 +340,28 @@ class Throwaway:
         return subprocess.run(
             command,
             env=self.environment(**variables),
+            cwd=self.cwd,
             capture_output=True,
             text=True,
             timeout=limit_s(),
+        )
+
+    def start(
+        self,
+        command: Sequence[str | Path],
+        stderr: IO[str] | int | None = subprocess.PIPE,
+        **variables: str | None,
+    ) -> subprocess.Popen[str]:
+        """Start a command in that environment and in a session of its own, with pipes."""
+        return subprocess.Popen(
+            command,
+            env=self.environment(**variables),
+            cwd=self.cwd,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,
         )
 
     def run(self, script: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
@@ -357,7 +375,6 @@ class Throwaway:
         return self.run(BEGINNING + script, **variables)
 
     def records(self) -> list[dict[str, object]]:
-        """The records in the runtime folder."""
         folder = self.runtime / "sglang-perf-patches"
         return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 

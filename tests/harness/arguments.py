@@ -10,7 +10,6 @@ from sglang_perf_patches import downloads
 
 @cache
 def arguments(release: str) -> frozenset[str]:
-    """The fields of `ServerArgs` in a release."""
     folder = downloads.tree(release) / "sglang" / "srt"
     names: set[str] = set()
     for path in [folder / "server_args.py", *(folder / "arg_groups" / "fields").glob("*.py")]:

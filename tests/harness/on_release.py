@@ -22,7 +22,6 @@ import noted
 
 
 def main(path: Path) -> None:
-    """Do the jobs; print one line for the result of each."""
     sys.path.insert(0, str(path.parent))
     module = importlib.import_module(path.stem)
     on: dict[str, set[str]] = {}

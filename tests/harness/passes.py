@@ -212,13 +212,11 @@ class Remembered:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip a test that has passed."""
         name = _name(item.nodeid, tiers.group_of(item))
         if not self._is_fresh and self._memory.has(_played_as(item), name):
             pytest.skip(HAS_PASSED)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note what becomes of a test."""
         if not report.passed and HAS_PASSED not in report.longreprtext:
             self._others.add(report.nodeid)
         elif report.passed and report.when == "teardown":

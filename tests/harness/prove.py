@@ -47,7 +47,6 @@ def drawn(draw: Callable[[Random], T], count: int | None = None) -> list[T]:
 
 
 def main(patches: list[str]) -> None:
-    """Print the line of each patch."""
     for line in proof.run(patches, drawn):
         print(json.dumps(line), flush=True)
 

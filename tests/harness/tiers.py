@@ -170,7 +170,6 @@ def newest_of(matrix: Collection[str]) -> set[str]:
 
 
 def release_of(item: pytest.Item) -> str | None:
-    """The release that a test's parameter names."""
     parameters = getattr(item, "callspec", None)
     for value in parameters.params.values() if parameters else ():
         if isinstance(value, str) and value in releases.KNOWN:
@@ -189,7 +188,6 @@ def group_of(item: pytest.Item) -> str:
 
 
 def in_order(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """The tests in the order of a run."""
     return sorted(items, key=_weight)
 
 

@@ -108,7 +108,6 @@ def _age(release: str) -> tuple[int, str]:
 
 
 def write(name: str, known: Known) -> None:
-    """Write a set's ``known.json`` in this checkout."""
     path = ROOT / "src" / "sglang_perf_patches" / "sets" / name / "known.json"
     path.write_text(render(known), encoding="utf-8")
 

@@ -115,7 +115,6 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def all_sections(root: Path, set_name: str) -> list[Section]:
-    """The measured sections of a set."""
     sections = []
     file = f"{RESULTS}/{set_name}.md"
     for heading, below in _HEADED.findall((root / file).read_text(encoding="utf-8")):

@@ -59,7 +59,6 @@ class Server:
     runtime: Path
 
     def most_decoded_together(self) -> int:
-        """The largest decode batch that the server has logged."""
         sizes = re.findall(r"Decode batch.*?#running-req: (\d+)", self.log.read_text())
         return max(map(int, sizes), default=0)
 

@@ -33,8 +33,8 @@ TIERS = {"--all", "--fresh"}
 QUICK = tuple(
     f"tests/framework/test_{name}.py"
     for name in (
-        *("declaration", "description", "gains", "imports", "known", "naming", "patch_page"),
-        *("quotes", "selection", "slots", "source", "table", "verdict", "worth", "wrappers"),
+        *("declaration", "description", "gains", "imports", "known", "patch_page"),
+        *("quotes", "selection", "slots", "source", "table", "verdict", "wrappers"),
     )
 )
 """The tests of ``quick``: what needs no network and starts few processes."""

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from linux_mlx.server import free_port
-from sglang_perf_patches.bench_server import command, noise, outcome, patches, sides, text
+from sglang_perf_patches.bench_server import command, machine, noise, outcome, patches, sides, text
 from sglang_perf_patches.bench_server.outcome import Outcome
 from sglang_perf_patches.bench_server.tokens import Tokens, compare, prompts
 from sglang_perf_patches.model.errors import OperatorError
@@ -36,9 +36,7 @@ LAUNCH = (sys.executable, "-m", "sglang.launch_server", "--model-path", "M")
         ([*LAUNCH, "--disaggregation-mode", "decode"], "http://[::1]:8", "http://[::1]:8"),
     ],
 )
-def test_the_address_is_taken_from_the_command_or_the_url(
-    words: Sequence[str], url: str | None, said: str
-) -> None:
+def test_the_address_of_a_command_or_url(words: Sequence[str], url: str | None, said: str) -> None:
     served = command.parse([*words, "--api-key=k"], url)
     assert (served.url, served.api_key) == (said, "k")
     assert served.command == (*words, "--api-key=k")
@@ -213,9 +211,7 @@ def made(**more: Any) -> Outcome:
         ),
     ],
 )
-def test_the_conclusion_names_what_is_beyond_the_noise(
-    changes: dict[str, noise.Change], said: str
-) -> None:
+def test_the_conclusion_names_what_differs(changes: dict[str, noise.Change], said: str) -> None:
     assert outcome.conclusion(made(changes=changes)) == said
     assert outcome.exit_code(made(changes=changes)) == 0
 
@@ -278,3 +274,24 @@ def test_processes_are_seen_alike_where_there_is_only_ps() -> None:
     assert (theirs.parent, theirs.group) == (ours.parent, ours.group)
     assert theirs.born
     assert 0.5 < theirs.resident / ours.resident < 2
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "used"),
+    [
+        ('[ "$1" = --query-gpu=name ] && echo H200 && echo L4 || printf "2\\n3\\n"', "H200, L4", 5),
+        ("echo '[N/A]'", "[N/A]", 0),
+        ("echo 1; exit 9", "", 0),
+        ("exec sleep 60", "", 0),
+    ],
+)
+def test_a_tool_that_fails_or_hangs_is_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, name: str, used: int
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(machine, "_LIMIT_S", 2)
+    assert machine.facts()["gpu"] == name
+    assert machine.gpu_bytes() == used * 1024 * 1024

@@ -58,9 +58,7 @@ def test_turns_come_to_a_conclusion(bench: Bench) -> None:
     ("adds", "word"),
     [("TOLD_MS=30", "more"), ("--told-ms 20", "same"), ("SGLANG_PERF_PATCHES=one.step", "less")],
 )
-def test_any_settings_are_compared_with_the_command_as_it_is(
-    bench: Bench, adds: str, word: str
-) -> None:
+def test_any_settings_are_compared_with_the_command(bench: Bench, adds: str, word: str) -> None:
     command = bench.command("--turns", "2", "--json", "--b", adds)
     done = bench.run(command, SGLANG_PERF_PATCHES="none")
     assert done.returncode == 0, done.stderr
@@ -80,9 +78,7 @@ def test_any_settings_are_compared_with_the_command_as_it_is(
     ("words", "code"),
     [(("--b", "TOLD_MS=30"), 0), (("--b", "SGLANG_PERF_PATCHES=one.step"), 1), ((), 1)],
 )
-def test_a_side_with_patches_must_have_them(
-    bench: Bench, words: tuple[str, ...], code: int
-) -> None:
+def test_a_side_must_have_its_patches(bench: Bench, words: tuple[str, ...], code: int) -> None:
     """A side that names patches needs one live; another one may have none."""
     command = bench.without_package(bench.command("--turns", "2", *words))
     done = bench.run(command, SGLANG_PERF_PATCHES="all")
@@ -102,9 +98,7 @@ def test_a_side_with_patches_must_have_them(
         (2, "unsteady", 0, "stock's own boots gave different tokens for each of 16 prompts"),
     ],
 )
-def test_what_turns_do_not_show_is_reported(
-    bench: Bench, turns: int, behaviour: str, code: int, said: str
-) -> None:
+def test_what_is_not_shown(bench: Bench, turns: int, behaviour: str, code: int, said: str) -> None:
     done = bench.run(bench.command("--turns", str(turns), behaviour=behaviour))
     assert done.returncode == code, done.stderr
     assert re.search(said, done.stdout)
@@ -257,3 +251,31 @@ def test_help_names_what_there_is() -> None:
     options = ("--a TEXT", "--b TEXT", "--turns", "--url", "--json")
     for word in (*options, "Exit codes"):
         assert word in done.stdout
+
+
+def refused(bench: Bench, *before: str, words: tuple[str, ...] = (), **variables: str) -> str:
+    """The only line of a run that starts no server."""
+    server = bench.throwaway.put("sglang/launch_server.py", "")
+    server.write_text((bench.throwaway.site / "program.py").read_text(encoding="utf-8"))
+    ours = [sys.executable, "-m", "sglang_perf_patches", "bench", "server", *words, "--"]
+    command = [*before, sys.executable, "-m", "sglang.launch_server", "--pids", str(bench.pids)]
+    done = bench.run([*ours, *command], **variables)
+    assert done.returncode == 2, done.stderr
+    assert not bench.pids.exists()
+    return done.stderr.splitlines()[-1]
+
+
+def test_a_filter_that_leaves_this_plugin_out_is_not_overridden(bench: Bench) -> None:
+    bench.throwaway.lend_plugin_loader("0.5.23")
+    said = "patched: SGLANG_PLUGINS does not name perf_patches"
+    assert said in refused(bench, SGLANG_PLUGINS="other")
+    assert said in refused(bench, "env", "SGLANG_PLUGINS=other, another")
+    side = ("--b", "SGLANG_PERF_PATCHES=one SGLANG_PLUGINS=other")
+    assert "b: SGLANG_PLUGINS does not name" in refused(bench, words=side)
+
+
+def test_a_python_without_this_package_is_named(bench: Bench) -> None:
+    before = ("env", "-u", "PYTHONPATH", f"PYTHONPATH={bench.throwaway.site}")
+    bench.throwaway.put("sitecustomize.py", "")
+    server = refused(bench, *before, words=())
+    assert "No entry point" in server or "loads no plugins" in server

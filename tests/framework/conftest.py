@@ -9,9 +9,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from known_tree import know
 from servers import serve
-from throwaway import Throwaway
+from throwaway import Throwaway, know
 
 
 @pytest.fixture

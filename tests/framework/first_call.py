@@ -12,8 +12,7 @@ import logging
 import sys
 import traceback
 
-from in_a_fork import outcome_of
-from places import Places, raising, sampled
+from places import Places, outcome_of, raising, sampled
 
 import sglang_perf_patches as ours
 

@@ -16,8 +16,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 
-from in_a_fork import outcome_of
-from places import Places, Run, sampled
+from places import Places, Run, outcome_of, sampled
 from throwaway_patches import STEP, use
 
 import sglang_perf_patches as ours

@@ -21,8 +21,7 @@ import signal
 import sys
 import threading
 
-from in_a_fork import outcome_of
-from places import Places, of_all, of_functions, raising
+from places import Places, of_all, of_functions, outcome_of, raising
 from throwaway_patches import BOTH, HELPER, TEN, use
 
 import sglang_perf_patches as ours

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import linecache
 import os
 import sys
+import tempfile
+import traceback
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -31,10 +34,6 @@ class Places:
 
     Each place has its own count: code that polls or tries again runs more often on a busy machine,
     so that the number of all lines before a place differs from one process to the next.
-
-    Attributes:
-        times: how often each place has run.
-        struck: the place that was struck.
     """
 
     def __init__(
@@ -46,21 +45,16 @@ class Places:
         again: int = 0,
         unguarded: Iterable[str] = (),
     ) -> None:
-        """Strike at a run, and so many places later once more.
+        """Strike at a run, if any, and if `again` is not 0, once more so many places later.
 
-        Args:
-            watched: how the paths of the files begin, below our package or from the root.
-            at: the run; None counts only.
-            happens: the strike.
-            again: 0 strikes once.
-            unguarded: functions whose calls do not count.
+        `watched` is how the paths of the files begin, below our package or from the root. Calls of
+        the functions `unguarded` do not count.
         """
-        # What is absolute stays so.
         self._watched = tuple(os.path.join(_FOLDER, each) for each in watched)
         self._at, self._happens, self._again = at, happens, again
         self._unguarded = frozenset(unguarded)
         self.times: Counter[str] = Counter()
-        self.struck: str | None = None
+        self.struck: str | None = None  # the place
 
     def trace(self, frame: FrameType, event: str, _: object) -> Any:
         if not self._is_watched(frame):
@@ -147,3 +141,27 @@ def of_all(times: Mapping[str, int], *, later: bool) -> list[Run]:
         for run in sorted({1, most, *_LATER} if later else {1})
         if run <= most
     ]
+
+
+def outcome_of(attempt: Callable[[], Any], **about: Any) -> Any:
+    """What `attempt` returns, as JSON has it, in a child of its own with an empty cache folder.
+
+    If one attempt kept what it read of sglang, the next would not run the code that reads it.
+    Where it raises, this returns `about` and the ``traceback``; None where the child is killed.
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
+        try:
+            answer = attempt()
+        except BaseException:
+            answer = {**about, "traceback": traceback.format_exc()}
+        with os.fdopen(writing, "w") as file:
+            json.dump(answer, file)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        text = file.read()
+    os.waitpid(pid, 0)
+    return json.loads(text) if text else None

@@ -261,9 +261,7 @@ def test_a_late_second_try_leaves_the_failure_of_the_first(publishing: Throwaway
     assert refused(publishing) == "sglang 1.0 could not be asked: RuntimeError: no such wheel"
 
 
-def test_a_patch_of_the_argument_code_is_active_when_the_release_is_asked(
-    publishing: Throwaway,
-) -> None:
+def test_a_patch_of_the_argument_code_is_active_when_asked(publishing: Throwaway) -> None:
     """``one.step`` changes `Worker.step`, which these arguments need, as stock adds one only."""
     needs = "    from sglang.srt.a import Worker\n    if Worker().step(1) == 2:\n"
     text = SERVER_ARGS.replace("    if given.tp_size == 3:\n", needs)

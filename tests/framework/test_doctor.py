@@ -12,9 +12,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from known_tree import change
 from running import ask, serving
-from throwaway import PUBLISHING, Throwaway
+from throwaway import PUBLISHING, Throwaway, change
 
 from linux_mlx.patience import wait_for
 from sglang_perf_patches import gpu
@@ -88,9 +87,7 @@ def test_the_way_back_gains(throwaway: Throwaway, other: Path) -> None:
     assert done.returncode == 0
 
 
-def test_the_way_back_to_an_older_sglang_has_its_own_words(
-    throwaway: Throwaway, other: Path
-) -> None:
+def test_the_way_back_to_an_older_sglang_has_own_words(throwaway: Throwaway, other: Path) -> None:
     """Upstream's change is here and not there; code that is here is not there."""
     change(throwaway.site / "sglang", "return x * scale", "return x * scale  # upstream")
     (other / "srt" / "b.py").unlink()
@@ -115,25 +112,7 @@ def test_a_release_comes_from_the_cache_or_the_index(throwaway: Throwaway, other
     assert f"to   sglang 2.0 at {folder / 'sglang'}" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--sglang-version", "../x"),
-        ("--sglang-version", "two"),
-        ("--sglang-path", "/nowhere"),
-        ("--sglang-path", "/nowhere", "--sglang-version", "2.0"),
-    ],
-)
-def test_bad_input_is_exit_2(throwaway: Throwaway, other: Path, words: tuple[str, ...]) -> None:
-    done = throwaway.command("doctor", *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("sglang-perf-patches")
-
-
-def test_without_pip_a_release_can_not_be_fetched_and_the_reason_is_told(
-    throwaway: Throwaway, other: Path, tmp_path: Path
-) -> None:
+def test_without_pip_nothing_is_fetched(throwaway: Throwaway, other: Path, tmp_path: Path) -> None:
     """As in an environment that uv made: what is fetched is fetched by pip."""
     bare = tmp_path / "bare"
     venv.create(bare, with_pip=False)
@@ -160,9 +139,7 @@ def test_what_pip_says_is_told(throwaway: Throwaway, other: Path) -> None:
     )
 
 
-def test_a_cache_folder_that_can_not_be_made_is_one_sentence(
-    throwaway: Throwaway, other: Path
-) -> None:
+def test_a_cache_folder_that_is_a_file_is_one_sentence(throwaway: Throwaway, other: Path) -> None:
     place = throwaway.site.parent / "a-file"
     place.touch()
     done = throwaway.command("doctor", "--sglang-version", "0.5.22", XDG_CACHE_HOME=str(place))

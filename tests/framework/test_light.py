@@ -58,9 +58,7 @@ def search(throwaway: Throwaway) -> str:
 
 
 @pytest.mark.parametrize("selection", ["all", "mlx"])
-def test_a_server_loads_neither_networking_nor_packaging_nor_what_other_commands_need(
-    throwaway: Throwaway, selection: str
-) -> None:
+def test_a_server_loads_nothing_that_others_need(throwaway: Throwaway, selection: str) -> None:
     script = f"import {WRAPT}; before |= set(sys.modules)\n"
     script += "from sglang_perf_patches import plugin; plugin.load()\n"
     script += "import sglang_perf_patches; report = sglang_perf_patches.activate()\n"

@@ -139,9 +139,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_no_patch_changes_is_refused_before_anything_changes(
-    throwaway: Throwaway, kind: str
-) -> None:
+def test_what_no_patch_changes_is_refused_before_a_change(throwaway: Throwaway, kind: str) -> None:
     path = throwaway.site / "sglang" / "srt" / "a.py"
     path.write_text(path.read_text() + UNUSUAL)
     throwaway.play(f"""{LOOKS}
@@ -241,9 +239,7 @@ assert compiled(x).item() == 0 and a.helper(1) == 1
 
 
 @pytest.mark.parametrize("script", [COMPILE, COMPILING], ids=["compiled", "during that"])
-def test_torch_compiles_what_is_patched_as_it_compiles_stock(
-    throwaway: Throwaway, script: str
-) -> None:
+def test_torch_compiles_what_is_patched_as_stock(throwaway: Throwaway, script: str) -> None:
     """And a patch stays on while a caller is compiled: what was inlined has no frame to be seen."""
     place = released.tree("0.5.23")
     search = (throwaway.site, *place.search[1:])

@@ -76,9 +76,7 @@ def test_every_process_is_in_the_metrics(throwaway: Throwaway, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("has", ["library", "folder"])
-def test_without_metrics_nothing_is_loaded_or_written(
-    throwaway: Throwaway, tmp_path: Path, has: str
-) -> None:
+def test_without_metrics_nothing_is_written(throwaway: Throwaway, tmp_path: Path, has: str) -> None:
     script = f"""
 if {has == "library"}:
     import prometheus_client

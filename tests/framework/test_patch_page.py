@@ -146,9 +146,7 @@ def test_a_table_names_each_figure() -> None:
     ]
 
 
-def test_no_page_and_no_text_are_an_empty_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_page_or_text_is_an_empty_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patch_page, "FOLDER", tmp_path)
     assert patch_page.read("one.a") == patch_page.Page()
     (tmp_path / "one" / "a").mkdir(parents=True)

@@ -54,9 +54,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_broken_task_stops_neither_the_others_nor_the_next_tick(
-    throwaway: Throwaway, broken: str
-) -> None:
+def test_a_broken_task_stops_no_other_and_no_next_tick(throwaway: Throwaway, broken: str) -> None:
     throwaway.play(f"""{RECORDED}
 warnings.simplefilter("ignore")
 import sglang.srt.a as a
@@ -76,9 +74,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("what", FAILING)
-def test_what_fails_on_each_tick_is_said_once_and_tried_again(
-    throwaway: Throwaway, what: str
-) -> None:
+def test_what_fails_on_each_tick_is_said_once(throwaway: Throwaway, what: str) -> None:
     owner, name, error = FAILING[what]
     said = "MemoryError: no room" if what == "the look" else "the record is not kept"
     throwaway.play(f"""{RECORDED}
@@ -97,9 +93,7 @@ undone()
 
 
 @pytest.mark.parametrize("strict", ["", "1"])
-def test_a_thread_that_cannot_start_leaves_the_patches_live(
-    throwaway: Throwaway, strict: str
-) -> None:
+def test_without_its_thread_the_patches_are_live(throwaway: Throwaway, strict: str) -> None:
     script = """
 start = threading.Thread.start
 def refuses(self):

@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from running import STATUS_COMMAND, processes, serving, status, written
 from throwaway import BEGINNING, Throwaway
 
 from linux_mlx.patience import limit_s, wait_for
+from sglang_perf_patches.model import private
 from sglang_perf_patches.telemetry import procfs, records
 
 
@@ -44,9 +46,7 @@ def test_a_killed_process_is_not_shown_and_cleaned_up(throwaway: Throwaway, fold
     assert list(folder.iterdir()) == []
 
 
-def test_a_record_of_an_earlier_process_with_the_same_pid(
-    throwaway: Throwaway, folder: Path
-) -> None:
+def test_a_record_of_an_earlier_process_of_that_pid(throwaway: Throwaway, folder: Path) -> None:
     path = folder / f"{procfs.namespace()}-{os.getpid()}-1.json"
     path.write_text(json.dumps({"pid": os.getpid()}))
     assert processes(throwaway) == []
@@ -75,9 +75,7 @@ def test_damaged_records_are_passed_over(throwaway: Throwaway, folder: Path) -> 
     assert [each["pid"] for each in processes(throwaway)] == [os.getpid()]
 
 
-def test_a_link_in_the_folder_is_not_followed(
-    throwaway: Throwaway, folder: Path, tmp_path: Path
-) -> None:
+def test_a_link_there_is_not_followed(throwaway: Throwaway, folder: Path, tmp_path: Path) -> None:
     with serving(throwaway) as process:
         (path,) = folder.glob("*.json")
         assert len(processes(throwaway)) == 1
@@ -99,9 +97,7 @@ def test_a_record_of_another_user_is_not_trusted(throwaway: Throwaway, folder: P
         assert processes(throwaway) == []
 
 
-def test_a_half_written_record_of_a_killed_process_is_cleaned_up(
-    throwaway: Throwaway, folder: Path
-) -> None:
+def test_a_half_written_record_is_cleaned_up(throwaway: Throwaway, folder: Path) -> None:
     (folder / f"{procfs.namespace()}-{os.getpid()}-1.part").write_text("{")
     (folder / "of somebody else").write_text("")
     mine = folder / f"{records.name_of(os.getpid())}.part"
@@ -119,9 +115,7 @@ def test_a_record_that_a_cleaner_of_temporary_files_took_comes_back(throwaway: T
 
 
 @pytest.mark.parametrize("kind", ["open to all", "readable", "a link", "another user's"])
-def test_a_folder_that_is_not_private_is_neither_read_nor_used(
-    throwaway: Throwaway, tmp_path: Path, kind: str
-) -> None:
+def test_a_folder_that_is_not_private(throwaway: Throwaway, tmp_path: Path, kind: str) -> None:
     folder = throwaway.runtime / "sglang-perf-patches"
     target = tmp_path / "target" if kind == "a link" else folder
     target.mkdir(mode=0o700)
@@ -177,9 +171,7 @@ finally:
 
 
 @pytest.mark.parametrize("becomes", [["sleep", "60"], [sys.executable, "-c", "input()"]])
-def test_a_record_is_not_of_the_program_that_its_process_became(
-    throwaway: Throwaway, becomes: list[str]
-) -> None:
+def test_a_record_is_not_of_the_next_program(throwaway: Throwaway, becomes: list[str]) -> None:
     throwaway.play(f"""{FORKS}
 going, coming = os.pipe()
 waiting, _ = os.pipe()
@@ -200,9 +192,7 @@ finally:
 """)
 
 
-def test_a_forked_worker_of_multiprocessing_has_a_record_while_it_works(
-    throwaway: Throwaway,
-) -> None:
+def test_a_forked_worker_has_a_record_while_it_works(throwaway: Throwaway) -> None:
     throwaway.play(f"""{FORKS}
 import multiprocessing
 context = multiprocessing.get_context("fork")
@@ -238,9 +228,7 @@ wait_until(lambda: files() == [os.getpid()])        # our own recorder tidies up
 """)
 
 
-def test_a_server_without_a_runtime_folder_is_seen_from_a_shell_with_one_and_back(
-    throwaway: Throwaway,
-) -> None:
+def test_a_server_without_a_runtime_folder_is_seen(throwaway: Throwaway) -> None:
     with serving(throwaway, XDG_RUNTIME_DIR=None) as process:
         folder = throwaway.temporary / f"sglang-perf-patches-{os.getuid()}"
         assert len(written(folder)) == 1
@@ -252,9 +240,7 @@ def test_a_server_without_a_runtime_folder_is_seen_from_a_shell_with_one_and_bac
 
 
 @pytest.mark.parametrize("base", ["_RUN", "_TEMPORARY"])
-def test_a_server_is_seen_from_a_shell_that_names_no_folder(
-    throwaway: Throwaway, tmp_path: Path, base: str
-) -> None:
+def test_a_server_is_seen_without_a_folder(throwaway: Throwaway, tmp_path: Path, base: str) -> None:
     """As /run/user/UID and /tmp are, for a shell without XDG_RUNTIME_DIR or with another TMPDIR."""
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / str(os.getuid())).mkdir(parents=True)
@@ -281,9 +267,7 @@ def test_a_bad_folder_that_this_shell_would_not_use_hides_nothing(throwaway: Thr
         assert [entry["pid"] for entry in processes(throwaway)] == [process.pid]
 
 
-def test_records_of_another_pid_namespace_are_neither_shown_nor_removed(
-    throwaway: Throwaway, folder: Path
-) -> None:
+def test_records_of_another_pid_namespace_stay_hidden(throwaway: Throwaway, folder: Path) -> None:
     other = folder / "0badcafe-1-1.json"
     other.write_text("{}")
     old = folder / "1-1.json"  # and of a version that did not say its namespace
@@ -314,9 +298,7 @@ def test_a_sweep_of_many_records_takes_little_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to make a PID namespace")
-def test_a_reader_in_another_pid_namespace_removes_nothing(
-    throwaway: Throwaway, folder: Path
-) -> None:
+def test_a_reader_in_another_namespace_removes_nothing(throwaway: Throwaway, folder: Path) -> None:
     with serving(throwaway) as process:
         (before,) = written(folder)
         unshare = ("unshare", "--pid", "--fork", "--mount-proc")
@@ -348,3 +330,31 @@ def test_sglang_serve_is_a_launcher(throwaway: Throwaway) -> None:
     for words, role in (("serve", "launcher"), ("bench", "sglang")):
         done = throwaway.execute(sys.executable, script, words, "--model-path", "x")
         assert done.stdout == f"{role}\n", done.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives a folder away")
+def test_another_users_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after ``sudo``, which may keep the environment."""
+    runtime, temporary = tmp_path / "runtime", tmp_path / "temporary"
+    runtime.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    assert records.folder_to_write() == runtime / "sglang-perf-patches"
+    os.chown(runtime, 12345, 12345)
+    assert records.folder_to_write() == temporary / f"sglang-perf-patches-{os.getuid()}"
+    assert next(records.folders_to_read()) == records.folder_to_write()
+
+
+def test_a_user_without_a_home_has_no_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", lacking)
+    with pytest.raises(OSError, match="home directory"):
+        private.cache()
+
+
+def test_a_relative_cache_folder_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert private.cache() == Path.home() / ".cache" / "sglang-perf-patches"

@@ -113,9 +113,7 @@ COMPUTED = {
 
 @pytest.mark.parametrize("server", ["new"], indirect=True)
 @pytest.mark.parametrize("how", COMPUTED)
-def test_what_the_release_computes_counts_or_what_cannot_be_read(
-    server: Throwaway, how: str
-) -> None:
+def test_what_the_release_computes_or_cannot_read_counts(server: Throwaway, how: str) -> None:
     server.play(f"""
 use(proven(STEP))
 ours.activate("all")
@@ -238,9 +236,7 @@ ours.activate()
 
 @pytest.mark.parametrize("server", ["new"], indirect=True)
 @pytest.mark.parametrize("how", STRICTLY)
-def test_under_strict_a_gate_of_what_was_named_ends_with_one_line(
-    server: Throwaway, how: str
-) -> None:
+def test_under_strict_a_gate_of_what_was_named_is_an_end(server: Throwaway, how: str) -> None:
     script = f"""{BEGINNING}
 import sglang.srt.server_args
 CHOSEN = os.environ["CHOSEN"]
@@ -260,9 +256,7 @@ print("served", state()[0])
 
 
 @pytest.mark.parametrize("ends_in", ["main", "record"])
-def test_under_strict_no_other_thread_logs_a_gate_or_goes_on(
-    throwaway: Throwaway, ends_in: str
-) -> None:
+def test_under_strict_no_other_thread_logs_a_gate(throwaway: Throwaway, ends_in: str) -> None:
     """However long the end takes: one line, and no other thread does anything meanwhile."""
     done = serve(throwaway, "new").process(f"""{BEGINNING}
 import sglang.srt.server_args

@@ -93,9 +93,7 @@ def definition_in(tree: source.Tree, name: str) -> source.Definition:
         ("fallback", "def fallback():\n    return None"),
     ],
 )
-def test_definitions_are_dedented_source_with_decorators(
-    tmp_path: Path, name: str, text: str
-) -> None:
+def test_definitions_are_dedented_source(tmp_path: Path, name: str, text: str) -> None:
     assert definition_in(sample(tmp_path), name).text == text
 
 
@@ -177,9 +175,7 @@ def test_not_a_tree(tmp_path: Path, name: str) -> None:
         (b"\xef\xbb\xbf# coding: latin-1\n" + BODY.format("o").encode(), "it is not UTF-8 text"),
     ],
 )
-def test_a_file_that_python_can_not_read_neither_do_we(
-    tmp_path: Path, content: bytes, said: str
-) -> None:
+def test_what_python_can_not_read_neither_do_we(tmp_path: Path, content: bytes, said: str) -> None:
     tree = sample(tmp_path)
     (tree.root / "srt" / "work.py").write_bytes(content)
     with pytest.raises((SyntaxError, ValueError)):

@@ -76,9 +76,7 @@ def table(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("table")
-def test_what_was_read_is_the_same_from_the_table_and_not_parsed_again(
-    root: Path, parsed: list[Path]
-) -> None:
+def test_what_was_read_is_in_the_table_and_not_parsed_again(root: Path, parsed: list[Path]) -> None:
     found = read(root)
     assert read(root, "sglang.srt.work:nothing") is None
     assert not parsed

@@ -75,9 +75,7 @@ INSTALLS = {
 
 
 @pytest.mark.parametrize("way", INSTALLS)
-def test_install_code_that_waits_for_another_thread_s_import(
-    throwaway: Throwaway, way: str
-) -> None:
+def test_install_code_that_waits_for_another_s_import(throwaway: Throwaway, way: str) -> None:
     throwaway.put("meeting.py", MEETING)
     throwaway.put("sglang/srt/c.py", C)
     throwaway.put("slow_install.py", INSTALLS[way])

@@ -78,12 +78,7 @@ UNTESTED = "gated|the GPU is not a Hopper (H100, H200): this patch was not teste
 
 
 class Operator:
-    """A person with an untested GPU, who calls ``verify`` and starts servers.
-
-    Attributes:
-        package: the throwaway sglang.
-        records: the folder of the records.
-    """
+    """A person with an untested GPU, who calls ``verify`` and starts servers."""
 
     def __init__(self, package: Throwaway) -> None:
         self.package = package

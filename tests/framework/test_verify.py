@@ -149,9 +149,7 @@ def test_every_way_that_needs_no_failure(prepared: Throwaway) -> None:
         ("dies", "failed", "its process ended: last words"),
     ],
 )
-def test_every_way_that_is_a_failure(
-    prepared: Throwaway, function: str, word: str, said: str
-) -> None:
+def test_every_way_of_a_failure(prepared: Throwaway, function: str, word: str, said: str) -> None:
     done = verify(prepared, function, "one", "--json")
     assert done.returncode == 1
     by_patch = outcomes(done)
@@ -292,9 +290,7 @@ def test_one_closing_line(prepared: Throwaway) -> None:
 
 
 @pytest.mark.parametrize("names", [("two.policy",), ("two.gone", "two.policy")])
-def test_where_nothing_could_be_verified_it_is_exit_1(
-    prepared: Throwaway, names: tuple[str, ...]
-) -> None:
+def test_if_nothing_is_verified_it_is_exit_1(prepared: Throwaway, names: tuple[str, ...]) -> None:
     assert verify(prepared, "lacks", *names).returncode == 1
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from throwaway import REPOSITORY, Throwaway, distribution
+from throwaway import REPOSITORY, Throwaway, plugins
 
 from linux_mlx.patience import limit_s
 from sglang_perf_patches import downloads, sets
@@ -57,19 +58,10 @@ def main_path(
 ) -> subprocess.CompletedProcess[str]:
     """The framework's path through a process that loads plugins, in a Python of its own."""
     throwaway.lend_plugin_loader("0.5.23")
-    entry_point = "perf_patches = sglang_perf_patches.plugin:load"
-    ours = distribution(throwaway.site.parent / "ours", "sglang-perf-patches", entry_point)
-    theirs = distribution(throwaway.site.parent / "theirs", "their-plugin", "theirs = their:load")
-    (theirs / "their.py").write_text(THEIR_PLUGIN)
-    places = [wrapt, ours, theirs, throwaway.site, REPOSITORY / "src"]
+    distributions = plugins(throwaway.site.parent, THEIR_PLUGIN)
+    places = [wrapt, *distributions, throwaway.site, REPOSITORY / "src"]
     script = throwaway.put("main_path.py", MAIN_PATH)
-    return subprocess.run(
-        [python, str(script), *words],
-        env=throwaway.environment(PYTHONPATH=os.pathsep.join(map(str, places))),
-        capture_output=True,
-        text=True,
-        timeout=limit_s(),
-    )
+    return throwaway.execute(python, script, *words, PYTHONPATH=os.pathsep.join(map(str, places)))
 
 
 def install_wrapt(python: str, requirement: str, folder: Path) -> Path:
@@ -82,13 +74,8 @@ def install_wrapt(python: str, requirement: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("bound", ["oldest", "newest"])
 def test_the_oldest_and_the_newest_wrapt(throwaway: Throwaway, tmp_path: Path, bound: str) -> None:
-    (text,) = [
-        line
-        for line in (REPOSITORY / "pyproject.toml").read_text().splitlines()
-        if "wrapt>=" in line
-    ]
-    allowed = text.partition('"')[2].partition('"')[0]
-    oldest = allowed.partition(">=")[2].partition(",")[0]
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    ((allowed, oldest),) = re.findall(r'"(wrapt>=([^,]+),[^"]*)"', text)
     requirement = f"wrapt=={oldest}.*" if bound == "oldest" else allowed
     done = main_path(
         throwaway, sys.executable, install_wrapt(sys.executable, requirement, tmp_path / "wrapt")

@@ -160,13 +160,9 @@ def ten(patching):
 
 
 def helper(patching):
-    def make(inner):
-        def helper(x, *, scale=1):
-            return inner(x, scale=scale) + 1000
-
-        return helper
-
-    patching.override(f"{A}:helper", make)
+    patching.override(
+        f"{A}:helper", lambda inner: lambda x, *, scale=1: inner(x, scale=scale) + 1000
+    )
 
 
 def both(patching):
@@ -386,3 +382,33 @@ def distribution(folder: Path, name: str, entry_point: str) -> Path:
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{entry_point}\n")
     return folder
+
+
+def plugins(folder: Path, theirs: str) -> list[Path]:
+    """The distributions of this project and of a plugin with the text `theirs`, in that order."""
+    entry_point = "perf_patches = sglang_perf_patches.plugin:load"
+    ours = distribution(folder / "ours", "sglang-perf-patches", entry_point)
+    their_folder = distribution(folder / "theirs", "their-plugin", "theirs = their:load")
+    (their_folder / "their.py").write_text(theirs)
+    return [ours, their_folder]
+
+
+def know(throwaway: Throwaway, tree: Path) -> None:
+    """Let the sets of every process be known as `tree` has them."""
+    text = """
+import throwaway_patches as t
+from sglang_perf_patches.compat import source
+gone = t.declare("two.gone", install="step", targets=("sglang.srt.gone:f",))
+built = t.declare("two.built", install="step", targets=(f"{t.A}:helper",),
+    upstream=("sgl-project/sglang#1",), built_in_since="1.0",
+    markers=(t.Marker(definition=f"{t.A}:helper", contains="scale"),))
+first = source.Tree(source.find(TREE))
+t.use(t.STEP, t.HELPER, t.BOTH, t.POLICY, gone, built, tree=first)
+"""
+    throwaway.put("sitecustomize.py", text.replace("TREE", repr(str(tree))))
+
+
+def change(tree: Path, before: str = "return x + 1", after: str = "return 1 + x") -> None:
+    path = tree / "srt" / "a.py"
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))

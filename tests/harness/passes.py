@@ -72,11 +72,7 @@ def digest_of(file: Path) -> str:
 class Memory:
     """The passes in a folder, for the files of a checkout as they are when the run begins.
 
-    Attributes:
-        folder: where they are kept.
-        root: the checkout.
-        files: path → digest.
-        around: the digest of all else: `surroundings`, and how the run is asked to play.
+    `around` is the digest of all else: `surroundings`, and how the run is asked to play.
     """
 
     def __init__(self, folder: Path, root: Path, around: str) -> None:

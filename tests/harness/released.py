@@ -26,21 +26,13 @@ _SHIMS = _HERE / "linux_mlx" / "shims"
 
 @dataclass(frozen=True)
 class Place:
-    """An interpreter that can import a release and this project.
-
-    Attributes:
-        python: the interpreter.
-        search: what PYTHONPATH holds.
-        settings: further variables.
-        beginning: how each script there begins (`forking.BEGINNINGS`), so that a fork may run it.
-        release: the tree of which the fork has the main modules.
-    """
+    """An interpreter that can import a release and this project."""
 
     python: Path
-    search: tuple[Path, ...]
-    settings: tuple[tuple[str, str], ...] = ()
-    beginning: str = ""
-    release: Path | None = None
+    search: tuple[Path, ...]  # what PYTHONPATH holds
+    settings: tuple[tuple[str, str], ...] = ()  # further variables
+    beginning: str = ""  # how each script begins (`forking.BEGINNINGS`), so that a fork may run it
+    release: Path | None = None  # the tree of which the fork has the main modules
 
 
 def tree(release: str, *, beginning: str = "stubs", imported: bool = True) -> Place:
@@ -61,19 +53,8 @@ def slim(release: str) -> Place:
     return Place(python, (_SOURCE, _SHIMS, _ROOT), (("SGLANG_USE_MLX", "1"),), "mlx")
 
 
-def run(
-    place: Place,
-    *words: str | Path,
-    given: str | None = None,
-    **more: str,
-) -> str:
-    """What the interpreter of a place prints.
-
-    Args:
-        place: where it runs.
-        words: its arguments.
-        given: its standard input.
-        more: variables of its environment.
+def run(place: Place, *words: str | Path, given: str | None = None, **more: str) -> str:
+    """What the interpreter of a place prints, with `given` as input and `more` variables.
 
     Raises:
         AssertionError: it ended with another code than 0.
@@ -139,16 +120,9 @@ Job = tuple[str, dict[str, Any]]
 
 
 def play(place: Place, module: Path, jobs: Sequence[Job], **options: Any) -> list[dict[str, Any]]:
-    """What a module's functions return on a release: see `on_release`, which runs them.
+    """What a module's functions return, called in order in one process; the options are `run`'s.
 
-    Args:
-        place: where they run.
-        module: the file that has them.
-        jobs: what to call, in order, in one process.
-        options: see `run`.
-
-    Returns:
-        a line for each job, with its ``value`` or ``error``.
+    A line for each job, with its ``value`` or ``error``: see `on_release`.
     """
     script = _HERE / "on_release.py"
     lines = answers(place, script, str(module), given=json.dumps(jobs), **options)

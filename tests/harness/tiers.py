@@ -79,15 +79,9 @@ def is_whole(config: pytest.Config) -> bool:
 def shown_there(
     patches: Iterable[Patch], release: str, ids: Sequence[str], matrix: Collection[str]
 ) -> tuple[str, ...]:
-    """Of the patches that apply to a release, those that the default tier proves there.
+    """Of `ids`, the patches of a set that apply to a release, those that the default tier proves.
 
-    On the newest release it proves all of them, on another one those that it shows there.
-
-    Args:
-        patches: of the set.
-        release: one of the matrix.
-        ids: the patches that apply.
-        matrix: the releases that the set's tests know.
+    On the newest release of the matrix it proves all of them, on another one what it shows there.
     """
     if release in newest_of(matrix):
         return tuple(ids)
@@ -127,9 +121,7 @@ def in_depth(name: str, matrix: Collection[str]) -> set[str]:
 def of_touched(name: str, matrix: Collection[str]) -> dict[str, set[str]]:
     """Of a set's touched patches: the newest release of each variant → those that have one there.
 
-    Args:
-        name: of the set; a name that no set has gives nothing.
-        matrix: the releases that the set's tests know.
+    A name that no set has gives nothing.
     """
     found: dict[str, set[str]] = {}
     patches = sets.declared(name).patches if name in sets.NAMES else ()

@@ -35,9 +35,7 @@ class DeclarationError(ValueError):
 def take(patch_set: PatchSet, origins: Mapping[str, Path] | None = None) -> Known:
     """The fingerprints of every definition that a set declares, from the trees of its releases.
 
-    Args:
-        patch_set: its ``known`` is read for source builds that `origins` does not give.
-        origins: source build → its ``sglang`` package.
+    `origins` has the ``sglang`` package of source builds; others keep what the set knows of them.
 
     Raises:
         DeclarationError: a target is not in a release that declares it, or what a patch relies on

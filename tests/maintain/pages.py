@@ -44,23 +44,13 @@ _MEASURED = re.compile(
 
 
 class Section(NamedTuple):
-    """One measurement.
+    """One measurement; command and date are empty if it does not say them."""
 
-    Attributes:
-        file: where it is, below a checkout.
-        heading: what it stands below there.
-        text: Markdown.
-        machine: what it was measured on.
-        on: patch or set → the releases on which it was measured.
-        command: what measured it; empty if the section does not say.
-        date: of the run; empty if the section does not say.
-    """
-
-    file: str
-    heading: str
-    text: str
+    file: str  # below a checkout
+    heading: str  # above it there
+    text: str  # Markdown
     machine: str
-    on: Mapping[str, tuple[str, ...]]
+    on: Mapping[str, tuple[str, ...]]  # patch or set → releases
     command: str = ""
     date: str = ""
 
@@ -71,12 +61,9 @@ def file(patch_id: str) -> str:
 
 
 def page(text: str, patch: Patch, words: Mapping[str, str]) -> str:
-    """The page of a patch, with its blocks as the declaration and the verdicts have them.
+    """The page `text` of a patch, with its blocks as the declaration and the verdicts have them.
 
-    Args:
-        text: the page as it is.
-        patch: its declaration.
-        words: release → verdict, oldest first.
+    `words` has the verdict on each release, oldest first.
 
     Raises:
         ValueError: the page lacks a block.

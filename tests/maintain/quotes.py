@@ -34,14 +34,9 @@ _FIGURE = re.compile(
 
 
 class Row(NamedTuple):
-    """What an id stands for.
+    """What an id stands for."""
 
-    Attributes:
-        text: the row, paragraph or table.
-        section: where it is, with its machine, releases, command and date.
-    """
-
-    text: str
+    text: str  # the row, paragraph or table
     section: Section
 
 
@@ -64,13 +59,9 @@ def rows(root: Path, set_names: Sequence[str]) -> dict[tuple[str, str], Row]:
 def unfounded(
     text: str, file: str, known: Mapping[tuple[str, str], Row], patch_id: str = ""
 ) -> list[str]:
-    """What a document quotes that no committed row says.
+    """What a document quotes that no row of `rows` says, or of `patch_id` if that is given.
 
-    Args:
-        text: the document.
-        file: where it is, below a checkout.
-        known: as `rows` gives them.
-        patch_id: whose figures they must be; anyone's without it.
+    `file` is where the document is, below a checkout.
     """
     wrong: list[str] = []
     for line in _lines(text):

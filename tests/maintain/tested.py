@@ -39,13 +39,7 @@ tests](upstream.md) have their own page.
 
 
 def page(root: Path, patch_sets: Sequence[PatchSet], words: Mapping[str, Mapping[str, str]]) -> str:
-    """The page.
-
-    Args:
-        root: of the checkout.
-        patch_sets: all sets.
-        words: patch id → release → verdict.
-    """
+    """The page; `words` has patch id → release → verdict."""
     parts = [_INTRODUCTION]
     for patch_set in patch_sets:
         if not patch_set.patches:

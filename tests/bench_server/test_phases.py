@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from served import Bench, until
 
-from linux_mlx.patience import limit_s
+from linux_mlx.patience import limit_s, wait_for
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="looks for processes in /proc")
 
@@ -29,6 +29,11 @@ def logs(done: subprocess.CompletedProcess[str]) -> Path:
     found = re.search("logs are in (.*)", done.stderr)
     assert found is not None
     return Path(found[1])
+
+
+def boots(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The turn and the side of each, in order."""
+    return ["".join(pair) for pair in re.findall(r"turn (\d) of \d, (\w+): boot", done.stderr)]
 
 
 def test_turns_come_to_a_conclusion(bench: Bench) -> None:
@@ -45,9 +50,7 @@ def test_turns_come_to_a_conclusion(bench: Bench) -> None:
     (live,) = data["live"]
     assert (live["patch"], live["live"], live["ran"]) == ("one.step", 3, 3)
     assert {len(change["patched"]) for change in data["changes"].values()} == {3}
-    found = re.findall(r"turn (\d) of 3, (\w+): boot", done.stderr)
-    order = ["".join(pair) for pair in found]
-    assert order == ["1patched", "1stock", "2stock", "2patched", "3patched", "3stock"]
+    assert boots(done) == ["1patched", "1stock", "2stock", "2patched", "3patched", "3stock"]
     # Of each boot the server's log and the load's.
     assert len(list(logs(done).glob("*.log"))) == 12
     assert len(bench.pids.read_text().split()) == 12
@@ -69,8 +72,7 @@ def test_any_settings_are_compared_with_the_command(bench: Bench, adds: str, wor
     # Boots take the time that they take, and may differ too.
     said = {"more": "Worse with b than with a: TTFT", "less": "Better with b than with a: TTFT"}
     assert said.get(word, "") in data["conclusion"]
-    order = re.findall(r"turn (\d) of 2, (\w): boot", done.stderr)
-    assert ["".join(pair) for pair in order] == ["1b", "1a", "2a", "2b"]
+    assert boots(done) == ["1b", "1a", "2a", "2b"]
     assert bench.left() == []
 
 
@@ -144,10 +146,9 @@ def test_a_side_that_fails_later_keeps_the_turns_before(bench: Bench) -> None:
                 time.sleep(0.001)
         out, _ = process.communicate(timeout=limit_s())
     assert process.returncode == 1
-    assert f"It stopped early: turn 3, stock: port {bench.port} of 127.0.0.1 is in use" in " ".join(
-        out.split()
-    )
-    assert "2 turns of two boots each" in " ".join(out.split())
+    said = " ".join(out.split())
+    assert f"It stopped early: turn 3, stock: port {bench.port} of 127.0.0.1 is in use" in said
+    assert "2 turns of two boots each" in said
     assert bench.left() == []
 
 
@@ -225,10 +226,7 @@ def test_a_kill_of_the_bench_leaves_no_process(bench: Bench) -> None:
         bench.wait_for_family()
         assert len(bench.left()) == 2
         process.kill()
-    deadline = time.monotonic() + 300
-    while bench.left() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert bench.left() == []
+    assert wait_for(lambda: bench.left() == [])
 
 
 def test_a_second_signal_does_not_stop_the_ending(bench: Bench) -> None:
@@ -246,17 +244,15 @@ def test_a_second_signal_does_not_stop_the_ending(bench: Bench) -> None:
 
 def test_help_names_what_there_is() -> None:
     command = [sys.executable, "-m", "sglang_perf_patches", "bench", "server", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s())
-    assert done.returncode == 0
-    options = ("--a TEXT", "--b TEXT", "--turns", "--url", "--json")
-    for word in (*options, "Exit codes"):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s(), check=True)
+    for word in ("--a TEXT", "--b TEXT", "--turns", "--url", "--json", "Exit codes"):
         assert word in done.stdout
 
 
 def refused(bench: Bench, *before: str, words: tuple[str, ...] = (), **variables: str) -> str:
     """The only line of a run that starts no server."""
-    server = bench.throwaway.put("sglang/launch_server.py", "")
-    server.write_text((bench.throwaway.site / "program.py").read_text(encoding="utf-8"))
+    text = (bench.throwaway.site / "program.py").read_text(encoding="utf-8")
+    bench.throwaway.put("sglang/launch_server.py", text)
     ours = [sys.executable, "-m", "sglang_perf_patches", "bench", "server", *words, "--"]
     command = [*before, sys.executable, "-m", "sglang.launch_server", "--pids", str(bench.pids)]
     done = bench.run([*ours, *command], **variables)
@@ -277,5 +273,5 @@ def test_a_filter_that_leaves_this_plugin_out_is_not_overridden(bench: Bench) ->
 def test_a_python_without_this_package_is_named(bench: Bench) -> None:
     before = ("env", "-u", "PYTHONPATH", f"PYTHONPATH={bench.throwaway.site}")
     bench.throwaway.put("sitecustomize.py", "")
-    server = refused(bench, *before, words=())
+    server = refused(bench, *before)
     assert "No entry point" in server or "loads no plugins" in server

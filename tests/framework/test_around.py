@@ -21,14 +21,11 @@ LIMIT = 4
 SEVERAL = (LIMIT, 2)
 OTHER = 1
 
-
 class Local(Base):
     near = 1
 
-
 class Unrelated:
     FAR = 5
-
 
 class Worker(Local):
     own = 1
@@ -38,10 +35,8 @@ class Worker(Local):
             return Named.ONE, Passed.FIRST, envs.SGLANG_STEPS.get()
         return self.near + self.far + self.own + SEVERAL[0] + SIZE
 
-
 class Child(Worker):
     pass
-
 
 def unread():
     return OTHER, Base.unread
@@ -51,7 +46,6 @@ def unread():
 class Envs:
     SGLANG_STEPS = EnvInt(20)
     SGLANG_OTHER = EnvInt(1)
-
 
 envs = Envs()
 """,

@@ -31,11 +31,9 @@ if True:
 
         return inside
 
-
 class Base:
     def step(self, x):
         return x
-
 
 class Outer(Base):
     __hidden = 1

@@ -99,11 +99,9 @@ def generator(x):
     """Yield."""
     yield x
 
-
 async def coroutine(x):
     """Await."""
     return x
-
 
 class Runner:
     """Runs."""
@@ -119,11 +117,9 @@ class Runner:
 
     second = first
 
-
 def one(x):
     """Have two names."""
     return x
-
 
 other = one
 '''

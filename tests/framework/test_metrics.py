@@ -57,15 +57,9 @@ def test_every_process_is_in_the_metrics(throwaway: Throwaway, tmp_path: Path) -
         SGLANG_PERF_PATCHES="all",
     )
     launcher, *workers = (int(pid) for pid in done.stdout.splitlines()[0].split()[1:])
-    series = {
-        (match[1], match[2], int(match[3])): float(match[4])
-        for line in done.stdout.splitlines()
-        if (
-            match := re.match(
-                r'sglang_perf_patches_(live|ran)\{patch="([^"]*)",pid="(\d+)"\} (.*)', line
-            )
-        )
-    }
+    line = r'^sglang_perf_patches_(live|ran)\{patch="([^"]*)",pid="(\d+)"\} (.*)$'
+    found = re.findall(line, done.stdout, re.MULTILINE)
+    series = {(name, id, int(pid)): float(value) for name, id, pid, value in found}
     expected = {("live", id, pid): 1.0 for id in ("one.step", "two.helper") for pid in workers}
     expected |= {("ran", "one.step", pid): 1.0 for pid in workers}
     expected |= {("ran", "two.helper", pid): 0.0 for pid in workers}

@@ -15,12 +15,14 @@ import json
 from sglang_perf_patches.telemetry import recorder, records
 recorder._TICK_S = 0.1
 use(STEP)
-lines = []
+said, lines = [], []
 class Lines(logging.Handler):
     def emit(self, record):
+        said.append(record.getMessage())
         if record.levelno >= logging.WARNING:
             lines.append(record.getMessage())
-logging.getLogger("sglang_perf_patches").addHandler(Lines())
+logger = logging.getLogger("sglang_perf_patches")
+logger.addHandler(Lines())
 
 def record():
     path = recorder._recorders[0].path
@@ -191,12 +193,7 @@ def test_a_process_in_which_all_is_gated_says_so_once(throwaway: Throwaway) -> N
     """An Engine without an HTTP server; what goes live later has its line as well."""
     throwaway.play(f"""{RECORDED}
 use(dataclasses.replace(STEP, proven_with={{}}), HELPER)
-said = []
-class Said(logging.Handler):
-    def emit(self, record):
-        said.append(record.getMessage())
-logger = logging.getLogger("sglang_perf_patches")
-logger.addHandler(Said()); logger.setLevel(logging.INFO)
+logger.setLevel(logging.INFO)
 from sglang_perf_patches.live import published
 published.published = lambda: gated
 class gated:

@@ -17,11 +17,9 @@ import os.path as paths
 LIMIT = 4
 SIZE: int = 3
 
-
 def plain(x):
     """Doc."""
     return x  # why
-
 
 class Worker:
     flag = True
@@ -42,7 +40,6 @@ class Worker:
         def deep(self):
             return "deep"
 
-
 if os.name == "posix":
 
     def maybe():
@@ -52,7 +49,6 @@ else:
 
     def maybe():
         return "other"
-
 
 try:
     import fast

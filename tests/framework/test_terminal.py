@@ -8,6 +8,7 @@ import pty
 import subprocess
 import sys
 import termios
+from contextlib import suppress
 from pathlib import Path
 from struct import pack
 
@@ -39,14 +40,9 @@ def on_terminal(throwaway: Throwaway, *words: str, columns: int, **variables: st
     )
     os.close(theirs)
     shown = b""
-    while True:
-        try:
-            part = os.read(ours, 4096)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        shown += part
+    with suppress(OSError):  # the other end is closed
+        while part := os.read(ours, 4096):
+            shown += part
     os.close(ours)
     assert process.wait() == 0
     return shown.decode().replace("\r\n", "\n")

@@ -25,7 +25,6 @@ REPOSITORY = Path(__file__).parents[2]
 MODULE_A = '''
 """A module that a patch changes."""
 
-
 class Worker:
     """Adds."""
 
@@ -43,10 +42,8 @@ class Worker:
     def name(self):
         return "stock"
 
-
 class Child(Worker):
     pass
-
 
 def helper(x, *, scale=1):
     return x * scale
@@ -55,10 +52,8 @@ def helper(x, *, scale=1):
 MODULE_B = """
 from sglang.srt.a import Worker, helper
 
-
 def use(x):
     return helper(x, scale=2)
-
 
 class Caller:
     def call(self, x):
@@ -74,7 +69,6 @@ from sglang_perf_patches.model.patch import Marker, Patch, PatchSet, Variant
 
 A, B = "sglang.srt.a", "sglang.srt.b"
 
-
 def declare(id, *, install, targets, releases=("1.0",), **more):
     of_variant = {key: more.pop(key) for key in ("adds", "depends", "awaits") if key in more}
     def run(patching):
@@ -85,13 +79,11 @@ def declare(id, *, install, targets, releases=("1.0",), **more):
     variant = Variant(releases=releases, install=run, targets=targets, **of_variant)
     return Patch(id=id, summary="summary", variants=(variant,), **more)
 
-
 def look_nowhere_else():
     """Let `status` see none of this machine's own servers: only what the environment names."""
     from sglang_perf_patches.telemetry import records
 
     records._RUN = records._TEMPORARY = "/nowhere"
-
 
 def wait_for_threads():
     """Until no other thread does requests, so that each has logged what came of its own."""
@@ -102,7 +94,6 @@ def wait_for_threads():
 
     while runs_anywhere([Executor.go_on.__code__]):
         time.sleep(0.01)
-
 
 def use(*patches, tree=None):
     """Make these the only patches, known as the tree (the installed one) has them."""
@@ -120,7 +111,6 @@ def use(*patches, tree=None):
         found.append(PatchSet(name, name, members, known))
     sets.load = lambda: tuple(found)
     return found
-
 
 STEP = declare("one.step", install="step", targets=(f"{A}:Worker.step",))
 TEN = declare("one.ten", install="ten", targets=(f"{A}:Worker.step",))
@@ -141,7 +131,6 @@ INSTALLS = '''
 
 A, B = "sglang.srt.a", "sglang.srt.b"
 
-
 def step(patching):
     ran = patching.ran
 
@@ -154,30 +143,24 @@ def step(patching):
 
     patching.override(f"{A}:Worker.step", make)
 
-
 def ten(patching):
     patching.override(f"{A}:Worker.step", lambda inner: lambda self, x: inner(self, x) * 10)
-
 
 def helper(patching):
     patching.override(
         f"{A}:helper", lambda inner: lambda x, *, scale=1: inner(x, scale=scale) + 1000
     )
 
-
 def both(patching):
     step(patching)
     patching.override(f"{A}:Worker.extra", lambda _: lambda self: "extra")
     call(patching)
 
-
 def call(patching):
     patching.override(f"{B}:Caller.call", lambda inner: lambda self, x: inner(self, x) + 1)
 
-
 def forgets(patching):
     """Leaves a declared target unchanged."""
-
 
 def breaks(patching):
     step(patching)
@@ -186,7 +169,6 @@ def breaks(patching):
         raise ZeroDivisionError("broken on purpose")
 
     patching.override(f"{B}:Caller.call", make)
-
 
 def gates(patching):
     from sglang_perf_patches.model.patching import Gated

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ import forked
 import forking
 from linux_mlx.environments import environment, sglang_environment, variables
 from linux_mlx.patience import limit_s
+from linux_mlx.server import free_port
 from sglang_perf_patches import downloads
 
 _HERE = Path(__file__).parent
@@ -101,10 +101,7 @@ def ranks(
 
     Each is ``python SCRIPT RANK RANKS PORT SELECTION WORDS``; they meet at the port.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    place = tree(release)
+    place, port = tree(release), str(free_port())
 
     def play(rank: int) -> dict[str, Any]:
         about = (str(rank), str(len(selections)), port, selections[rank])

@@ -15,7 +15,7 @@ names the command and the date too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -159,16 +159,12 @@ def _proven(patch: Patch) -> str:
     if patch.proven_with is None:
         return f"No feature of a server gates it. {measured}"
     names = [feature.name for feature in setups.FEATURES.all]
-    played = [name for name in names if name in patch.proven_with]
-    more = f", and with each of these features: {_listed(played)}" if played else ""
+    played = ", ".join(f"`{name}`" for name in names if name in patch.proven_with)
+    more = f", and with each of these features: {played}" if played else ""
     return (
         f"Tested on a plain server{more}. Any other feature turns the patch off. `explain "
         f"{patch.id}` says what each word means and which flag sets it. {measured}"
     )
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 def _commands(patch: Patch) -> str:

@@ -14,8 +14,6 @@ Linux and Python 3.11, as the released wheels and the CPU build of torch do. The
 what the tests need of released sglang into the user's cache folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

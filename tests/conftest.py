@@ -1,7 +1,5 @@
 """What all tests share: the tier a run plays, and the project's own cases run on a release."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Callable, Collection

@@ -1,7 +1,5 @@
 """What the tests of ``bench server`` share: a throwaway sglang with a server program."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The rule that tells a difference from noise, on numbers made for it."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Parts of ``bench server`` that need no server: command, tokens, conclusion."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """``bench server`` from its start to each of its ends; no end leaves a process behind."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

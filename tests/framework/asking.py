@@ -1,7 +1,5 @@
 """``doctor`` asked about a launch command, and a throwaway sglang that reads its arguments."""
 
-from __future__ import annotations
-
 import sys
 
 from throwaway import PUBLISHING, Throwaway

@@ -5,8 +5,6 @@ call of ours comes in between, as a signal handler's would. Each attempt is a fo
 alarm ends where it hangs. Prints how many there were; an attempt that fails says why.
 """
 
-from __future__ import annotations
-
 import logging
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The places of the framework that run, which of them are struck, and what happens there."""
 
-from __future__ import annotations
-
 import json
 import linecache
 import os

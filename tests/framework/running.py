@@ -1,7 +1,5 @@
 """Throwaway processes that keep records, and ``status`` asked about them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

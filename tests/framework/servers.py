@@ -1,7 +1,5 @@
 """A throwaway server that publishes its arguments in each of the ways of the releases."""
 
-from __future__ import annotations
-
 from throwaway import PATCHES, PUBLISHING, Throwaway
 
 from sglang_perf_patches.model import setups, uses

@@ -1,7 +1,5 @@
 """Putting patches live: at once or later, once, whole or not at all; and taking them off."""
 
-from __future__ import annotations
-
 import pytest
 from throwaway import BEGINNING, Throwaway, change
 

@@ -1,7 +1,5 @@
 """What is around a definition counts, and what it reads: in the source, and later in memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

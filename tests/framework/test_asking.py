@@ -3,8 +3,6 @@
 What a release makes of it is in ``tests/releases/test_asking.py``.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """A thread that calls while patches go on and off sees all of one or nothing, and never waits."""
 
-from __future__ import annotations
-
 import pytest
 from throwaway import Throwaway
 

@@ -1,7 +1,5 @@
 """The command: the forms of ``list``, exit codes, and one sentence for bad input."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

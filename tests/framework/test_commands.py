@@ -1,7 +1,5 @@
 """``doctor -- COMMAND``: how a command, its models and the GPUs are read, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

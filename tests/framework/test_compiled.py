@@ -1,7 +1,5 @@
 """Code in memory beside what Python compiles from the source, on real and on awkward code."""
 
-from __future__ import annotations
-
 import py_compile
 from collections.abc import Iterator
 from pathlib import Path

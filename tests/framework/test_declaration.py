@@ -1,7 +1,5 @@
 """A patch is declared once, next to its functions; what is judged and made live follows from it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

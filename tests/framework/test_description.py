@@ -1,7 +1,5 @@
 """What README and description link to is there, and the badges say what the package declares."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

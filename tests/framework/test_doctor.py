@@ -1,7 +1,5 @@
 """``doctor``: what another sglang means for the patches."""
 
-from __future__ import annotations
-
 import json
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """STRICT: one way to end a process, one line, exit code 1, from wherever."""
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import suppress

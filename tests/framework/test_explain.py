@@ -1,7 +1,5 @@
 """``explain``: what it prints about a patch and a set, and the difference behind a refusal."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

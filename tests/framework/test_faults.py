@@ -1,7 +1,5 @@
 """Faults: whatever goes wrong, a process runs as stock or as patched, and says which."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Any selection and any mangled tree gives a one-sentence answer that is never wrong."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import os

@@ -1,7 +1,5 @@
 """The table of ``help gains`` says what the committed results say, and the README is short."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -3,8 +3,6 @@
 The driver's management library is a stand-in, and so is torch.
 """
 
-from __future__ import annotations
-
 import pytest
 from servers import serve
 from throwaway import Throwaway

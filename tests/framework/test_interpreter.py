@@ -1,7 +1,5 @@
 """The Python of a command: found without running it, and asked whether a server gets patches."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """How fingerprints are written: a line for each digest, with the spans of its releases."""
 
-from __future__ import annotations
-
 import doctest
 import json
 import re

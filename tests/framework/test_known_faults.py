@@ -1,7 +1,5 @@
 """Known faults: what the data may say, what counts as having one, and where it is said."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Mapping

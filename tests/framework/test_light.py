@@ -1,7 +1,5 @@
 """What a process imports for the plugin: nothing that it does not need there and then."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The framework looks again on each tick: waiting patches go live, undone ones say so."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import suppress
 from types import ModuleType

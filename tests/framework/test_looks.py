@@ -1,7 +1,5 @@
 """Patched code looks, compiles, pickles and fails as the code it replaces."""
 
-from __future__ import annotations
-
 import pytest
 from throwaway import BEGINNING, Throwaway
 

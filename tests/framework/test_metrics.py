@@ -1,7 +1,5 @@
 """The states in a server's own metrics, read as sglang's exporter reads them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What ``list`` says of a tree that is hard to read is what a process on that tree does."""
 
-from __future__ import annotations
-
 import compileall
 import json
 import os

@@ -1,7 +1,5 @@
 """What is remembered of passes holds as long as nothing has changed that the tests reach."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

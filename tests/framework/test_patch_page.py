@@ -1,7 +1,5 @@
 """What `explain` reads of a patch's page, and that the pages are where it looks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The loader and the registry are the released ones; both plugins are distributions with entry points.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

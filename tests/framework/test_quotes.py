@@ -1,7 +1,5 @@
 """A measured figure stands in one committed row; the documents quote that row by its id."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The recorder goes on, whatever fails in it, and what it observes does not notice."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

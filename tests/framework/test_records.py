@@ -1,7 +1,5 @@
 """The records of running processes: where they are, which are believed, and when they go."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """``sglang-perf-patches run``: any release, every Python below, writes nothing, always starts."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

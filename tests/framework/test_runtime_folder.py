@@ -1,7 +1,5 @@
 """Where records can't be written or found: patches go live, and no record is an old one."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

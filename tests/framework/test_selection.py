@@ -1,7 +1,5 @@
 """The grammar of SGLANG_PERF_PATCHES."""
 
-from __future__ import annotations
-
 import pytest
 
 from sglang_perf_patches.model.patch import Patch

@@ -1,7 +1,5 @@
 """A patch is gated on a server with anything on that it was not proven with: stock's code runs."""
 
-from __future__ import annotations
-
 import pytest
 from servers import serve
 from throwaway import BEGINNING, Throwaway

@@ -1,7 +1,5 @@
 """Reading a tree as text."""
 
-from __future__ import annotations
-
 import hashlib
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What ``status`` and a server's log say of running processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

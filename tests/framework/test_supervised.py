@@ -1,7 +1,5 @@
 """A supervised command ends with all that it started, whatever ends the process that wants it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The table in the package of what was read of files: it saves time and changes no verdict."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command on every kind of stdout: a terminal, no colour, ASCII, a full disk."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

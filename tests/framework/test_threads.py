@@ -1,7 +1,5 @@
 """Imports in several threads at once, while install code imports too."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import threading

@@ -1,7 +1,5 @@
 """A patch is on only where the server has a use for it; elsewhere it is not needed, or gated."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

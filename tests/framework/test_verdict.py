@@ -1,7 +1,5 @@
 """Verdicts on a tree, from its source alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -5,8 +5,6 @@ name a GPU; the checks run on the CPU. So this shows what a record is bound to, 
 was compared on that GPU.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """``verify``: what each way for a case to end becomes, and the exit code of them all."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

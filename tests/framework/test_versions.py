@@ -1,7 +1,5 @@
 """The oldest and the newest wrapt, and each Python: patches go live, and verdicts are the same."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

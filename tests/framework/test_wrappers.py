@@ -1,7 +1,5 @@
 """Somebody else's object around stock's: a wrapper if it calls stock, otherwise a replacement."""
 
-from __future__ import annotations
-
 import sys
 from importlib import metadata
 from pathlib import Path

@@ -4,8 +4,6 @@ Each scenario is a script that runs in a fresh Python process, because the tests
 process does from its start.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -257,7 +255,7 @@ class Throwaway:
         return self.runtime.parent / "temporary"
 
     @classmethod
-    def write(cls, folder: Path) -> Throwaway:
+    def write(cls, folder: Path) -> "Throwaway":
         package = cls(folder / "site", folder / "runtime")
         package.put("sglang/__init__.py", "")
         package.put("sglang/version.py", '__version__ = "1.0"\n')

@@ -1,7 +1,5 @@
 """The arguments of a server, as a release's source has them; nothing of it is imported."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Configurations of small models of each kind, as releases read them. None has weights."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

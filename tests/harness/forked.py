@@ -7,8 +7,6 @@ need it (see `forking`). It imports those packages, but nothing of sglang, and f
 script; the fork continues as if it had been started with the script.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

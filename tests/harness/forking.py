@@ -6,8 +6,6 @@ request with an ``address`` makes a fork that imports a release and serves there
 process ends when nobody has asked for IDLE_S seconds and no fork runs.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Which releases the tests of a set run on, and which of its patches apply to one."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from functools import cache
 

@@ -8,8 +8,6 @@ release takes longer than most jobs. Every set has such a module, ``tests/SET/jo
 `released.play` runs it.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

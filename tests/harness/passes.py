@@ -7,8 +7,6 @@ those that its own modules import and those that it or a fork of `forked` has re
 starts another process reaches all files. The rest of the key is the environment: `surroundings`.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

@@ -3,8 +3,6 @@
 All their checks, on the host and those of ``verify``, with inputs from hypothesis.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Runs a script of the tests beside a released sglang, in a process of its own on this CPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -16,8 +16,6 @@ which releases it is for by a parameter; what the default tier leaves out of tha
 Who names a release, by ``-k`` or in a test's id, gets it in any tier.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Collection, Iterable, Sequence

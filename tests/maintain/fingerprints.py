@@ -7,8 +7,6 @@ wheel, so their entries are carried over as they are. ``--origin NAME=DIR`` take
 checkout.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import lzma

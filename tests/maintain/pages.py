@@ -12,8 +12,6 @@ section ends at the next such comment or heading. If any of its rows is quoted (
 names the command and the date too.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby

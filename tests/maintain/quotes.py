@@ -10,8 +10,6 @@ figure with a unit, or a ratio, that is in no such row is unfounded. Numbers in 
 settings and constants, not figures.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

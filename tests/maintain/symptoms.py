@@ -1,7 +1,5 @@
 """The table of ``help symptoms`` that is made from the known faults."""
 
-from __future__ import annotations
-
 import re
 
 from sglang_perf_patches.faults.fault import Fault

@@ -6,8 +6,6 @@ patches and of every patch (see `pages`), the page of all gains (see `gains`),
 whether they are current.
 """
 
-from __future__ import annotations
-
 import argparse
 import posixpath
 import sys

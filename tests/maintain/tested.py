@@ -4,8 +4,6 @@ It is made from the measured sections of the committed results (see `pages`) and
 on the released wheels. `tables` writes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Stock's dummy weights are so small that the last token alone decides, and the em
 are the same matrix. A server would repeat a token whatever its attention reads.
 """
 
-from __future__ import annotations
-
 import zlib
 from typing import Any
 

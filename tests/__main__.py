@@ -91,10 +91,7 @@ def takes(arguments: list[str]) -> str:
 
 
 def parallel(arguments: list[str]) -> list[str]:
-    """How pytest is to use both cores, unless the arguments say how it should run.
-
-    While a server boots or a test waits, another one has its core.
-    """
+    """How pytest is to use both cores, unless the arguments say how it should run."""
     if any(word.startswith(("-n", "--numprocesses", "--dist", "--pdb")) for word in arguments):
         return []
     # In the order of `tiers.weight`: a group's tests share work that is done once.

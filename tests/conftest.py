@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         without = set(map(id, left_out))
         items[:] = [item for item in items if id(item) not in without]
-    items[:] = tiers.in_order(items)
+    items.sort(key=tiers.weight)
     for item in items:
         item.add_marker(pytest.mark.xdist_group(tiers.group_of(item)))
 

@@ -107,19 +107,13 @@ def _is_out_of_reach(frame: FrameType) -> bool:
 
 
 def sampled(names: Iterable[str], apart: int, salt: str = "") -> list[str]:
-    """One of so many names, the same ones in each run; at least one.
-
-    Those with the smallest checksums: a name more or less changes little in what is chosen.
-    """
+    """One of so many names: a name more or less changes little in what is chosen."""
     ordered = sorted(names, key=lambda name: (zlib.crc32(f"{salt}{name}".encode()), name))
     return ordered[: -(-len(ordered) // apart)]
 
 
 def of_functions(times: Mapping[str, int], apart: int, salt: str) -> list[Run]:
-    """A line of one in so many functions of each file, and one in four of `_SWITCHING`.
-
-    Their first runs. Each `salt` chooses others.
-    """
+    """The first run of a line of one in so many functions of each file, and of `_SWITCHING`."""
     files: dict[str, dict[str, list[str]]] = {}
     for place in times:
         file, function, _ = place.split(":")

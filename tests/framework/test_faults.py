@@ -67,7 +67,6 @@ def struck(outcomes: list[dict[str, Any]], *modules: str) -> list[dict[str, Any]
 def test_a_fault_at_any_call_leaves_stock_or_patched(
     throwaway: Throwaway, folders: str, modules: tuple[str, ...], pytestconfig: pytest.Config
 ) -> None:
-    """The default tier strikes at a call of one in ten functions."""
     apart = 0 if tiers.is_whole(pytestconfig) else 10
     whole, *faulty = inject(throwaway, "raises", folders, str(apart))
     assert set(whole["states"].values()) == {"live"}
@@ -94,10 +93,7 @@ def test_an_interruption_at_any_line_leaves_everything_or_nothing(
     modules: tuple[str, ...],
     pytestconfig: pytest.Config,
 ) -> None:
-    """Afterwards the interrupted caller can activate and take off patches as before.
-
-    The default tier strikes at a line of one in sixteen functions.
-    """
+    """Afterwards the interrupted caller can activate and take off patches as before."""
     apart = 0 if tiers.is_whole(pytestconfig) else 16
     whole, *outcomes = inject(throwaway, "interrupts", folders, str(apart), scenario)
     assert whole["effects"] == (OFF if scenario == "deactivating" else ON)
@@ -113,10 +109,7 @@ def test_an_interruption_at_any_line_leaves_everything_or_nothing(
 def test_what_comes_in_between_at_any_line_leaves_everything_or_nothing(
     throwaway: Throwaway, fault: str, scenario: str, pytestconfig: pytest.Config
 ) -> None:
-    """A second interruption, want of memory, and a signal handler that calls us.
-
-    The default tier strikes at a line of one in sixteen functions.
-    """
+    """A second interruption, want of memory, and a signal handler that calls us."""
     apart = 0 if tiers.is_whole(pytestconfig) else 16
     _, *outcomes = inject(throwaway, fault, "live/", str(apart), scenario)
     for outcome in struck(outcomes, "live/threads", "live/registry", "live/switch"):
@@ -131,7 +124,6 @@ def test_what_comes_in_between_at_any_line_leaves_everything_or_nothing(
 def test_what_comes_in_between_while_our_own_code_is_imported(
     throwaway: Throwaway, what: str, pytestconfig: pytest.Config
 ) -> None:
-    """The default tier strikes at one line of 1,000, the whole one at one of ten."""
     apart = 10 if tiers.is_whole(pytestconfig) else 1000
     search = [str(downloads.tree("0.5.23")), str(REPOSITORY / "src")]
     outcomes = outcomes_of(

@@ -1,8 +1,7 @@
 """A record of ``verify`` lifts the gate of an untested GPU, and nothing else does.
 
-``verify`` and the servers are real processes. The driver's library and torch are stand-ins, which
-name a GPU; the checks run on the CPU. So this shows what a record is bound to, not that any kernel
-was compared on that GPU.
+The driver's library and torch are stand-ins, which name a GPU; the checks run on the CPU. So this
+shows what a record is bound to, not that any kernel was compared on that GPU.
 """
 
 import json

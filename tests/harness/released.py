@@ -52,11 +52,7 @@ def slim(release: str) -> Place:
 
 
 def run(place: Place, *words: str | Path, given: str | None = None, **more: str) -> str:
-    """What the interpreter of a place prints, with `given` as input and `more` variables.
-
-    Raises:
-        AssertionError: it ended with another code than 0.
-    """
+    """What the interpreter of a place prints, with `given` as input and `more` variables."""
     settings = {**dict(place.settings), "OMP_NUM_THREADS": "1", **more}
     settings = variables(PYTHONPATH=os.pathsep.join(map(str, place.search)), **settings)
     if place.beginning and isinstance(words[0], Path):
@@ -126,11 +122,7 @@ def play(place: Place, module: Path, jobs: Sequence[Job], **options: Any) -> lis
 
 
 def value(place: Place, module: Path, job: str, /, **options: Any) -> Any:
-    """What a function of a module returns on a release; see `play`.
-
-    Raises:
-        AssertionError: it raised something.
-    """
+    """What a function of a module returns on a release, where it must not fail; see `play`."""
     (line,) = play(place, module, [(job, options.pop("arguments", {}))], **options)
     assert "error" not in line, f"{job}:\n{line.get('error')}"
     return line["value"]

@@ -177,11 +177,7 @@ def group_of(item: pytest.Item) -> str:
     return f"{item.path.parent.name}/{item.path.stem}/{release_of(item) or ''}"
 
 
-def in_order(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    return sorted(items, key=_weight)
-
-
-def _weight(item: pytest.Item) -> tuple[int, int]:
+def weight(item: pytest.Item) -> tuple[int, int]:
     """By folder, and in it by release: what has imported one ends if nobody asks for a minute."""
     folder, release = item.path.parent.name, release_of(item)
     of_folder = FIRST.index(folder) if folder in FIRST else len(FIRST)

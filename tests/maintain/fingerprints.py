@@ -38,7 +38,6 @@ def take(patch_set: PatchSet, origins: Mapping[str, Path] | None = None) -> Know
     Raises:
         DeclarationError: a target is not in a release that declares it, or what a patch relies on
             is in none of its releases.
-        DownloadError: a release could not be fetched.
     """
     wanted: dict[str, set[str]] = {}
     for patch in patch_set.patches:
@@ -124,9 +123,6 @@ def as_spans(names: Iterable[str]) -> str:
 
     >>> as_spans(["0.5.13", "0.5.9", "0.5.10", "0.5.10.post1", "git-5b9fbc51dcff"])
     'git-5b9fbc51dcff, 0.5.9 … 0.5.10.post1, 0.5.13'
-
-    Raises:
-        ValueError: a name is neither a known release nor a source build.
     """
     builds, places = [], []
     for name in names:

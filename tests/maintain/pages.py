@@ -62,9 +62,6 @@ def page(text: str, patch: Patch, words: Mapping[str, str]) -> str:
     """The page `text` of a patch, with its blocks as the declaration and the verdicts have them.
 
     `words` has the verdict on each release, oldest first.
-
-    Raises:
-        ValueError: the page lacks a block.
     """
     blocks = {
         "summary": f"{_sentence(patch.summary)} {_switch(patch)}{_worth(patch)}",
@@ -81,11 +78,7 @@ def page(text: str, patch: Patch, words: Mapping[str, str]) -> str:
 
 
 def replace_block(text: str, name: str, content: str) -> str:
-    """Put `content` between the comments ``<!-- NAME -->`` and ``<!-- /NAME -->``.
-
-    Raises:
-        ValueError: the text has no such block.
-    """
+    """Put `content` between the comments ``<!-- NAME -->`` and ``<!-- /NAME -->``."""
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if not pattern.search(text):
         raise ValueError(f"there is no block {name}")

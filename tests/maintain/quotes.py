@@ -39,11 +39,7 @@ class Row(NamedTuple):
 
 
 def rows(root: Path, set_names: Sequence[str]) -> dict[tuple[str, str], Row]:
-    """The rows with ids: file below a checkout and id → row.
-
-    Raises:
-        ValueError: an id is there twice.
-    """
+    """The rows with ids: file below a checkout and id → row."""
     by_id: dict[tuple[str, str], Row] = {}
     for name in set_names:
         for section in pages.all_sections(root, name):

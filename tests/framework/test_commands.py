@@ -3,15 +3,16 @@
 import os
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
-from asking import LAUNCH
 from throwaway import Throwaway
 
 from sglang_perf_patches.cli.ask import command, gpus, hub
 from sglang_perf_patches.model.errors import OperatorError
 
+LAUNCH = (sys.executable, "-m", "sglang.launch_server")
 PLAIN = """
 python -m sglang.launch_server --model-path M --tp 4
 /opt/venv/bin/python3.12 -u -m sglang.launch_server --model-path M --tp 4

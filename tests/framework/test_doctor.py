@@ -174,17 +174,6 @@ from sglang_perf_patches.cli import main
 look_nowhere_else()
 sys.exit(main(["doctor", *sys.argv[1:]]))
 """
-SERVE = """
-import sys
-from throwaway_patches import *
-use(STEP, POLICY)
-import sglang_perf_patches
-sglang_perf_patches.activate()
-import sglang.srt.a as a
-print("up", flush=True)
-for line in sys.stdin:
-    print(a.Worker().step(1), flush=True)
-"""
 
 
 def health(
@@ -259,7 +248,7 @@ def test_it_says_what_to_change(
 
 
 def test_it_sees_what_is_live_and_has_run(throwaway: Throwaway) -> None:
-    with serving(throwaway, "-c", SERVE, stderr=None) as process:
+    with serving(throwaway, SGLANG_PERF_PATCHES="one.step") as process:
         by_check = checks(throwaway)
         assert by_check["live"] == ("ok", f"process {process.pid}: live 1, pending 0, refused 0")
         assert by_check["has run"][0] == "-"  # it is no server, so nobody waits for it
@@ -267,13 +256,9 @@ def test_it_sees_what_is_live_and_has_run(throwaway: Throwaway) -> None:
         assert wait_for(lambda: checks(throwaway)["has run"][0] == "ok")
 
 
-GATES = "declare('one.step', install='gates', targets=(f'{A}:Worker.step',))"
-
-
 def test_a_server_of_another_environment_is_named_apart(throwaway: Throwaway) -> None:
     """A patch is gated in it; that is no problem of this environment."""
-    failing = SERVE.replace("use(STEP, POLICY)", f"use({GATES})")
-    with serving(throwaway, "-c", failing, stderr=None) as process:
+    with serving(throwaway, BAD="gates") as process:
         assert checks(throwaway)["live"][0] == "bad"
         throwaway.put("sitecustomize.py", "import sys\nsys.prefix = '/elsewhere'\n")
         where = f"process {process.pid}: it runs in another environment, {sys.prefix}"

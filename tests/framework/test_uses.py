@@ -63,17 +63,25 @@ assert state() == state("two.both") == ("live", "")
 """)
 
 
+def attention(backend: str, **of_phases: str) -> dict[str, str]:
+    """A backend of a server, and others of some phases."""
+    phases = {f"{phase}_attention_backend": name for phase, name in of_phases.items()}
+    return {"attention_backend": backend, **phases}
+
+
 _HOST_CACHE = {
     "hicache_write_policy": "write_through",
     "hicache_host_memory_mode": "cache",
     "hicache_mem_layout": "page_first",
     "hicache_io_backend": "kernel",
 }
+_EAGLE = {"speculative_algorithm": "EAGLE"}
+_DRAFTS = {**_EAGLE, "dp_size": 1}
 USES = {
     "mlx": ({}, {}),
     "torch": ({}, {}),
-    "speculation": ({}, {"speculative_algorithm": "EAGLE"}),
-    "host-drafts": ({"speculative_algorithm": "EAGLE"}, {"speculative_algorithm": "NGRAM"}),
+    "speculation": ({}, _EAGLE),
+    "host-drafts": (_EAGLE, {"speculative_algorithm": "NGRAM"}),
     "decode-server": ({"disaggregation_mode": "prefill"}, {"disaggregation_mode": "decode"}),
     "prefills": ({"disaggregation_mode": "decode"}, {"disaggregation_mode": "null"}),
     "prefix-cache": ({"disable_radix_cache": True}, {"disable_radix_cache": False}),
@@ -83,10 +91,7 @@ USES = {
     "one-host": ({"nnodes": 2}, {"nnodes": 1}),
     "polling": ({"sleep_on_idle": True}, {"sleep_on_idle": False}),
     "own-processes": ({"use_ray": True}, {"use_ray": False}),
-    "trtllm-mla": (
-        {"attention_backend": "fa3"},
-        {"attention_backend": "fa3", "decode_attention_backend": "trtllm_mla"},
-    ),
+    "trtllm-mla": (attention("fa3"), attention("fa3", decode="trtllm_mla")),
     "mla": ("Model()", "Model('MLA')"),
     "states": ("Model()", "Model(states=True)"),
     "delta-nets": ("Model(states=True)", "Model(states=True, linear_num_value_heads=8)"),
@@ -119,45 +124,24 @@ USES = {
     "plain-rotary": ("Model(rope_scaling={'mrope_section': [8]})", "Model()"),
     "window-pool": ("Model(of='DeepseekV4ForCausalLM', pool=True)", "Model(pool=True)"),
     "poolless-windows": ("Model(of='GptOssForCausalLM')", "Model(of='Gemma3ForCausalLM')"),
-    "triton-only": (
-        {"attention_backend": "fa3", "decode_attention_backend": "triton"},
-        {"attention_backend": "triton"},
-    ),
-    "frozen-drafts": (
-        {"speculative_algorithm": "EAGLE"},
-        {"speculative_algorithm": "FROZEN_KV_MTP"},
-    ),
-    "drafts-of-one": (
-        {"speculative_algorithm": "EAGLE", "dp_size": 1, "attn_dp_size": 2},
-        {"speculative_algorithm": "EAGLE", "dp_size": 1, "attn_dp_size": 1},
-    ),
+    "triton-only": (attention("fa3", decode="triton"), attention("triton")),
+    "frozen-drafts": (_EAGLE, {"speculative_algorithm": "FROZEN_KV_MTP"}),
+    "drafts-of-one": ({**_DRAFTS, "attn_dp_size": 2}, {**_DRAFTS, "attn_dp_size": 1}),
     "single-drafts": ({"speculative_eagle_topk": 4}, {"speculative_eagle_topk": 1}),
     "fa3": (
-        {"attention_backend": "triton", "speculative_draft_attention_backend": "flashinfer"},
-        {"attention_backend": "triton", "prefill_attention_backend": "fa3"},
+        attention("triton", speculative_draft="flashinfer"),
+        attention("triton", prefill="fa3"),
     ),
-    "fa3-prefills": (
-        {"attention_backend": "fa3", "prefill_attention_backend": "triton"},
-        {"attention_backend": "triton", "prefill_attention_backend": "fa3"},
-    ),
+    "fa3-prefills": (attention("fa3", prefill="triton"), attention("triton", prefill="fa3")),
     "triton": (
         {"attention_backend": "triton", **dict.fromkeys(BACKENDS, "fa3")},
-        {"attention_backend": "fa3", "decode_attention_backend": "triton"},
+        attention("fa3", decode="triton"),
     ),
-    "lengths-on-gpu": (
-        {"attention_backend": "fa3"},
-        {"attention_backend": "fa3", "speculative_draft_attention_backend": "trtllm_mla"},
-    ),
-    "two-backends": (
-        {"attention_backend": "fa3", "prefill_attention_backend": "fa3"},
-        {"attention_backend": "fa3", "decode_attention_backend": "triton"},
-    ),
-    "one-backend": (
-        {"attention_backend": "fa3", "prefill_attention_backend": "triton"},
-        {"attention_backend": "fa3", "decode_attention_backend": "fa3"},
-    ),
+    "lengths-on-gpu": (attention("fa3"), attention("fa3", speculative_draft="trtllm_mla")),
+    "two-backends": (attention("fa3", prefill="fa3"), attention("fa3", decode="triton")),
+    "one-backend": (attention("fa3", prefill="triton"), attention("fa3", decode="fa3")),
     "known-pool-backend": (
-        {"attention_backend": "fa3", "decode_attention_backend": "flashinfer"},
+        attention("fa3", decode="flashinfer"),
         {"attention_backend": "flashinfer", **dict.fromkeys(BACKENDS, "triton")},
     ),
     "request-limit": ({"max_running_requests": None}, {"max_running_requests": 24}),
@@ -170,10 +154,7 @@ USES = {
         {"hicache_storage_backend": "file", "enable_hierarchical_cache": True},
         {"hicache_storage_backend": "file"},
     ),
-    "known-host-cache": (
-        {**_HOST_CACHE, "hicache_storage_backend": "file"},
-        _HOST_CACHE,
-    ),
+    "known-host-cache": ({**_HOST_CACHE, "hicache_storage_backend": "file"}, _HOST_CACHE),
     "tokens-per-state": ({}, {"SGLANG_PERF_PATCHES_TOKENS_PER_STATE": "512"}),
     "windows": (
         "Model(of='DeepseekV4ForCausalLM', pool=True, sliding_window=8)",

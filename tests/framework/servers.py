@@ -26,14 +26,11 @@ publish = set_global_server_args_for_scheduler
 """
 """Up to 0.5.14; the arguments are resolved in place."""
 
-NEW = (
-    OLD.partition("_published")[0]
-    + """
+NEW = f"""{OLD.partition("_published")[0]}
 def publish(server_args, **resolved):
     from sglang.srt import runtime_context
     runtime_context._CONTEXT.set_server_args(server_args, resolved)
 """
-)
 CONTEXT = """
 import sys
 
@@ -80,9 +77,7 @@ def namespace_of(kind):
 """
 UTILS = "\n".join(f"def {name}():\n    return False\n" for name in FIELDS if name.startswith("is_"))
 
-SERVED = (
-    PATCHES
-    + """
+SERVED = """
 import dataclasses
 import sglang_perf_patches as ours
 
@@ -118,11 +113,10 @@ def state(patch="one.step"):
     found = ours.activate().of(patch)
     return found.state, found.reason
 """
-)
 
 
 def serve(throwaway: Throwaway, release: str) -> Throwaway:
-    throwaway.put("throwaway_patches.py", SERVED)
+    throwaway.put("throwaway_patches.py", PATCHES + SERVED)
     throwaway.put("sglang/srt/utils.py", UTILS)
     if release == "old":
         throwaway.put("sglang/srt/server_args.py", OLD)

@@ -280,17 +280,14 @@ step = dataclasses.replace(STEP, only_with=("speculation",))
 gated = [declare(id, install="gates", targets=(f"{A}:helper",)) for id in ("one.a", "one.b")]
 use(step, *gated)
 """
-RULED = (
-    """
+RULED = f"""
 import os, sys, throwaway_installs
 from throwaway_patches import *
 from sglang_perf_patches.model.patching import Gated
 def gates(patching):
     raise Gated(os.environ["WHY"])
 throwaway_installs.gates = gates
-"""
-    + RULED_PATCHES
-    + """
+{RULED_PATCHES}
 import sglang_perf_patches
 sglang_perf_patches.activate()
 import sglang.srt.a, sglang.srt.server_args as arguments
@@ -298,7 +295,6 @@ arguments.set_global_server_args_for_scheduler(arguments.ServerArgs())
 print("up", flush=True)
 sys.stdin.read()
 """
-)
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,7 @@ def test_a_failure_ends_with_one_line(throwaway: Throwaway, way: str) -> None:
 
 
 def test_what_is_undone_later_ends_it_too(throwaway: Throwaway) -> None:
-    script = (
-        HEAD
-        + """
+    script = f"""{HEAD}
 both()
 import sglang.srt.a as a
 plugin.load()
@@ -84,7 +82,6 @@ a.Worker.step = lambda self, x: -x
 time.sleep(200)
 print("served")
 """
-    )
     chosen = {"SGLANG_PERF_PATCHES": "one", "SGLANG_PERF_PATCHES_STRICT": "1"}
     done = throwaway.process(script, **chosen)
     assert (done.returncode, done.stdout) == (1, "")
@@ -103,9 +100,7 @@ def test_a_bad_selection_ends_with_one_line(throwaway: Throwaway, way: str) -> N
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it asks /proc")
 def test_what_it_started_ends_with_it(throwaway: Throwaway) -> None:
     """As in a launcher whose detokenizer has just begun, and does not watch its parent yet."""
-    script = (
-        HEAD
-        + """
+    script = f"""{HEAD}
 import multiprocessing, os
 
 def wait():
@@ -119,7 +114,6 @@ print(child.pid, flush=True)
 both()
 plugin.load()
 """
-    )
     strict = {"SGLANG_PERF_PATCHES": "two.bad", "SGLANG_PERF_PATCHES_STRICT": "1"}
     done = throwaway.process(script, **strict)
     assert done.returncode == 1, done.stderr

@@ -5,16 +5,11 @@ from throwaway import BEGINNING, Throwaway
 
 import released
 
-LOOKS = """
-import inspect, pickle, traceback
-import sglang.srt.a as a, sglang.srt.b as b
-"""
-
 
 def test_a_function_of_a_module(throwaway: Throwaway) -> None:
-    throwaway.play(
-        LOOKS
-        + """
+    throwaway.play("""
+import inspect, pickle, traceback
+import sglang.srt.a as a, sglang.srt.b as b
 def looks():
     f = a.helper
     return (
@@ -49,14 +44,13 @@ for _ in range(2):
     assert not [file for file, _ in places if "sglang_perf_patches" in file], places
     ours.deactivate()
     assert looks() == stock and set(vars(a)) == names and a.helper(1) == 1
-"""
-    )
+""")
 
 
 def test_methods(throwaway: Throwaway) -> None:
-    throwaway.play(
-        LOOKS
-        + """
+    throwaway.play("""
+import inspect, pickle, traceback
+import sglang.srt.a as a, sglang.srt.b as b
 def kinds(patching):
     def step(inner):
         def ours(*args, **named):
@@ -87,8 +81,7 @@ for f in (a.Worker.step, a.Worker.fixed):
 assert pickle.loads(pickle.dumps(a.Worker().step))(1) == 3
 ours.deactivate()
 assert looks() == stock
-"""
-    )
+""")
 
 
 UNUSUAL = '''
@@ -136,7 +129,8 @@ REFUSED = {
 def test_what_no_patch_changes_is_refused_before_a_change(throwaway: Throwaway, kind: str) -> None:
     path = throwaway.site / "sglang" / "srt" / "a.py"
     path.write_text(path.read_text() + UNUSUAL)
-    throwaway.play(f"""{LOOKS}
+    throwaway.play(f"""
+import sglang.srt.a as a
 placed = []
 def changes(patching):
     def make(inner):

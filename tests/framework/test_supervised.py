@@ -51,6 +51,13 @@ def family(note: Path) -> list[int]:
     return [*map(int, pids())]
 
 
+def supervise(folder: Path, script: str = FAMILY) -> tuple[Supervised, list[int]]:
+    """A supervised family, and its processes."""
+    note = folder / "note"
+    command = Supervised([sys.executable, "-c", script, str(note)], environment=os.environ)
+    return command, family(note)
+
+
 def gone(pids: list[int]) -> bool:
     return wait_for(lambda: not alive(pids), every_s=0.02)
 
@@ -71,9 +78,7 @@ def test_a_child_does_not_outlive_its_parent(tmp_path: Path, number: int) -> Non
 
 
 def test_a_killed_supervisor_takes_the_command_with_it(tmp_path: Path) -> None:
-    note = tmp_path / "note"
-    command = Supervised([sys.executable, "-c", FAMILY, str(note)], environment=os.environ)
-    pids = family(note)
+    command, pids = supervise(tmp_path)
     assert {process.pid for process in command.processes()} >= set(pids)
     os.kill(command._process.pid, signal.SIGKILL)
     assert gone(pids[:1])
@@ -103,9 +108,7 @@ def ended(command: Supervised) -> int:
 
 
 def test_what_a_failed_command_started_ends_with_it(tmp_path: Path) -> None:
-    note = tmp_path / "note"
-    command = Supervised([sys.executable, "-c", FAMILY, str(note)], environment=os.environ)
-    pids = family(note)
+    command, pids = supervise(tmp_path)
     os.kill(pids[0], signal.SIGKILL)
     assert ended(command) == 128 + signal.SIGKILL
     assert gone(pids)
@@ -114,10 +117,8 @@ def test_what_a_failed_command_started_ends_with_it(tmp_path: Path) -> None:
 
 def test_what_a_successful_command_started_lives_on(tmp_path: Path) -> None:
     """As the servers of a script that starts them in the background."""
-    note = tmp_path / "note"
     script = FAMILY.rpartition("time.sleep(600)")[0] + "time.sleep(1)\n"
-    command = Supervised([sys.executable, "-c", script, str(note)], environment=os.environ)
-    parent, daemon = family(note)
+    command, (parent, daemon) = supervise(tmp_path, script)
     assert gone([parent])
     assert command.code is None
     assert [process.pid for process in command.processes()] == [daemon]

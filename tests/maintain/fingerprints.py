@@ -102,11 +102,6 @@ def _age(release: str) -> tuple[int, str]:
     return (releases.KNOWN.index(release) if release in releases.KNOWN else -1, release)
 
 
-def write(name: str, known: Known) -> None:
-    path = ROOT / "src" / "sglang_perf_patches" / "sets" / name / "known.json"
-    path.write_text(render(known), encoding="utf-8")
-
-
 def render(known: Known) -> str:
     """The text of a ``known.json``: one line a digest, with the spans of its releases."""
     spans = {
@@ -149,12 +144,12 @@ def render_table(files: Mapping[str, Mapping[str, Any]]) -> bytes:
     return lzma.compress("\n".join(lines).encode(), filters=[best])
 
 
-def main(arguments: Iterable[str] | None = None) -> int:
+def main() -> int:
     """Run the command; 0 fine, 2 bad usage or a bad declaration."""
     parser = argparse.ArgumentParser(prog="python3 -m tests.maintain.fingerprints")
     parser.add_argument("sets", nargs="*", metavar="SET", help="all sets where none is named")
     parser.add_argument("--origin", action="append", default=[], metavar="NAME=DIR")
-    options = parser.parse_args(None if arguments is None else list(arguments))
+    options = parser.parse_args()
     unknown = sorted(set(options.sets) - set(sets.NAMES))
     if unknown:
         parser.error(f"unknown set {unknown[0]!r}: the sets are {', '.join(sets.NAMES)}")
@@ -169,7 +164,8 @@ def main(arguments: Iterable[str] | None = None) -> int:
             print(f"fingerprints of {name}: {error}", file=sys.stderr)
             return 2
         if known != patch_set.known:
-            write(name, known)
+            path = ROOT / "src" / "sglang_perf_patches" / "sets" / name / "known.json"
+            path.write_text(render(known), encoding="utf-8")
             print(f"fingerprints of {name} are written")
     sets.load.cache_clear()
     table = render_table(read_of_releases())

@@ -64,7 +64,7 @@ def page(text: str, patch: Patch, words: Mapping[str, str]) -> str:
     `words` has the verdict on each release, oldest first.
     """
     blocks = {
-        "summary": f"{_sentence(patch.summary)} {_switch(patch)}{_worth(patch)}",
+        "summary": f"{_sentence(patch.summary)} {_switch(patch)}",
         "proven": _proven(patch),
         "switch": _commands(patch),
         "releases": _releases(patch, words),
@@ -113,28 +113,20 @@ def all_sections(root: Path, set_name: str) -> list[Section]:
 
 
 def _switch(patch: Patch) -> str:
-    return (
-        "On by default"
-        if patch.is_default
-        else "Opt-in: it is on only if `SGLANG_PERF_PATCHES` has its full name."
-    )
-
-
-def _worth(patch: Patch) -> str:
-    """Why it is on by default, as the end of a sentence."""
+    """Whether it is on by default, and why."""
     worth = patch.worth
     if worth is None:
-        return ""
+        return "Opt-in: it is on only if `SGLANG_PERF_PATCHES` has its full name."
     if worth.rule == "a":
-        return f": [{worth.because}]({_up(patch)}{worth.source}#{worth.row})."
+        return f"On by default: [{worth.because}]({_up(patch)}{worth.source}#{worth.row})."
     if worth.rule == "b":
-        return f", because it prevents a fault: {worth.because}."
+        return f"On by default, because it prevents a fault: {worth.because}."
     number = worth.because.rpartition("#")[2]
     named = {release for variant in patch.variants for release in variant.releases}
     where = "releases" if named & {*releases.KNOWN} else "source builds"
     return (
-        f": it brings upstream's change [#{number}]({upstream_links(patch)[0]}) to {where} "
-        "that lack it."
+        f"On by default: it brings upstream's change [#{number}]({upstream_links(patch)[0]}) to "
+        f"{where} that lack it."
     )
 
 

@@ -73,7 +73,7 @@ def unfounded(
             if not line.startswith("|"):
                 wrong += _missing(words, [row.text], f"{file}: {key[1]}")
         if line.startswith("|") and quoted:
-            for cell in _cells(line)[1:]:
+            for cell in line.strip().strip("|").split(" | ")[1:]:
                 wrong += _missing(cell, row_texts, f"{file}: {quoted[0][1][1]}")
         else:
             told = _OTHER_LINK.sub(r"\1", _CODE.sub("", _LINK.sub("", line)))
@@ -141,10 +141,6 @@ def _lines(text: str) -> Iterator[str]:
         if prose:
             yield prose
         yield from (line for line in lines if line.startswith("|"))
-
-
-def _cells(line: str) -> list[str]:
-    return line.strip().strip("|").split(" | ")
 
 
 def _rows_of(text: str) -> Iterator[tuple[str, str]]:

@@ -283,19 +283,15 @@ class Throwaway:
     def environment(self, **variables: str | None) -> dict[str, str]:
         """The environment of a process that has the throwaway package and this project."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG")}
-        kept |= {
+        ours: dict[str, str | None] = {
             "PYTHONPATH": os.pathsep.join([str(self.site), str(REPOSITORY / "src")]),
             "XDG_RUNTIME_DIR": str(self.runtime),
             "XDG_CACHE_HOME": str(self.site.parent / "cache"),
             "TMPDIR": str(self.temporary),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        for name, value in variables.items():
-            if value is None:
-                kept.pop(name, None)
-            else:
-                kept[name] = value
-        return kept
+        known = {**kept, **ours, **variables}
+        return {name: value for name, value in known.items() if value is not None}
 
     def command(
         self, *words: str, python: str | Path = sys.executable, **variables: str | None

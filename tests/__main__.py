@@ -14,8 +14,6 @@ Linux and Python 3.11, as the released wheels and the CPU build of torch do. The
 what the tests need of released sglang into the user's cache folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess
@@ -33,17 +31,8 @@ TIERS = {"--all", "--fresh"}
 QUICK = tuple(
     f"tests/framework/test_{name}.py"
     for name in (
-        *(
-            "declaration",
-            "description",
-            "gains",
-            "imports",
-            "known",
-            "naming",
-            "patch_page",
-            "quotes",
-        ),
-        *("selection", "slots", "source", "table", "verdict", "worth", "wrappers"),
+        *("declaration", "description", "gains", "imports", "known", "patch_page"),
+        *("quotes", "selection", "slots", "source", "table", "verdict", "wrappers"),
     )
 )
 """The tests of ``quick``: what needs no network and starts few processes."""
@@ -102,10 +91,7 @@ def takes(arguments: list[str]) -> str:
 
 
 def parallel(arguments: list[str]) -> list[str]:
-    """How pytest is to use both cores, unless the arguments say how it should run.
-
-    While a server boots or a test waits, another one has its core.
-    """
+    """How pytest is to use both cores, unless the arguments say how it should run."""
     if any(word.startswith(("-n", "--numprocesses", "--dist", "--pdb")) for word in arguments):
         return []
     # In the order of `tiers.weight`: a group's tests share work that is done once.

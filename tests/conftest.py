@@ -1,7 +1,5 @@
 """What all tests share: the tier a run plays, and the project's own cases run on a release."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Callable, Collection
@@ -59,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         without = set(map(id, left_out))
         items[:] = [item for item in items if id(item) not in without]
-    items[:] = tiers.in_order(items)
+    items.sort(key=tiers.weight)
     for item in items:
         item.add_marker(pytest.mark.xdist_group(tiers.group_of(item)))
 
@@ -84,15 +82,12 @@ def proved() -> Proved:
 
     @cache
     def run(release: str, patches: tuple[str, ...]) -> dict[str, Any]:
-        # MLX's runner needs stand-ins of another kind.
-        by_beginning: dict[str, list[str]] = {}
-        for patch in patches:
-            beginning = "mlx" if needs_no_scheduler(patch) else "stubs"
-            by_beginning.setdefault(beginning, []).append(patch)
         lines = []
-        for beginning, some in by_beginning.items():
-            place = released.tree(release, beginning=beginning)
-            lines += released.answers(place, _SCRIPT, *some)
+        for beginning in ("stubs", "mlx"):  # MLX's runner needs stand-ins of another kind
+            some = [each for each in patches if needs_no_scheduler(each) == (beginning == "mlx")]
+            if some:
+                place = released.tree(release, beginning=beginning)
+                lines += released.answers(place, _SCRIPT, *some)
         by_patch = {line["case"]: line for line in lines}
         assert set(by_patch) == set(patches)
         return by_patch

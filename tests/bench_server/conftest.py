@@ -1,7 +1,5 @@
 """Fixtures of the tests of ``bench server``."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -20,20 +18,15 @@ from throwaway import Throwaway
 
 
 @pytest.fixture
-def bench(throwaway_of_server: Throwaway, tmp_path: Path) -> Iterator[Bench]:
-    """The folder; whatever a test leaves running ends with it."""
-    server_bench = Bench(throwaway_of_server, tmp_path / "pids", free_port())
-    yield server_bench
-    for pid in server_bench.left():
-        os.kill(pid, signal.SIGKILL)
-
-
-@pytest.fixture
-def throwaway_of_server(tmp_path: Path) -> Throwaway:
-    """The throwaway package with the two programs."""
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """The throwaway package with the two programs; whatever a test leaves running is killed."""
     package = Throwaway.write(tmp_path)
+    package.cwd = package.site
     here = Path(__file__).parent
     package.put("program.py", (here / "program.py").read_text())
     package.put("sglang/bench_serving.py", (here / "client.py").read_text())
     package.put("sitecustomize.py", "import throwaway_patches as t\nt.use(t.STEP)\n")
-    return package
+    server_bench = Bench(package, tmp_path / "pids", free_port())
+    yield server_bench
+    for pid in server_bench.left():
+        os.kill(pid, signal.SIGKILL)

@@ -20,12 +20,6 @@ behaviours = given.behaviour.split(",")
 is_patched = os.environ["SGLANG_PERF_PATCHES"] != "none"
 
 
-def note(pid: int) -> None:
-    """Keep a PID that the test looks for."""
-    with open(given.pids, "a", encoding="utf-8") as file:
-        file.write(f"{pid}\n")
-
-
 def stubborn() -> None:
     """Start a process in a session of its own, orphaned and deaf to SIGTERM."""
     script = (
@@ -43,7 +37,6 @@ class Handler(BaseHTTPRequestHandler):
     """Replies in JSON."""
 
     def do_GET(self) -> None:
-        """Health and information."""
         if self.path == "/health":
             self.reply({})
         elif self.path == "/model_info":
@@ -72,7 +65,6 @@ class Handler(BaseHTTPRequestHandler):
         self.reply({"output_ids": [first, first + 1], **took})
 
     def reply(self, data: object) -> None:
-        """Send an object."""
         text = json.dumps(data).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(text)))
@@ -84,14 +76,15 @@ class Handler(BaseHTTPRequestHandler):
 
 
 in_flight = []
-note(os.getpid())
+with open(given.pids, "a+", encoding="utf-8") as file:
+    file.write(f"{os.getpid()}\n")
+    file.seek(0)
+    boots = len(file.readlines())
 import sglang.srt.a  # noqa: E402 - where a patch goes live
 
 worker = sglang.srt.a.Worker()
 if "crash-boot" in behaviours or ("crash-patched" in behaviours and is_patched):
     sys.exit("RuntimeError: no such model")
-with open(given.pids, encoding="utf-8") as file:
-    boots = len(file.readlines())
 if "tell-environment" in behaviours and boots % 4 == 0:
     sys.exit(f"RuntimeError: bad token {os.environ['ONLY_HERE']}")
 if "deaf" in behaviours:

@@ -1,7 +1,5 @@
 """Parts of ``bench server`` that need no server: command, tokens, conclusion."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -16,7 +14,7 @@ from typing import Any
 import pytest
 
 from linux_mlx.server import free_port
-from sglang_perf_patches.bench_server import command, noise, outcome, patches, sides
+from sglang_perf_patches.bench_server import command, machine, noise, outcome, patches, sides
 from sglang_perf_patches.bench_server.outcome import Outcome
 from sglang_perf_patches.bench_server.tokens import Tokens, compare, prompts
 from sglang_perf_patches.model.errors import OperatorError
@@ -36,9 +34,7 @@ LAUNCH = (sys.executable, "-m", "sglang.launch_server", "--model-path", "M")
         ([*LAUNCH, "--disaggregation-mode", "decode"], "http://[::1]:8", "http://[::1]:8"),
     ],
 )
-def test_the_address_is_taken_from_the_command_or_the_url(
-    words: Sequence[str], url: str | None, said: str
-) -> None:
+def test_the_address_of_a_command_or_url(words: Sequence[str], url: str | None, said: str) -> None:
     served = command.parse([*words, "--api-key=k"], url)
     assert (served.url, served.api_key) == (said, "k")
     assert served.command == (*words, "--api-key=k")
@@ -166,7 +162,6 @@ def test_the_prompts_are_the_same_every_time_and_unequal() -> None:
 
 
 def made(**more: Any) -> Outcome:
-    """An outcome of three turns with a gain."""
     changes = {
         "TPOT": noise.change([10.0, 10.2, 10.1], [7.0, 7.1, 7.05]),
         "throughput": noise.change([100.0, 101.0, 99.0], [140.0, 141.0, 139.0]),
@@ -214,9 +209,7 @@ def made(**more: Any) -> Outcome:
         ),
     ],
 )
-def test_the_conclusion_names_what_is_beyond_the_noise(
-    changes: dict[str, noise.Change], said: str
-) -> None:
+def test_the_conclusion_names_what_differs(changes: dict[str, noise.Change], said: str) -> None:
     assert outcome.conclusion(made(changes=changes)) == said
     assert outcome.exit_code(made(changes=changes)) == 0
 
@@ -268,10 +261,8 @@ def test_json_has_the_rule_and_the_conclusion() -> None:
 
 def test_processes_are_seen_alike_where_there_is_only_ps() -> None:
     """As on a Mac; this process and its parent, in both tables."""
-    if not Path("/proc/self/stat").exists():
-        pytest.skip("there is no /proc to compare with")
-    if not shutil.which("ps"):
-        pytest.skip("there is no ps")
+    if not Path("/proc/self/stat").exists() or not shutil.which("ps"):
+        pytest.skip("there are not both to compare")
     by_ps = {process.pid: process for process in procfs.from_ps("-A")}
     ours = {process.pid: process for process in procfs.table()}[os.getpid()]
     theirs = by_ps[os.getpid()]
@@ -279,3 +270,24 @@ def test_processes_are_seen_alike_where_there_is_only_ps() -> None:
     assert (theirs.parent, theirs.group) == (ours.parent, ours.group)
     assert theirs.born
     assert 0.5 < theirs.resident / ours.resident < 2
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "used"),
+    [
+        ('[ "$1" = --query-gpu=name ] && echo H200 && echo L4 || printf "2\\n3\\n"', "H200, L4", 5),
+        ("echo '[N/A]'", "[N/A]", 0),
+        ("echo 1; exit 9", "", 0),
+        ("exec sleep 60", "", 0),
+    ],
+)
+def test_a_tool_that_fails_or_hangs_is_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, name: str, used: int
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(machine, "_LIMIT_S", 2)
+    assert machine.facts()["gpu"] == name
+    assert machine.gpu_bytes() == used * 1024 * 1024

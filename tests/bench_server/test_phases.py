@@ -1,7 +1,5 @@
 """``bench server`` from its start to each of its ends; no end leaves a process behind."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 from served import Bench, until
 
-from linux_mlx.patience import limit_s
+from linux_mlx.patience import limit_s, wait_for
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="looks for processes in /proc")
 
@@ -26,10 +24,14 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def logs(done: subprocess.CompletedProcess[str]) -> Path:
-    """The folder that it named."""
     found = re.search("logs are in (.*)", done.stderr)
     assert found is not None
     return Path(found[1])
+
+
+def boots(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The turn and the side of each, in order."""
+    return ["".join(pair) for pair in re.findall(r"turn (\d) of \d, (\w+): boot", done.stderr)]
 
 
 def test_turns_come_to_a_conclusion(bench: Bench) -> None:
@@ -46,9 +48,7 @@ def test_turns_come_to_a_conclusion(bench: Bench) -> None:
     (live,) = data["live"]
     assert (live["patch"], live["live"], live["ran"]) == ("one.step", 3, 3)
     assert {len(change["patched"]) for change in data["changes"].values()} == {3}
-    found = re.findall(r"turn (\d) of 3, (\w+): boot", done.stderr)
-    order = ["".join(pair) for pair in found]
-    assert order == ["1patched", "1stock", "2stock", "2patched", "3patched", "3stock"]
+    assert boots(done) == ["1patched", "1stock", "2stock", "2patched", "3patched", "3stock"]
     # Of each boot the server's log and the load's.
     assert len(list(logs(done).glob("*.log"))) == 12
     assert len(bench.pids.read_text().split()) == 12
@@ -59,10 +59,7 @@ def test_turns_come_to_a_conclusion(bench: Bench) -> None:
     ("adds", "word"),
     [("TOLD_MS=30", "more"), ("--told-ms 20", "same"), ("SGLANG_PERF_PATCHES=one.step", "less")],
 )
-def test_any_settings_are_compared_with_the_command_as_it_is(
-    bench: Bench, adds: str, word: str
-) -> None:
-    """A variable, a flag, a patch."""
+def test_any_settings_are_compared_with_the_command(bench: Bench, adds: str, word: str) -> None:
     command = bench.command("--turns", "2", "--json", "--b", adds)
     done = bench.run(command, SGLANG_PERF_PATCHES="none")
     assert done.returncode == 0, done.stderr
@@ -73,8 +70,7 @@ def test_any_settings_are_compared_with_the_command_as_it_is(
     # Boots take the time that they take, and may differ too.
     said = {"more": "Worse with b than with a: TTFT", "less": "Better with b than with a: TTFT"}
     assert said.get(word, "") in data["conclusion"]
-    order = re.findall(r"turn (\d) of 2, (\w): boot", done.stderr)
-    assert ["".join(pair) for pair in order] == ["1b", "1a", "2a", "2b"]
+    assert boots(done) == ["1b", "1a", "2a", "2b"]
     assert bench.left() == []
 
 
@@ -82,9 +78,7 @@ def test_any_settings_are_compared_with_the_command_as_it_is(
     ("words", "code"),
     [(("--b", "TOLD_MS=30"), 0), (("--b", "SGLANG_PERF_PATCHES=one.step"), 1), ((), 1)],
 )
-def test_a_side_with_patches_must_have_them(
-    bench: Bench, words: tuple[str, ...], code: int
-) -> None:
+def test_a_side_must_have_its_patches(bench: Bench, words: tuple[str, ...], code: int) -> None:
     """A side that names patches needs one live; another one may have none."""
     command = bench.without_package(bench.command("--turns", "2", *words))
     done = bench.run(command, SGLANG_PERF_PATCHES="all")
@@ -104,9 +98,7 @@ def test_a_side_with_patches_must_have_them(
         (2, "unsteady", 0, "stock's own boots gave different tokens for each of 16 prompts"),
     ],
 )
-def test_what_turns_do_not_show_is_reported(
-    bench: Bench, turns: int, behaviour: str, code: int, said: str
-) -> None:
+def test_what_is_not_shown(bench: Bench, turns: int, behaviour: str, code: int, said: str) -> None:
     done = bench.run(bench.command("--turns", str(turns), behaviour=behaviour))
     assert done.returncode == code, done.stderr
     assert re.search(said, done.stdout)
@@ -152,10 +144,9 @@ def test_a_side_that_fails_later_keeps_the_turns_before(bench: Bench) -> None:
                 time.sleep(0.001)
         out, _ = process.communicate(timeout=limit_s())
     assert process.returncode == 1
-    assert f"It stopped early: turn 3, stock: port {bench.port} of 127.0.0.1 is in use" in " ".join(
-        out.split()
-    )
-    assert "2 turns of two boots each" in " ".join(out.split())
+    said = " ".join(out.split())
+    assert f"It stopped early: turn 3, stock: port {bench.port} of 127.0.0.1 is in use" in said
+    assert "2 turns of two boots each" in said
     assert bench.left() == []
 
 
@@ -233,10 +224,7 @@ def test_a_kill_of_the_bench_leaves_no_process(bench: Bench) -> None:
         bench.wait_for_family()
         assert len(bench.left()) == 2
         process.kill()
-    deadline = time.monotonic() + 300
-    while bench.left() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert bench.left() == []
+    assert wait_for(lambda: bench.left() == [])
 
 
 def test_a_second_signal_does_not_stop_the_ending(bench: Bench) -> None:
@@ -254,8 +242,34 @@ def test_a_second_signal_does_not_stop_the_ending(bench: Bench) -> None:
 
 def test_help_names_what_there_is() -> None:
     command = [sys.executable, "-m", "sglang_perf_patches", "bench", "server", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s())
-    assert done.returncode == 0
-    options = ("--a TEXT", "--b TEXT", "--turns", "--url", "--json")
-    for word in (*options, "Exit codes"):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s(), check=True)
+    for word in ("--a TEXT", "--b TEXT", "--turns", "--url", "--json", "Exit codes"):
         assert word in done.stdout
+
+
+def refused(bench: Bench, *before: str, words: tuple[str, ...] = (), **variables: str) -> str:
+    """The only line of a run that starts no server."""
+    text = (bench.throwaway.site / "program.py").read_text(encoding="utf-8")
+    bench.throwaway.put("sglang/launch_server.py", text)
+    ours = [sys.executable, "-m", "sglang_perf_patches", "bench", "server", *words, "--"]
+    command = [*before, sys.executable, "-m", "sglang.launch_server", "--pids", str(bench.pids)]
+    done = bench.run([*ours, *command], **variables)
+    assert done.returncode == 2, done.stderr
+    assert not bench.pids.exists()
+    return done.stderr.splitlines()[-1]
+
+
+def test_a_filter_that_leaves_this_plugin_out_is_not_overridden(bench: Bench) -> None:
+    bench.throwaway.lend_plugin_loader("0.5.23")
+    said = "patched: SGLANG_PLUGINS does not name perf_patches"
+    assert said in refused(bench, SGLANG_PLUGINS="other")
+    assert said in refused(bench, "env", "SGLANG_PLUGINS=other, another")
+    side = ("--b", "SGLANG_PERF_PATCHES=one SGLANG_PLUGINS=other")
+    assert "b: SGLANG_PLUGINS does not name" in refused(bench, words=side)
+
+
+def test_a_python_without_this_package_is_named(bench: Bench) -> None:
+    before = ("env", "-u", "PYTHONPATH", f"PYTHONPATH={bench.throwaway.site}")
+    bench.throwaway.put("sitecustomize.py", "")
+    server = refused(bench, *before)
+    assert "No entry point" in server or "loads no plugins" in server

@@ -1,7 +1,5 @@
 """No secret and no path of a command, its environment or its server is in a result."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """Each release's bench_serving has the options and figures that ``bench server`` uses."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Fixtures of the framework tests."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -9,14 +7,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from known_tree import know
 from servers import serve
-from throwaway import Throwaway
+from throwaway import Throwaway, know
 
 
 @pytest.fixture
 def throwaway(tmp_path: Path) -> Throwaway:
-    """A fresh throwaway package."""
     return Throwaway.write(tmp_path)
 
 

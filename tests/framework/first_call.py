@@ -10,33 +10,24 @@ attempt is a forked child. Prints a list of what came of each.
 import json
 import logging
 import sys
+import traceback
 
-from in_a_fork import said_by
-from places import Places, sampled
+from places import Places, outcome_of, raising, sampled
 
 import sglang_perf_patches as ours
-
-
-def interrupt():
-    raise KeyboardInterrupt
-
 
 HAPPENS = {
     "activates": lambda: ours.activate("mla"),
     "deactivates": ours.deactivate,
-    "interrupts": interrupt,
+    "interrupts": raising(KeyboardInterrupt),
 }
 
 
 def is_early():
     """Whether the call is not in the queue yet: then what comes in between is first."""
-    frame = sys._getframe()
     queue = sys.modules["sglang_perf_patches.live.executor"].executor
-    is_at_work = False
-    while frame is not None:
-        is_at_work = is_at_work or frame.f_code.co_name == "_work"
-        frame = frame.f_back
-    return not (is_at_work or queue.has_requests() or ours.report())
+    callers = [frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._getframe())]
+    return not ("_work" in callers or queue.has_requests() or ours.report())
 
 
 def attempt(happens, at):
@@ -68,11 +59,7 @@ def attempt(happens, at):
 
 
 def forked(happens, at):
-    answer = said_by(
-        lambda: json.dumps(attempt(happens, at)),
-        lambda trace: json.dumps({"at": at, "traceback": trace}),
-    )
-    return json.loads(answer)
+    return outcome_of(lambda: attempt(happens, at), at=at)
 
 
 if __name__ == "__main__":

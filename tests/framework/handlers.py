@@ -5,8 +5,6 @@ call of ours comes in between, as a signal handler's would. Each attempt is a fo
 alarm ends where it hangs. Prints how many there were; an attempt that fails says why.
 """
 
-from __future__ import annotations
-
 import logging
 import signal
 import sys
@@ -14,9 +12,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 
-from in_a_fork import said_by
-from places import Places, Run, sampled
+from places import Places, Run, outcome_of, sampled
 from throwaway_patches import STEP, use
 
 import sglang_perf_patches as ours
@@ -31,8 +29,9 @@ def again() -> None:
     ours.activate("all")
 
 
-def attempt(happens: Callable[[], None], at: Run | None) -> str:
+def attempt(happens: Callable[[], None], at: Run | None) -> str | list[str]:
     """The place that was struck, if one was; all places that run where `at` is None."""
+    signal.alarm(120)
     import sglang.srt.a as a
 
     places = Places(WATCHED, at, happens)
@@ -41,7 +40,7 @@ def attempt(happens: Callable[[], None], at: Run | None) -> str:
     ours.deactivate()
     sys.settrace(None)
     if at is None:
-        return "\n".join(places.times)
+        return list(places.times)
     ours.activate("all")
     assert engine.report().of("one.step").state == "live", engine.report()
     assert a.Worker().step(1) == 102
@@ -61,23 +60,15 @@ def attempt(happens: Callable[[], None], at: Run | None) -> str:
     return places.struck or "not run"
 
 
-def forked(happens: Callable[[], None], at: Run | None) -> str:
-    def limited() -> str:
-        signal.alarm(120)
-        return attempt(happens, at)
-
-    return said_by(limited, lambda trace: f"failed: {trace}")
-
-
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     use(STEP)
-    chosen = sampled(forked(again, None).splitlines(), int(sys.argv[1]))
+    chosen = sampled(outcome_of(partial(attempt, again, None)), int(sys.argv[1]))
     struck = 0
     for happens in (again, ours.deactivate):
         for place in chosen:
-            said = forked(happens, (place, 1))
+            said = outcome_of(partial(attempt, happens, (place, 1)))
             # A line that only a slow machine runs may not run again.
             assert said in (place, "not run"), (happens, place, said)
             struck += said == place

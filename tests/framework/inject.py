@@ -13,6 +13,7 @@ of each file, and more of what switches (see `places`).
 Prints a list of what came of each attempt, the first of which is left alone.
 """
 
+import itertools
 import json
 import logging
 import os
@@ -20,8 +21,7 @@ import signal
 import sys
 import threading
 
-from in_a_fork import said_by
-from places import Places, of_all, of_functions
+from places import Places, of_all, of_functions, outcome_of, raising
 from throwaway_patches import BOTH, HELPER, TEN, use
 
 import sglang_perf_patches as ours
@@ -75,8 +75,8 @@ def struck_one_by_one(attempt, fault, watched, apart, *scenario):
     return [
         whole,
         *(
-            forked(attempt, watched, at, fault, again[number % len(again)], *scenario)
-            for number, at in enumerate(runs)
+            forked(attempt, watched, at, fault, later, *scenario)
+            for at, later in zip(runs, itertools.cycle(again))
         ),
     ]
 
@@ -84,28 +84,12 @@ def struck_one_by_one(attempt, fault, watched, apart, *scenario):
 # -- what is attempted -----------------------------------------------------------------------------
 
 
-def raises():
-    raise RuntimeError("injected")
-
-
-def kills():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def interrupt():
-    raise KeyboardInterrupt
-
-
-def fail():
-    raise MemoryError
-
-
 HAPPENS = {
-    "raises": raises,
-    "kills": kills,
-    "fails": fail,
-    "interrupts": interrupt,
-    "interrupts-twice": interrupt,
+    "raises": raising(RuntimeError("injected")),
+    "kills": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "fails": raising(MemoryError),
+    "interrupts": raising(KeyboardInterrupt),
+    "interrupts-twice": raising(KeyboardInterrupt),
     "deactivates": ours.deactivate,
     "activates": lambda: ours.activate("all"),
 }
@@ -174,11 +158,8 @@ def interrupted(watched, at, fault, again, scenario):
 
 
 def forked(attempt, *arguments):
-    answer = said_by(
-        lambda: json.dumps(attempt(*arguments)),
-        lambda trace: json.dumps({"arguments": str(arguments), "traceback": trace}),
-    )
-    return json.loads(answer) if answer else {"killed": arguments[1]}
+    outcome = outcome_of(lambda: attempt(*arguments), arguments=str(arguments))
+    return outcome or {"killed": arguments[1]}
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """The places of the framework that run, which of them are struck, and what happens there."""
 
-from __future__ import annotations
-
+import json
 import linecache
 import os
 import sys
+import tempfile
+import traceback
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -17,11 +18,8 @@ _FOLDER = os.path.dirname(ours.__file__) + os.sep
 _LATER = (2, 5, 17)
 _SWITCHING = (
     *("plugin.py:load", "model/switch.py"),  # before anything guards them
-    *(
-        "live/registry.py:Registry.show",
-        "live/switch.py:exchange",
-        *("live/threads.py:at_rest", "live/threads.py:_in_one_call"),
-    ),
+    *("live/registry.py:Registry.show", "live/switch.py:exchange"),
+    *("live/threads.py:at_rest", "live/threads.py:_in_one_call"),
     *("live/executor.py:Executor.go_on", "live/executor.py:Executor._work"),  # hold its lock
 )
 
@@ -34,10 +32,6 @@ class Places:
 
     Each place has its own count: code that polls or tries again runs more often on a busy machine,
     so that the number of all lines before a place differs from one process to the next.
-
-    Attributes:
-        times: how often each place has run.
-        struck: the place that was struck.
     """
 
     def __init__(
@@ -49,24 +43,18 @@ class Places:
         again: int = 0,
         unguarded: Iterable[str] = (),
     ) -> None:
-        """Strike at a run, and so many places later once more.
+        """Strike at a run, if any, and if `again` is not 0, once more so many places later.
 
-        Args:
-            watched: how the paths of the files begin, below our package or from the root.
-            at: the run; None counts only.
-            happens: the strike.
-            again: 0 strikes once.
-            unguarded: functions whose calls do not count.
+        `watched` is how the paths of the files begin, below our package or from the root. Calls of
+        the functions `unguarded` do not count.
         """
-        # What is absolute stays so.
         self._watched = tuple(os.path.join(_FOLDER, each) for each in watched)
         self._at, self._happens, self._again = at, happens, again
         self._unguarded = frozenset(unguarded)
         self.times: Counter[str] = Counter()
-        self.struck: str | None = None
+        self.struck: str | None = None  # the place
 
     def trace(self, frame: FrameType, event: str, _: object) -> Any:
-        """Lines, for `sys.settrace`."""
         if not self._is_watched(frame):
             return None
         if event == "line" and not _is_out_of_reach(frame):
@@ -74,7 +62,6 @@ class Places:
         return self.trace
 
     def profile(self, frame: FrameType, event: str, called: Any) -> None:
-        """Calls, for `sys.setprofile`."""
         caller = {"call": frame.f_back, "c_call": frame}.get(event)
         if caller and self._is_watched(caller) and caller.f_code.co_name not in self._unguarded:
             self._run(caller, getattr(called, "__name__", frame.f_code.co_name))
@@ -99,6 +86,13 @@ class Places:
         return frame.f_code.co_filename.startswith(self._watched)
 
 
+def raising(error: BaseException | type[BaseException]) -> Callable[[], object]:
+    def strike() -> None:
+        raise error
+
+    return strike
+
+
 def _is_out_of_reach(frame: FrameType) -> bool:
     """Whether no signal can come here: a ``with`` calls ``__exit__``, or a ``try`` begins.
 
@@ -113,19 +107,13 @@ def _is_out_of_reach(frame: FrameType) -> bool:
 
 
 def sampled(names: Iterable[str], apart: int, salt: str = "") -> list[str]:
-    """One of so many names, the same ones in each run; at least one.
-
-    Those with the smallest checksums: a name more or less changes little in what is chosen.
-    """
+    """One of so many names: a name more or less changes little in what is chosen."""
     ordered = sorted(names, key=lambda name: (zlib.crc32(f"{salt}{name}".encode()), name))
     return ordered[: -(-len(ordered) // apart)]
 
 
 def of_functions(times: Mapping[str, int], apart: int, salt: str) -> list[Run]:
-    """A line of one in so many functions of each file, and one in four of `_SWITCHING`.
-
-    Their first runs. Each `salt` chooses others.
-    """
+    """The first run of a line of one in so many functions of each file, and of `_SWITCHING`."""
     files: dict[str, dict[str, list[str]]] = {}
     for place in times:
         file, function, _ = place.split(":")
@@ -145,3 +133,27 @@ def of_all(times: Mapping[str, int], *, later: bool) -> list[Run]:
         for run in sorted({1, most, *_LATER} if later else {1})
         if run <= most
     ]
+
+
+def outcome_of(attempt: Callable[[], Any], **about: Any) -> Any:
+    """What `attempt` returns, as JSON has it, in a child of its own with an empty cache folder.
+
+    If one attempt kept what it read of sglang, the next would not run the code that reads it.
+    Where it raises, this returns `about` and the ``traceback``; None where the child is killed.
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
+        try:
+            answer = attempt()
+        except BaseException:
+            answer = {**about, "traceback": traceback.format_exc()}
+        with os.fdopen(writing, "w") as file:
+            json.dump(answer, file)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        text = file.read()
+    os.waitpid(pid, 0)
+    return json.loads(text) if text else None

@@ -1,12 +1,12 @@
 """Throwaway processes that keep records, and ``status`` asked about them."""
 
-from __future__ import annotations
-
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -37,47 +37,41 @@ from sglang_perf_patches.cli import main
 look_nowhere_else()
 sys.exit(main(["status", *sys.argv[1:]]))
 """
-
-STATUS_COMMAND = (
-    sys.executable,
-    "-c",
-    "import sys, throwaway_patches as t; t.look_nowhere_else();"
-    "from sglang_perf_patches.cli import main; sys.exit(main(['status', *sys.argv[1:]]))",
-)
+STATUS_COMMAND = (sys.executable, "-c", STATUS)
 """``status`` as a user calls it, but of the throwaway package's processes only."""
 
 
-def start(
-    throwaway: Throwaway, stderr: IO[str] | int = subprocess.PIPE, **variables: str | None
-) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE],
-        env=throwaway.environment(**variables),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-    )
+def ask(process: subprocess.Popen[str], line: str = "") -> str:
+    """What a process prints for a line, or without being asked."""
+    assert process.stdin
     assert process.stdout
-    assert process.stdout.readline() == "up\n"
-    return process
+    if line:
+        process.stdin.write(f"{line}\n")
+        process.stdin.flush()
+    return process.stdout.readline().strip()
 
 
 @contextmanager
 def serving(
-    throwaway: Throwaway, stderr: IO[str] | int = subprocess.PIPE, **variables: str | None
+    throwaway: Throwaway,
+    *words: str | Path,
+    stderr: IO[str] | int | None = subprocess.PIPE,
+    is_up: str = "up",
+    **variables: str | None,
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that serves within the context."""
-    process = start(throwaway, stderr, **variables)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    """A process with `SERVE` or other words of Python, which prints `is_up`; it is killed."""
+    command = [sys.executable, *(words or ("-c", SERVE))]
+    with throwaway.start(command, stderr, **variables) as process:
+        try:
+            assert ask(process) == is_up
+            yield process
+        finally:
+            with suppress(ProcessLookupError):  # it has ended
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def status(throwaway: Throwaway, *words: str, **variables: str | None) -> tuple[int, str, str]:
-    done = throwaway.execute(sys.executable, "-c", STATUS, *words, **variables)
+    done = throwaway.execute(*STATUS_COMMAND, *words, **variables)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -1,8 +1,6 @@
 """A throwaway server that publishes its arguments in each of the ways of the releases."""
 
-from __future__ import annotations
-
-from throwaway import PUBLISHING, Throwaway
+from throwaway import PATCHES, PUBLISHING, Throwaway
 
 from sglang_perf_patches.model import setups, uses
 
@@ -28,14 +26,11 @@ publish = set_global_server_args_for_scheduler
 """
 """Up to 0.5.14; the arguments are resolved in place."""
 
-NEW = (
-    OLD.partition("_published")[0]
-    + """
+NEW = f"""{OLD.partition("_published")[0]}
 def publish(server_args, **resolved):
     from sglang.srt import runtime_context
     runtime_context._CONTEXT.set_server_args(server_args, resolved)
 """
-)
 CONTEXT = """
 import sys
 
@@ -121,8 +116,7 @@ def state(patch="one.step"):
 
 
 def serve(throwaway: Throwaway, release: str) -> Throwaway:
-    """Make the throwaway package publish as ``old`` releases do, or as ``new`` ones do."""
-    throwaway.put("served.py", SERVED)
+    throwaway.put("throwaway_patches.py", PATCHES + SERVED)
     throwaway.put("sglang/srt/utils.py", UTILS)
     if release == "old":
         throwaway.put("sglang/srt/server_args.py", OLD)

@@ -1,7 +1,5 @@
 """What is around a definition counts, and what it reads: in the source, and later in memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from sglang_perf_patches.compat import source
 from sglang_perf_patches.compat.definition import differing
 
 STEP = "sglang.srt.m:Worker.step"
+FORWARD = "model_executor/forward_batch_info.py"
 FILES = {
     "m.py": """
 from sglang.srt.sizes import SIZE
@@ -21,14 +20,11 @@ LIMIT = 4
 SEVERAL = (LIMIT, 2)
 OTHER = 1
 
-
 class Local(Base):
     near = 1
 
-
 class Unrelated:
     FAR = 5
-
 
 class Worker(Local):
     own = 1
@@ -38,10 +34,8 @@ class Worker(Local):
             return Named.ONE, Passed.FIRST, envs.SGLANG_STEPS.get()
         return self.near + self.far + self.own + SEVERAL[0] + SIZE
 
-
 class Child(Worker):
     pass
-
 
 def unread():
     return OTHER, Base.unread
@@ -51,7 +45,6 @@ def unread():
 class Envs:
     SGLANG_STEPS = EnvInt(20)
     SGLANG_OTHER = EnvInt(1)
-
 
 envs = Envs()
 """,
@@ -76,7 +69,7 @@ class Own(enum.Enum):
 class Inner(Own):
     FIRST = "first"
 """,
-    "model_executor/forward_batch_info.py": """
+    FORWARD: """
 from enum import IntEnum
 class ForwardMode(IntEnum):
     IDLE = 0
@@ -101,47 +94,24 @@ def step(folder: Path, file: str = "m.py", before: str = "", after: str = "") ->
 
 OF_A_CLASS = "a value that it reads from a class or another file"
 PUT_LATER = "what later lines of its file put in its place"
+HEADER = "the header of a class around it"
+OVERRIDES = "which classes of its file override it"
 CHANGES = {
     "a value": ("m.py", "LIMIT = 4", "LIMIT = 5", "a value that it reads"),
     "a value by another": ("m.py", "(LIMIT, 2)", "(LIMIT, 3)", "a value that it reads"),
     "a value of the class": ("m.py", "own = 1", "own = 2", "a value that it reads"),
-    "another base": ("m.py", "Worker(Local)", "Worker(Other)", "the header of a class around it"),
-    "a decorator of the class": (
-        "m.py",
-        "class Worker",
-        "@final\nclass Worker",
-        "the header of a class around it",
-    ),
-    "a method put there later": (
-        "m.py",
-        "def unread",
-        "Worker.step = lambda self, x: x\ndef unread",
-        PUT_LATER,
-    ),
-    "one put there by name": (
-        "m.py",
-        "def unread",
-        "setattr(Worker, 'step', None)\ndef unread",
-        PUT_LATER,
-    ),
-    "a subclass that overrides": (
-        "m.py",
-        "(Worker):\n    pass",
-        "(Worker):\n    def step(self, x): pass",
-        "which classes of its file override it",
-    ),
+    "another base": ("m.py", "Worker(Local)", "Worker(Other)", HEADER),
+    "a decorator of the class": ("m.py", "class Worker", "@final\nclass Worker", HEADER),
+    "a method put there later": ("m.py", "def u", "Worker.step = None\ndef u", PUT_LATER),
+    "one put there by name": ("m.py", "def u", "setattr(Worker, 'step', None)\ndef u", PUT_LATER),
+    "a subclass that overrides": ("m.py", "    pass", "    def step(self, x): pass", OVERRIDES),
     "the function": ("m.py", "self.near +", "self.near -", "its source"),
     "a value of another file": ("sizes.py", "SIZE = 64", "SIZE = 32", OF_A_CLASS),
     "a member of an enumeration": ("bases.py", "ONE = 1", "ONE = 2", OF_A_CLASS),
     "another member, which auto() may count": ("bases.py", "ZERO = 0", "ZERO = 3", OF_A_CLASS),
     "an enumeration that a file passes on": ("deeper.py", '"first"', '"second"', OF_A_CLASS),
     "the base of an enumeration": ("deeper.py", "return 1", "return 2", OF_A_CLASS),
-    "a predicate of the forward mode": (
-        "model_executor/forward_batch_info.py",
-        "return self ==",
-        "return self !=",
-        OF_A_CLASS,
-    ),
+    "a predicate of the forward mode": (FORWARD, "return self ==", "return self !=", OF_A_CLASS),
     "the default of a setting": ("environ.py", "EnvInt(20)", "EnvInt(21)", OF_A_CLASS),
     "a constant of a base in the file": ("m.py", "near = 1", "near = 2", OF_A_CLASS),
     "a constant of a base of a base": ("bases.py", "far: int = 2", "far: int = 3", OF_A_CLASS),

@@ -3,8 +3,6 @@
 What a release makes of it is in ``tests/releases/test_asking.py``.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import socket
@@ -13,10 +11,57 @@ import venv
 from pathlib import Path
 
 import pytest
-from asking import ASK, LAUNCH, PROVEN, SERVER_ARGS, answered, refused
-from throwaway import Throwaway
+from throwaway import PUBLISHING, Throwaway
 
 from sglang_perf_patches.cli.ask import hub
+
+LAUNCH = (sys.executable, "-m", "sglang.launch_server")
+ASK = ("doctor", "--gpu", "none", "--")
+
+
+def refused(throwaway: Throwaway, *words: str, **variables: str) -> str:
+    """The one sentence with which a launch command is refused, exit code 2."""
+    done = throwaway.command(*ASK, *LAUNCH, *words, **variables)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    (line,) = done.stderr.splitlines()
+    return line.removeprefix("sglang-perf-patches: ")
+
+
+def answered(throwaway: Throwaway, *words: str) -> str:
+    """The answer about a command, exit code 0, without line breaks."""
+    done = throwaway.command(*ASK, *words)
+    assert done.returncode == 0, done.stderr
+    return " ".join(done.stdout.split())
+
+
+SERVER_ARGS = """
+import argparse
+from dataclasses import dataclass
+
+@dataclass
+class ServerArgs:
+    tp_size: int = 1
+    device: str = "cuda"
+
+_published = None
+
+def prepare_server_args(words):
+    parser = argparse.ArgumentParser(prog="a server")
+    parser.add_argument("--tp-size", "--tp", type=int, default=1)
+    given = parser.parse_args(words)
+    print("chatter of the release")
+    if given.tp_size == 3:
+        raise ValueError("no three\\nprocesses")
+    return ServerArgs(given.tp_size)
+
+"""
+SERVER_ARGS += PUBLISHING
+PROVEN = """
+import dataclasses
+import throwaway_patches as t
+step = dataclasses.replace(t.STEP, proven_with={})
+t.use(step, dataclasses.replace(t.TEN, only_with=("mlx",)), t.POLICY)
+"""
 
 
 def test_a_sglang_that_can_not_be_imported_is_one_sentence(throwaway: Throwaway) -> None:
@@ -261,9 +306,7 @@ def test_a_late_second_try_leaves_the_failure_of_the_first(publishing: Throwaway
     assert refused(publishing) == "sglang 1.0 could not be asked: RuntimeError: no such wheel"
 
 
-def test_a_patch_of_the_argument_code_is_active_when_the_release_is_asked(
-    publishing: Throwaway,
-) -> None:
+def test_a_patch_of_the_argument_code_is_active_when_asked(publishing: Throwaway) -> None:
     """``one.step`` changes `Worker.step`, which these arguments need, as stock adds one only."""
     needs = "    from sglang.srt.a import Worker\n    if Worker().step(1) == 2:\n"
     text = SERVER_ARGS.replace("    if given.tp_size == 3:\n", needs)

@@ -1,7 +1,5 @@
 """A thread that calls while patches go on and off sees all of one or nothing, and never waits."""
 
-from __future__ import annotations
-
 import pytest
 from throwaway import Throwaway
 
@@ -116,7 +114,6 @@ def test_a_signal_handler_that_gives_the_gil_up_shows_no_half(throwaway: Throwaw
 
 
 def test_among_many_threads(throwaway: Throwaway) -> None:
-    """However long it takes to check them all."""
     throwaway.play("""
 import sglang.srt.a as a
 use(STEP)

@@ -1,7 +1,5 @@
 """The command: the forms of ``list``, exit codes, and one sentence for bad input."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -10,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from known_tree import change
-from throwaway import Throwaway
+from throwaway import Throwaway, change
 
 from sglang_perf_patches import __version__
 
@@ -46,9 +43,7 @@ def test_json_has_the_designed_form(throwaway: Throwaway, tree: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("list",), ("--list",), ("list", "--list")])
-def test_list_is_the_default_and_has_an_alias(
-    throwaway: Throwaway, tree: Path, words: tuple[str, ...]
-) -> None:
+def test_list_is_the_default(throwaway: Throwaway, tree: Path, words: tuple[str, ...]) -> None:
     done = throwaway.command(*words)
     assert done.returncode == 0
     assert done.stdout == throwaway.command("list").stdout
@@ -68,9 +63,7 @@ def test_list_is_the_default_and_has_an_alias(
     assert max(map(len, lines[3:-1])) <= 80
 
 
-def test_a_patch_that_was_named_is_shown_whatever_its_state(
-    throwaway: Throwaway, tree: Path
-) -> None:
+def test_a_patch_that_was_named_is_always_shown(throwaway: Throwaway, tree: Path) -> None:
     shown = throwaway.command("list", SGLANG_PERF_PATCHES="two.built,two.gone").stdout
     assert "  two.built: built-in\n" in shown
     assert "  two.gone: absent\n" in shown
@@ -86,9 +79,7 @@ patch_page.read = lambda id: patch_page.Page(
 """
 
 
-def test_the_largest_gain_is_first_in_its_set_and_says_its_release(
-    throwaway: Throwaway, tree: Path
-) -> None:
+def test_the_largest_gain_is_first_with_its_release(throwaway: Throwaway, tree: Path) -> None:
     with open(throwaway.site / "sitecustomize.py", "a", encoding="utf-8") as file:
         file.write(
             "from dataclasses import replace\n"
@@ -148,18 +139,6 @@ def test_what_this_machine_lacks_is_said(throwaway: Throwaway) -> None:
     assert "      not chosen; summary" in whole.partition("\n  mlx.step: needs mlx\n")[2]
 
 
-@pytest.mark.parametrize("place", ["sglang", "", "python"])
-def test_any_tree_can_be_judged(throwaway: Throwaway, tree: Path, place: str) -> None:
-    other = Throwaway.write(throwaway.site.parent / "other").site
-    if place == "python":
-        (other / "checkout").mkdir()
-        (other / "sglang").rename(other / "checkout" / "sglang")
-        (other / "checkout").rename(other / "python")
-    given = other if place == "python" else other / place
-    done = throwaway.command("--json", "--sglang-path", str(given))
-    assert json.loads(done.stdout)["sglang"]["path"].startswith(str(other))
-
-
 @pytest.mark.parametrize(
     ("selection", "before", "after"),
     [
@@ -198,9 +177,11 @@ def test_plugins_variable_that_leaves_us_out_is_told(throwaway: Throwaway, tree:
         (("explain", "two.bth"), {}, "did you mean two.both"),
         (("bench", "mlx"), {}, "choose from 'server'"),
         (("verify", "none"), {}, "names no patch to verify"),
-        (("list", "--sglang-path", "."), {}, "not a sglang tree"),
         (("list", "--sglang-path", "missing"), {}, "not a sglang tree"),
-        (("list", "--sglang-path", "child.py"), {}, "not a sglang tree"),
+        (("doctor", "--sglang-path", "/nowhere"), {}, "not a sglang tree"),
+        (("doctor", "--sglang-version", "../x"), {}, "'../x' is not a version of sglang"),
+        (("doctor", "--sglang-version", "two"), {}, "'two' is not a version of sglang"),
+        (("doctor", "--sglang-path", "/x", "--sglang-version", "2.0"), {}, "not allowed with"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -208,14 +189,13 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     done = throwaway.command(*words, **variables)
     assert (done.returncode, done.stdout) == (2, "")
-    (line,) = (each for each in done.stderr.splitlines() if not each.startswith("usage: "))
+    usage = ("usage: ", "       ")
+    (line,) = (each for each in done.stderr.splitlines() if not each.startswith(usage))
     assert said in line
 
 
 @pytest.mark.parametrize("damage", ["truncated", "binary", "unreadable"])
-def test_a_damaged_file_refuses_its_patches_in_one_sentence(
-    throwaway: Throwaway, tree: Path, damage: str
-) -> None:
+def test_a_damaged_file_refuses_its_patches(throwaway: Throwaway, tree: Path, damage: str) -> None:
     path = tree / "srt" / "a.py"
     if damage == "truncated":
         path.write_text(path.read_text().partition("return x + 1")[0] + "return (x")
@@ -237,9 +217,7 @@ def test_a_damaged_file_refuses_its_patches_in_one_sentence(
         ("bench", "--frobnicate"),
     ],
 )
-def test_a_usage_error_shows_the_usage_of_its_verb(
-    throwaway: Throwaway, words: tuple[str, ...]
-) -> None:
+def test_a_usage_error_shows_its_verb_s_usage(throwaway: Throwaway, words: tuple[str, ...]) -> None:
     done = throwaway.command(*words)
     assert done.returncode == 2
     verb = "" if words == ("frobnicate",) else f"{words[0]} "
@@ -250,10 +228,7 @@ def test_no_sglang(throwaway: Throwaway) -> None:
     src = throwaway.environment()["PYTHONPATH"].split(os.pathsep)[1]
     done = throwaway.command(PYTHONPATH=src)
     sentence, hint = done.stderr.splitlines()
-    assert (
-        sentence
-        == "sglang-perf-patches: sglang is not installed for this Python; use one that has it"
-    )
+    assert sentence.endswith(": sglang is not installed for this Python; use one that has it")
     assert "--sglang-version" in hint
     assert "help patches" in hint
     assert (done.returncode, done.stdout) == (2, "")

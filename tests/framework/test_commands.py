@@ -1,19 +1,18 @@
 """``doctor -- COMMAND``: how a command, its models and the GPUs are read, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
-from asking import LAUNCH
 from throwaway import Throwaway
 
 from sglang_perf_patches.cli.ask import command, gpus, hub
 from sglang_perf_patches.model.errors import OperatorError
 
+LAUNCH = (sys.executable, "-m", "sglang.launch_server")
 PLAIN = """
 python -m sglang.launch_server --model-path M --tp 4
 /opt/venv/bin/python3.12 -u -m sglang.launch_server --model-path M --tp 4
@@ -106,16 +105,12 @@ def test_a_value_that_looks_like_a_shell_s_stays(value: str) -> None:
         ("uv run --with sglang==0.5.11 sglang serve", ("sglang",), "an environment that uv makes"),
     ],
 )
-def test_the_python_of_a_command_is_known(
-    line: str, python: tuple[str, ...], elsewhere: str
-) -> None:
+def test_the_python_of_a_command(line: str, python: tuple[str, ...], elsewhere: str) -> None:
     asked = command.parse(line.split(), {})
     assert (asked.python, asked.elsewhere) == (python, elsewhere)
 
 
-def test_uv_and_a_sourced_script_choose_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uv_and_source_choose_a_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")

@@ -1,7 +1,5 @@
 """A patch is declared once, next to its functions; what is judged and made live follows from it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +11,6 @@ A, B = "sglang.srt.a:f", "sglang.srt.b:f"
 
 
 def declared(spans: str = "0.5.9 … 0.5.13", **rest: Any) -> Declaration:
-    """A declaration of this module."""
     return Declaration(__name__, spans, **rest)
 
 

@@ -1,6 +1,4 @@
-"""The description for a package index has no link that works only in a checkout."""
-
-from __future__ import annotations
+"""What README and description link to is there, and the badges say what the package declares."""
 
 import re
 import runpy
@@ -8,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.maintain import ROOT, badges
+
 describe = runpy.run_path(str(ROOT / "setup.py"))["description"]
 
 
@@ -38,3 +37,13 @@ def test_every_link_leads_somewhere(document: Path) -> None:
         name for name in targets if "://" not in name and not (document.parent / name).exists()
     }
     assert missing == set()
+
+
+def test_the_badges_are_true() -> None:
+    told = badges.badges(ROOT)
+    assert list(told) == ["version", "Python", "sglang", "licence"]
+    text = (ROOT / badges.PICTURE).read_text(encoding="utf-8")
+    assert text == badges.picture(ROOT), "run python3 -m tests.maintain.tables"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    label = "; ".join(f"{name} {value}" for name, value in told.items())
+    assert f"![{label}]({badges.PICTURE})" in readme

@@ -1,22 +1,19 @@
 """``doctor``: what another sglang means for the patches."""
 
-from __future__ import annotations
-
-import contextlib
 import json
 import platform
 import subprocess
 import sys
 import time
 import venv
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import IO
 
 import pytest
-from throwaway import PUBLISHING, Throwaway
+from running import ask, serving
+from throwaway import PUBLISHING, Throwaway, change
 
+from linux_mlx.patience import wait_for
 from sglang_perf_patches import gpu
 
 SETS = """
@@ -47,12 +44,6 @@ def changes(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     return {patch["id"]: patch["change"] for patch in json.loads(done.stdout)["patches"]}
 
 
-def change(tree: Path, file: str, before: str, after: str) -> None:
-    path = tree / "srt" / file
-    assert before in path.read_text()
-    path.write_text(path.read_text().replace(before, after))
-
-
 def test_an_equal_tree_changes_nothing(throwaway: Throwaway, other: Path) -> None:
     done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert done.returncode == 0, done.stderr
@@ -63,8 +54,8 @@ def test_an_equal_tree_changes_nothing(throwaway: Throwaway, other: Path) -> Non
 
 
 def test_each_change_is_named_and_a_lost_patch_is_exit_1(throwaway: Throwaway, other: Path) -> None:
-    change(other, "a.py", "return x + 1", "return 1 + x")
-    change(other, "a.py", "return x * scale", "return x * scale  # upstream")
+    change(other)
+    change(other, "return x * scale", "return x * scale  # upstream")
     (other / "srt" / "b.py").unlink()
     done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert done.returncode == 1
@@ -87,18 +78,16 @@ def test_each_change_is_named_and_a_lost_patch_is_exit_1(throwaway: Throwaway, o
 
 
 def test_the_way_back_gains(throwaway: Throwaway, other: Path) -> None:
-    change(throwaway.site / "sglang", "a.py", "return x + 1", "return 1 + x")
+    change(throwaway.site / "sglang")
     throwaway.put("sitecustomize.py", knowing(other))
     done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert changes(done)["one.step"] == "gained"
     assert done.returncode == 0
 
 
-def test_the_way_back_to_an_older_sglang_has_its_own_words(
-    throwaway: Throwaway, other: Path
-) -> None:
+def test_the_way_back_to_an_older_sglang_has_own_words(throwaway: Throwaway, other: Path) -> None:
     """Upstream's change is here and not there; code that is here is not there."""
-    change(throwaway.site / "sglang", "a.py", "return x * scale", "return x * scale  # upstream")
+    change(throwaway.site / "sglang", "return x * scale", "return x * scale  # upstream")
     (other / "srt" / "b.py").unlink()
     throwaway.put("sitecustomize.py", knowing(other))
     done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
@@ -121,25 +110,7 @@ def test_a_release_comes_from_the_cache_or_the_index(throwaway: Throwaway, other
     assert f"to   sglang 2.0 at {folder / 'sglang'}" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--sglang-version", "../x"),
-        ("--sglang-version", "two"),
-        ("--sglang-path", "/nowhere"),
-        ("--sglang-path", "/nowhere", "--sglang-version", "2.0"),
-    ],
-)
-def test_bad_input_is_exit_2(throwaway: Throwaway, other: Path, words: tuple[str, ...]) -> None:
-    done = throwaway.command("doctor", *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("sglang-perf-patches")
-
-
-def test_without_pip_a_release_can_not_be_fetched_and_the_reason_is_told(
-    throwaway: Throwaway, other: Path, tmp_path: Path
-) -> None:
+def test_without_pip_nothing_is_fetched(throwaway: Throwaway, other: Path, tmp_path: Path) -> None:
     """As in an environment that uv made: what is fetched is fetched by pip."""
     bare = tmp_path / "bare"
     venv.create(bare, with_pip=False)
@@ -166,9 +137,7 @@ def test_what_pip_says_is_told(throwaway: Throwaway, other: Path) -> None:
     )
 
 
-def test_a_cache_folder_that_can_not_be_made_is_one_sentence(
-    throwaway: Throwaway, other: Path
-) -> None:
+def test_a_cache_folder_that_is_a_file_is_one_sentence(throwaway: Throwaway, other: Path) -> None:
     place = throwaway.site.parent / "a-file"
     place.touch()
     done = throwaway.command("doctor", "--sglang-version", "0.5.22", XDG_CACHE_HOME=str(place))
@@ -187,7 +156,7 @@ def test_without_a_sglang_to_upgrade_from(throwaway: Throwaway, other: Path) -> 
     data = json.loads(done.stdout)
     assert (data["from"], data["to"]["version"], data["lost"]) == (None, "2.0", [])
     assert {patch["to"] for patch in data["patches"]} == {"applies"}
-    change(other, "a.py", "return x + 1", "return 1 + x")
+    change(other)
     # The sets know the tree; an upgrade is judged by what they knew before.
     known = Throwaway.write(throwaway.site.parent / "first").site
     throwaway.put("sitecustomize.py", knowing(known))
@@ -204,17 +173,6 @@ use(STEP, POLICY)
 from sglang_perf_patches.cli import main
 look_nowhere_else()
 sys.exit(main(["doctor", *sys.argv[1:]]))
-"""
-SERVE = """
-import sys
-from throwaway_patches import *
-use(STEP, POLICY)
-import sglang_perf_patches
-sglang_perf_patches.activate()
-import sglang.srt.a as a
-print("up", flush=True)
-for line in sys.stdin:
-    print(a.Worker().step(1), flush=True)
 """
 
 
@@ -256,7 +214,7 @@ def test_alone_it_says_whether_all_is_well(throwaway: Throwaway) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "check", "word", "change", "code"),
+    ("variables", "check", "word", "advice", "code"),
     [
         ({"SGLANG_PLUGINS": "other"}, "loaded", "look", "SGLANG_PLUGINS does not name", 0),
         ({"SGLANG_PERF_PATCHES": "none"}, "chosen", "look", "nothing is ready here", 0),
@@ -269,68 +227,38 @@ def test_it_says_what_to_change(
     variables: dict[str, str],
     check: str,
     word: str,
-    change: str,
+    advice: str,
     code: int,
 ) -> None:
     throwaway.put("sglang/srt/plugins/__init__.py", "")
+    script = HEALTH
     if "none" not in variables.values():  # a tree that the patch does not know
         known = Throwaway.write(throwaway.site.parent / "known").site
-        path = throwaway.site / "sglang" / "srt" / "a.py"
-        path.write_text(path.read_text().replace("return x + 1", "return 1 + x"))
-        first = f"use(STEP, POLICY, tree=source.Tree(source.find({str(known)!r})))"
-        with_known = HEALTH.replace(
-            "use(STEP, POLICY)", f"from sglang_perf_patches.compat import source\n{first}"
+        change(throwaway.site / "sglang")
+        script = script.replace(
+            "POLICY)", f"POLICY, tree=source.Tree(source.find({str(known)!r})))"
         )
-    else:
-        with_known = HEALTH
-    done = throwaway.process(with_known, **variables)
+    done = throwaway.process(script, **variables)
     assert done.returncode == code, done.stderr
     assert check in done.stdout.splitlines()[0]
     said = " ".join(done.stdout.split())
-    assert change in said.partition(f" {check}: ")[2]
-    shown = throwaway.process(with_known.replace('"doctor"', '"doctor", "--all"'), **variables)
+    assert advice in said.partition(f" {check}: ")[2]
+    shown = throwaway.process(script.replace('"doctor"', '"doctor", "--all"'), **variables)
     assert any(each.startswith(check) and word in each for each in shown.stdout.splitlines())
 
 
-@contextlib.contextmanager
-def serving(
-    throwaway: Throwaway, program: str, **variables: str
-) -> Iterator[tuple[subprocess.Popen[str], IO[str], IO[str]]]:
-    """A process that is up, its input and its output; it ends when its input does."""
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        env=throwaway.environment(**variables),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin
-        assert process.stdout
-        assert process.stdout.readline() == "up\n"
-        yield process, process.stdin, process.stdout
-        process.stdin.close()
-
-
 def test_it_sees_what_is_live_and_has_run(throwaway: Throwaway) -> None:
-    with serving(throwaway, SERVE) as (process, into, out):
+    with serving(throwaway, SGLANG_PERF_PATCHES="one.step") as process:
         by_check = checks(throwaway)
         assert by_check["live"] == ("ok", f"process {process.pid}: live 1, pending 0, refused 0")
         assert by_check["has run"][0] == "-"  # it is no server, so nobody waits for it
-        into.write("\n")
-        into.flush()
-        out.readline()
-        deadline = time.monotonic() + 300
-        while checks(throwaway)["has run"][0] != "ok":
-            assert time.monotonic() < deadline
-
-
-GATES = "declare('one.step', install='gates', targets=(f'{A}:Worker.step',))"
+        assert ask(process, "step") == "102"
+        assert wait_for(lambda: checks(throwaway)["has run"][0] == "ok")
 
 
 def test_a_server_of_another_environment_is_named_apart(throwaway: Throwaway) -> None:
     """A patch is gated in it; that is no problem of this environment."""
-    failing = SERVE.replace("use(STEP, POLICY)", f"use({GATES})")
-    with serving(throwaway, failing) as (process, _, _):
+    with serving(throwaway, BAD="gates") as process:
         assert checks(throwaway)["live"][0] == "bad"
         throwaway.put("sitecustomize.py", "import sys\nsys.prefix = '/elsewhere'\n")
         where = f"process {process.pid}: it runs in another environment, {sys.prefix}"
@@ -352,17 +280,14 @@ step = dataclasses.replace(STEP, only_with=("speculation",))
 gated = [declare(id, install="gates", targets=(f"{A}:helper",)) for id in ("one.a", "one.b")]
 use(step, *gated)
 """
-RULED = (
-    """
+RULED = f"""
 import os, sys, throwaway_installs
 from throwaway_patches import *
 from sglang_perf_patches.model.patching import Gated
 def gates(patching):
     raise Gated(os.environ["WHY"])
 throwaway_installs.gates = gates
-"""
-    + RULED_PATCHES
-    + """
+{RULED_PATCHES}
 import sglang_perf_patches
 sglang_perf_patches.activate()
 import sglang.srt.a, sglang.srt.server_args as arguments
@@ -370,7 +295,6 @@ arguments.set_global_server_args_for_scheduler(arguments.ServerArgs())
 print("up", flush=True)
 sys.stdin.read()
 """
-)
 
 
 @pytest.mark.parametrize(
@@ -396,9 +320,10 @@ def test_a_gate_in_a_server_is_a_problem_and_its_flag_is_named(
     """What is not needed there is none, also where nothing else is chosen."""
     throwaway.put("sglang/srt/plugins/__init__.py", "")
     throwaway.put("sglang/srt/server_args.py", ARGUMENTS)
-    word, change, code = found
+    word, advice, code = found
     script = HEALTH.replace("use(STEP, POLICY)", RULED_PATCHES)
-    with serving(throwaway, RULED, WHY=why, SGLANG_PERF_PATCHES=chosen):
+    variables = {"WHY": why, "SGLANG_PERF_PATCHES": chosen}
+    with serving(throwaway, "-c", RULED, stderr=None, **variables):
         deadline = time.monotonic() + 120
         while True:
             done, out = health(throwaway, "--json", script=script)
@@ -407,4 +332,4 @@ def test_a_gate_in_a_server_is_a_problem_and_its_flag_is_named(
             if by_check["live"]["word"] == word and "has run" not in by_check:
                 break
             assert time.monotonic() < deadline, by_check
-        assert (done, by_check["live"]["change"]) == (code, change)
+        assert (done, by_check["live"]["change"]) == (code, advice)

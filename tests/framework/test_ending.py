@@ -1,15 +1,15 @@
 """STRICT: one way to end a process, one line, exit code 1, from wherever."""
 
-from __future__ import annotations
-
 import os
 import signal
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from throwaway import Throwaway
+
+from linux_mlx.patience import wait_for
+from linux_mlx.processes import runs
 
 HEAD = """
 import importlib, sys, threading, time
@@ -74,9 +74,7 @@ def test_a_failure_ends_with_one_line(throwaway: Throwaway, way: str) -> None:
 
 
 def test_what_is_undone_later_ends_it_too(throwaway: Throwaway) -> None:
-    script = (
-        HEAD
-        + """
+    script = f"""{HEAD}
 both()
 import sglang.srt.a as a
 plugin.load()
@@ -84,7 +82,6 @@ a.Worker.step = lambda self, x: -x
 time.sleep(200)
 print("served")
 """
-    )
     chosen = {"SGLANG_PERF_PATCHES": "one", "SGLANG_PERF_PATCHES_STRICT": "1"}
     done = throwaway.process(script, **chosen)
     assert (done.returncode, done.stdout) == (1, "")
@@ -103,9 +100,7 @@ def test_a_bad_selection_ends_with_one_line(throwaway: Throwaway, way: str) -> N
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it asks /proc")
 def test_what_it_started_ends_with_it(throwaway: Throwaway) -> None:
     """As in a launcher whose detokenizer has just begun, and does not watch its parent yet."""
-    script = (
-        HEAD
-        + """
+    script = f"""{HEAD}
 import multiprocessing, os
 
 def wait():
@@ -119,24 +114,12 @@ print(child.pid, flush=True)
 both()
 plugin.load()
 """
-    )
     strict = {"SGLANG_PERF_PATCHES": "two.bad", "SGLANG_PERF_PATCHES_STRICT": "1"}
     done = throwaway.process(script, **strict)
     assert done.returncode == 1, done.stderr
     child = int(done.stdout)
-    deadline = time.monotonic() + 120
     try:
-        while not has_ended(child) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert has_ended(child)
+        assert wait_for(lambda: not runs(child))
     finally:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return True
-    return state == "Z"  # who has it now may leave it there

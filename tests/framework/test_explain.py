@@ -1,14 +1,11 @@
 """``explain``: what it prints about a patch and a set, and the difference behind a refusal."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-from known_tree import change, know
-from throwaway import Throwaway
+from throwaway import Throwaway, change, know
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.model.releases import KNOWN
@@ -50,15 +47,13 @@ def test_explain_says_how_what_a_patch_needs_fares(throwaway: Throwaway, tree: P
         file.write(
             "from dataclasses import replace\n"
             "needing = replace(t.BOTH, requires=('two.built', 'two.gone'))\n"
-            "t.use(needing, gone, built, tree=source.Tree(source.find(os.environ['FIRST_TREE'])))\n"
+            "t.use(needing, gone, built, tree=first)\n"
         )
     text = throwaway.command("explain", "two.both").stdout
     assert "Needs: two.built (built-in here), two.gone (absent here)\n" in text
 
 
-def test_explain_says_what_leaves_a_patch_on_and_its_flags(
-    throwaway: Throwaway, tree: Path
-) -> None:
+def test_explain_says_what_leaves_a_patch_on_by_flags(throwaway: Throwaway, tree: Path) -> None:
     with open(throwaway.site / "sitecustomize.py", "a", encoding="utf-8") as file:
         file.write(
             "from dataclasses import replace\n"

@@ -1,13 +1,10 @@
 """Faults: whatever goes wrong, a process runs as stock or as patched, and says which."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,11 @@ from linux_mlx.patience import limit_s
 from sglang_perf_patches import downloads
 
 # -- a fault, or the end, at any call; an interruption at any line ---------------------------------
+
+
+ON = dict.fromkeys(("one.ten", "two.both", "two.helper"), True)
+OFF = dict.fromkeys(ON, False)
+"""What `inject` says of all patches where they are on, and off."""
 
 
 def outcomes_of(throwaway: Throwaway, script: str, *words: str, **variables: str) -> Any:
@@ -57,13 +59,7 @@ def struck(outcomes: list[dict[str, Any]], *modules: str) -> list[dict[str, Any]
     [
         (
             "plugin,live/,telemetry/,model/",
-            (
-                "plugin",
-                "model/switch",
-                "live/registry",
-                "live/switch",
-                "telemetry/recorder",
-            ),
+            ("plugin", "model/switch", "live/registry", "live/switch", "telemetry/recorder"),
         ),
         ("compat/,sets/", ("compat/parsing", "compat/source", "compat/verdict")),
     ],
@@ -71,7 +67,6 @@ def struck(outcomes: list[dict[str, Any]], *modules: str) -> list[dict[str, Any]
 def test_a_fault_at_any_call_leaves_stock_or_patched(
     throwaway: Throwaway, folders: str, modules: tuple[str, ...], pytestconfig: pytest.Config
 ) -> None:
-    """The default tier strikes at a call of one in ten functions."""
     apart = 0 if tiers.is_whole(pytestconfig) else 10
     whole, *faulty = inject(throwaway, "raises", folders, str(apart))
     assert set(whole["states"].values()) == {"live"}
@@ -98,18 +93,13 @@ def test_an_interruption_at_any_line_leaves_everything_or_nothing(
     modules: tuple[str, ...],
     pytestconfig: pytest.Config,
 ) -> None:
-    """Afterwards the interrupted caller can activate and take off patches as before.
-
-    The default tier strikes at a line of one in sixteen functions.
-    """
+    """Afterwards the interrupted caller can activate and take off patches as before."""
     apart = 0 if tiers.is_whole(pytestconfig) else 16
     whole, *outcomes = inject(throwaway, "interrupts", folders, str(apart), scenario)
-    on = dict.fromkeys(("one.ten", "two.both", "two.helper"), True)
-    off = dict.fromkeys(on, False)
-    assert whole["effects"] == (off if scenario == "deactivating" else on)
+    assert whole["effects"] == (OFF if scenario == "deactivating" else ON)
     for outcome in struck(outcomes, *modules):
         # An import that was interrupted has left no module to look at.
-        assert outcome["effects"] in (on, off) or scenario == "imported later", outcome
+        assert outcome["effects"] in (ON, OFF) or scenario == "imported later", outcome
         require_whole(outcome)
 
 
@@ -119,10 +109,7 @@ def test_an_interruption_at_any_line_leaves_everything_or_nothing(
 def test_what_comes_in_between_at_any_line_leaves_everything_or_nothing(
     throwaway: Throwaway, fault: str, scenario: str, pytestconfig: pytest.Config
 ) -> None:
-    """A second interruption, want of memory, and a signal handler that calls us.
-
-    The default tier strikes at a line of one in sixteen functions.
-    """
+    """A second interruption, want of memory, and a signal handler that calls us."""
     apart = 0 if tiers.is_whole(pytestconfig) else 16
     _, *outcomes = inject(throwaway, fault, "live/", str(apart), scenario)
     for outcome in struck(outcomes, "live/threads", "live/registry", "live/switch"):
@@ -137,7 +124,6 @@ def test_what_comes_in_between_at_any_line_leaves_everything_or_nothing(
 def test_what_comes_in_between_while_our_own_code_is_imported(
     throwaway: Throwaway, what: str, pytestconfig: pytest.Config
 ) -> None:
-    """The default tier strikes at one line of 1,000, the whole one at one of ten."""
     apart = 10 if tiers.is_whole(pytestconfig) else 1000
     search = [str(downloads.tree("0.5.23")), str(REPOSITORY / "src")]
     outcomes = outcomes_of(
@@ -155,10 +141,8 @@ def test_what_comes_in_between_while_our_own_code_is_imported(
 
 def require_whole(outcome: dict[str, Any]) -> None:
     """Everything or nothing was on, `status` says which, and a later call works."""
-    on = dict.fromkeys(("one.ten", "two.both", "two.helper"), True)
-    off = dict.fromkeys(on, False)
     if outcome["effects"] is not None:
-        assert outcome["effects"] in (on, off), outcome
+        assert outcome["effects"] in (ON, OFF), outcome
         require_each_whole(outcome)
     states, effects = outcome["later"]
     # An import that was interrupted after its patch went live runs again: another module, which is
@@ -166,7 +150,7 @@ def require_whole(outcome: dict[str, Any]) -> None:
     again = {"live", "conflict"} if outcome["effects"] is None else {"live"}
     assert set(states.values()) <= again, outcome
     assert effects == {name: state == "live" for name, state in states.items()}, outcome
-    assert outcome["off"] == off, outcome
+    assert outcome["off"] == OFF, outcome
     assert outcome["left"] == [], outcome
 
 
@@ -191,9 +175,7 @@ def test_a_process_that_is_killed_at_any_call_leaves_nothing(throwaway: Throwawa
     assert tree() == before
     records = throwaway.runtime / "sglang-perf-patches"
     assert list(records.iterdir())  # what the killed ones left
-    done = subprocess.run(
-        STATUS_COMMAND, env=throwaway.environment(), capture_output=True, text=True
-    )
+    done = throwaway.execute(*STATUS_COMMAND)
     assert (done.returncode, done.stderr) == (0, "")
     assert "no running sglang process" in done.stdout
     assert list(records.iterdir()) == []
@@ -244,25 +226,17 @@ def damaged(throwaway: Throwaway) -> Path:
     return copy / "sets" / "mamba" / "known.json"
 
 
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda whole: b"",
-    "truncated": lambda whole: whole[: len(whole) // 2],
-    "a list": lambda whole: b"[]",
-    "null": lambda whole: b"null",
-    "a number for the hashes": lambda whole: b'{"sglang.srt.a:b": 1}',
-    "a number for the releases": lambda whole: b'{"sglang.srt.a:b": {"0": 1}}',
-    "a list for the releases": lambda whole: b'{"sglang.srt.a:b": {"0": ["0.5.9"]}}',
-    "a word for the releases": lambda whole: b'{"sglang.srt.a:b": {"0": "soon"}}',
-    "no releases": lambda whole: b'{"sglang.srt.a:b": {"0": ""}}',
-    "a span without an end": lambda whole: whole.replace(" … 0.5.23".encode(), " …".encode()),
-    "a span backwards": lambda whole: '{"sglang.srt.a:b": {"0": "0.5.10 … 0.5.9"}}'.encode(),
-    "not text": lambda whole: b"\xff\xfe" + whole,
-    "nested": lambda whole: b"[" * 100_000,
-}
-
-
 def test_damaged_fingerprints_are_one_sentence(damaged: Path, throwaway: Throwaway) -> None:
     whole = damaged.read_bytes()
+    damages = (
+        *(b"", whole[: len(whole) // 2], b"[]", b"null", b"\xff\xfe" + whole, b"[" * 100_000),
+        b'{"sglang.srt.a:b": 1}',
+        *(  # what may not stand for the releases
+            f'{{"sglang.srt.a:b": {{"0": {releases}}}}}'.encode()
+            for releases in ("1", '["0.5.9"]', '"soon"', '""', '"0.5.10 … 0.5.9"')
+        ),
+        whole.replace(" … 0.5.23".encode(), " …".encode()),
+    )
     script = (
         "import sys\n"
         "from sglang_perf_patches import plugin, sets\n"
@@ -274,12 +248,12 @@ def test_damaged_fingerprints_are_one_sentence(damaged: Path, throwaway: Throwaw
         "assert a.Worker().step(1) == 2 and engine.report() is None\n"
         "sys.exit(code)\n"
     )
-    for name, damage in DAMAGES.items():
-        damaged.write_bytes(damage(whole))
+    for damage in damages:
+        damaged.write_bytes(damage)
         done = throwaway.process(script)
-        assert (done.returncode, done.stdout) == (2, ""), (name, done.stderr)
+        assert (done.returncode, done.stdout) == (2, ""), (damage[:99], done.stderr)
         listed, loaded = done.stderr.splitlines()
-        assert listed.startswith("sglang-perf-patches: the fingerprints of mamba"), name
+        assert listed.startswith("sglang-perf-patches: the fingerprints of mamba"), damage[:99]
         assert loaded.startswith("sglang-perf-patches: no patch is applied: the fingerprints of")
 
 

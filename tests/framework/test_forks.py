@@ -1,7 +1,5 @@
 """A fork while another thread is at work: neither process hangs, and each says what it runs."""
 
-from __future__ import annotations
-
 import pytest
 from throwaway import Throwaway
 

@@ -1,7 +1,5 @@
 """The table of ``help gains`` says what the committed results say, and the README is short."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -73,7 +71,6 @@ def test_the_page_has_every_row_and_its_links_lead_somewhere() -> None:
 
 
 def test_the_readme_is_short_and_leads_to_every_page() -> None:
-    """It has one table of five rows, and the two commands of a fresh machine."""
     lines = README.splitlines()
     assert len(lines) <= 80
     assert len(README.split()) <= 700

@@ -3,8 +3,6 @@
 The driver's management library is a stand-in, and so is torch.
 """
 
-from __future__ import annotations
-
 import pytest
 from servers import serve
 from throwaway import Throwaway
@@ -34,7 +32,6 @@ def test_a_gpu_that_no_check_ran_on_gates(
 ) -> None:
     server.play(f"""
 from driver import *
-from served import *
 Driver.gpus = {gpus}
 use(proven(STEP), proven(TEN, "other-gpu"), HELPER)
 ours.activate("all")

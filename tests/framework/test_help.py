@@ -1,7 +1,5 @@
 """``help``: its pages as plain text, and what it says where there is none."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Each part of the package imports only earlier parts, and no imports form a circle."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess
@@ -74,7 +72,6 @@ MODULES = modules()
 
 
 def part(module: str) -> str:
-    """The first of its names."""
     return module.partition(".")[0] or "the package"
 
 

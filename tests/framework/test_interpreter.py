@@ -1,7 +1,5 @@
 """The Python of a command: found without running it, and asked whether a server gets patches."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -11,7 +9,6 @@ from pathlib import Path
 import pytest
 from throwaway import REPOSITORY, Throwaway, distribution
 
-from linux_mlx.patience import limit_s
 from sglang_perf_patches.cli import interpreter
 
 RUN = [sys.executable, "-m", "sglang_perf_patches", "run"]
@@ -89,14 +86,7 @@ def test_run_reaches_no_python_that_ignores_its_environment(elsewhere: Path) -> 
 def started(
     throwaway: Throwaway, *words: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """``run`` with a Python and some words."""
-    return subprocess.run(
-        [*RUN, sys.executable, *words],
-        env=throwaway.environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=limit_s(),
-    )
+    return throwaway.execute(*RUN, sys.executable, *words, **variables)
 
 
 def test_run_names_an_option_that_keeps_it_out(throwaway: Throwaway) -> None:

@@ -1,7 +1,5 @@
 """How fingerprints are written: a line for each digest, with the spans of its releases."""
 
-from __future__ import annotations
-
 import doctest
 import json
 import re
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 
 from sglang_perf_patches import sets
 from sglang_perf_patches.model import releases
-from tests.maintain import ROOT, fingerprints
+from tests.maintain import ROOT, fingerprints, quotes
 
 _NAMES = st.one_of(st.sampled_from(releases.KNOWN), st.just("git-5b9fbc51dcff"), st.just("git-0"))
 
@@ -30,7 +28,7 @@ def test_spans_are_read_as_they_were_written(names: set[str]) -> None:
 
 
 def test_the_examples_in_the_docstrings() -> None:
-    for module, least in ((releases, 2), (fingerprints, 1)):
+    for module, least in ((releases, 2), (fingerprints, 1), (quotes, 1)):
         tested = doctest.testmod(module)
         assert tested.attempted >= least
         assert not tested.failed

@@ -1,7 +1,5 @@
 """Known faults: what the data may say, what counts as having one, and where it is said."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Mapping
@@ -100,9 +98,7 @@ def test_a_condition_holds_fails_or_cant_be_read() -> None:
     assert fault(is_sure=False).is_on(Served()) is None
 
 
-def test_a_live_patch_and_another_release_take_a_fault_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_live_patch_or_another_release_ends_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     one = fault(on="states", patch="mamba.slot-exhaustion", help="drop it")
     monkeypatch.setattr(known, "FAULTS", (one,))
     held = faults.conditions(Served(**HYBRID))

@@ -1,7 +1,5 @@
 """A patch that holds work stays on until that is done, and says what it waits for."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 from pathlib import Path

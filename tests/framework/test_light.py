@@ -1,7 +1,5 @@
 """What a process imports for the plugin: nothing that it does not need there and then."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -44,41 +42,26 @@ def below(names: set[str], of: set[str]) -> set[str]:
 
 
 def test_off_loads_only_the_switch_and_the_queue(throwaway: Throwaway) -> None:
-    names = loaded(
-        throwaway,
-        "from sglang_perf_patches import plugin; plugin.load()",
-        SGLANG_PERF_PATCHES="none",
-    )
-    queue = {
-        "live",
-        "live.executor",
-        "live.threads",
-    }  # in which calls of a signal handler wait
+    script = "from sglang_perf_patches import plugin; plugin.load()"
+    names = loaded(throwaway, script, SGLANG_PERF_PATCHES="none")
+    queue = {"live", "live.executor", "live.threads"}  # in which calls of a signal handler wait
     assert ours(names) == {"sglang_perf_patches", "plugin", "model", "model.switch", *queue}
     assert not names & {"dataclasses", "inspect", "logging", "pathlib", "wrapt"}
 
 
-@pytest.fixture(scope="module")
-def newest() -> Path:
-    """The newest release."""
-    return downloads.tree("0.5.23")
-
-
-def with_release(throwaway: Throwaway, newest: Path, **more: str) -> dict[str, str]:
-    places = [os.fspath(newest), *throwaway.environment()["PYTHONPATH"].split(os.pathsep)[1:]]
-    return {"PYTHONPATH": os.pathsep.join(places), **more}
+def search(throwaway: Throwaway) -> str:
+    """PYTHONPATH with a release in place of the throwaway one."""
+    places = throwaway.environment()["PYTHONPATH"].split(os.pathsep)[1:]
+    return os.pathsep.join([str(downloads.tree("0.5.23")), *places])
 
 
 @pytest.mark.parametrize("selection", ["all", "mlx"])
-def test_a_server_loads_neither_networking_nor_packaging_nor_what_other_commands_need(
-    throwaway: Throwaway, newest: Path, selection: str
-) -> None:
-    variables = with_release(throwaway, newest, SGLANG_PERF_PATCHES=selection)
+def test_a_server_loads_nothing_that_others_need(throwaway: Throwaway, selection: str) -> None:
     script = f"import {WRAPT}; before |= set(sys.modules)\n"
     script += "from sglang_perf_patches import plugin; plugin.load()\n"
     script += "import sglang_perf_patches; report = sglang_perf_patches.activate()\n"
     script += "assert 'pending' in {state.state for state in report.patches}"
-    names = loaded(throwaway, script, **variables)
+    names = loaded(throwaway, script, PYTHONPATH=search(throwaway), SGLANG_PERF_PATCHES=selection)
     assert not below(names, NETWORK | PACKAGING)
     assert not below(ours(names), OURS_FOR_OTHERS)
     assert "live.engine" in ours(names)
@@ -86,7 +69,7 @@ def test_a_server_loads_neither_networking_nor_packaging_nor_what_other_commands
     assert not (throwaway.site.parent / "cache").exists()  # nothing is kept of what it read
 
 
-def test_what_is_not_chosen_is_not_judged(throwaway: Throwaway, newest: Path) -> None:
+def test_what_is_not_chosen_is_not_judged(throwaway: Throwaway) -> None:
     script = """
 from sglang_perf_patches.compat import source
 looked = []
@@ -99,7 +82,7 @@ from sglang_perf_patches import plugin; plugin.load()
 files = {name.partition(":")[0] for name in looked}
 assert files and all("mlx" in name or "model_runner" in name for name in files), files
 """
-    loaded(throwaway, script, **with_release(throwaway, newest, SGLANG_PERF_PATCHES=OF_RUNNER))
+    loaded(throwaway, script, PYTHONPATH=search(throwaway), SGLANG_PERF_PATCHES=OF_RUNNER)
 
 
 def test_python_under_run_without_sglang_imports_nothing_of_ours(throwaway: Throwaway) -> None:

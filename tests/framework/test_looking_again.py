@@ -1,14 +1,11 @@
 """The framework looks again on each tick: waiting patches go live, undone ones say so."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import suppress
 from types import ModuleType
-from unittest.mock import Mock
 
 import pytest
-from places import Places, Run, of_all
+from places import Places, Run, of_all, raising
 from throwaway import Throwaway
 
 from sglang_perf_patches.live import imports
@@ -193,7 +190,7 @@ assert a.Worker().step(1) == 102
 
 def test_an_interruption_leaves_no_publication_under_way() -> None:
     """At any line of ours; while the arguments are published, nothing is read."""
-    watch, during = imports.Watched(lambda: None), []
+    watch, during, interrupt = imports.Watched(lambda: None), [], raising(KeyboardInterrupt)
     module = ModuleType("publishing")
     module.note = lambda: during.append(watch.is_under_way())  # type: ignore[attr-defined]
     exec("def publish():\n    note()\n", vars(module))
@@ -202,7 +199,7 @@ def test_an_interruption_leaves_no_publication_under_way() -> None:
     assert module.publish.__code__ is not stock
 
     def published(at: Run | None) -> Places:
-        places = Places((imports.__file__,), at, Mock(side_effect=KeyboardInterrupt))
+        places = Places((imports.__file__,), at, interrupt)
         sys.settrace(places.trace)
         with suppress(KeyboardInterrupt):
             module.publish()

@@ -1,22 +1,15 @@
 """Patched code looks, compiles, pickles and fails as the code it replaces."""
 
-from __future__ import annotations
-
 import pytest
 from throwaway import BEGINNING, Throwaway
 
 import released
 
-LOOKS = """
-import inspect, pickle, traceback
-import sglang.srt.a as a, sglang.srt.b as b
-"""
-
 
 def test_a_function_of_a_module(throwaway: Throwaway) -> None:
-    throwaway.play(
-        LOOKS
-        + """
+    throwaway.play("""
+import inspect, pickle, traceback
+import sglang.srt.a as a, sglang.srt.b as b
 def looks():
     f = a.helper
     return (
@@ -51,14 +44,13 @@ for _ in range(2):
     assert not [file for file, _ in places if "sglang_perf_patches" in file], places
     ours.deactivate()
     assert looks() == stock and set(vars(a)) == names and a.helper(1) == 1
-"""
-    )
+""")
 
 
 def test_methods(throwaway: Throwaway) -> None:
-    throwaway.play(
-        LOOKS
-        + """
+    throwaway.play("""
+import inspect, pickle, traceback
+import sglang.srt.a as a, sglang.srt.b as b
 def kinds(patching):
     def step(inner):
         def ours(*args, **named):
@@ -89,8 +81,7 @@ for f in (a.Worker.step, a.Worker.fixed):
 assert pickle.loads(pickle.dumps(a.Worker().step))(1) == 3
 ours.deactivate()
 assert looks() == stock
-"""
-    )
+""")
 
 
 UNUSUAL = '''
@@ -99,11 +90,9 @@ def generator(x):
     """Yield."""
     yield x
 
-
 async def coroutine(x):
     """Await."""
     return x
-
 
 class Runner:
     """Runs."""
@@ -119,11 +108,9 @@ class Runner:
 
     second = first
 
-
 def one(x):
     """Have two names."""
     return x
-
 
 other = one
 '''
@@ -139,12 +126,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_no_patch_changes_is_refused_before_anything_changes(
-    throwaway: Throwaway, kind: str
-) -> None:
+def test_what_no_patch_changes_is_refused_before_a_change(throwaway: Throwaway, kind: str) -> None:
     path = throwaway.site / "sglang" / "srt" / "a.py"
     path.write_text(path.read_text() + UNUSUAL)
-    throwaway.play(f"""{LOOKS}
+    throwaway.play(f"""
+import sglang.srt.a as a
 placed = []
 def changes(patching):
     def make(inner):
@@ -241,9 +227,7 @@ assert compiled(x).item() == 0 and a.helper(1) == 1
 
 
 @pytest.mark.parametrize("script", [COMPILE, COMPILING], ids=["compiled", "during that"])
-def test_torch_compiles_what_is_patched_as_it_compiles_stock(
-    throwaway: Throwaway, script: str
-) -> None:
+def test_torch_compiles_what_is_patched_as_stock(throwaway: Throwaway, script: str) -> None:
     """And a patch stays on while a caller is compiled: what was inlined has no frame to be seen."""
     place = released.tree("0.5.23")
     search = (throwaway.site, *place.search[1:])

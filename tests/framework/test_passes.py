@@ -1,7 +1,5 @@
 """What is remembered of passes holds as long as nothing has changed that the tests reach."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess
@@ -15,7 +13,10 @@ import pytest
 
 import reads
 import released
+import tiers
 from passes import Memory, imported_by, surroundings
+from sglang_perf_patches import sets
+from sglang_perf_patches.model import releases
 
 PATCHES = "src/sglang_perf_patches/sets/mla"
 BODY, OTHER = f"{PATCHES}/one/body.py", f"{PATCHES}/other/body.py"
@@ -38,13 +39,11 @@ class Place:
         subprocess.run(["git", "init", "--quiet", self.root], check=True)
 
     def write(self, name: str, text: str) -> None:
-        """Write a file of the checkout."""
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
     def memory(self, asked: str = "") -> Memory:
-        """As a run begins."""
         return Memory(self.folder / "passes", self.root, surroundings([self.tree]) + asked)
 
     def has(self, asked: str = "") -> bool:
@@ -62,19 +61,7 @@ def place(tmp_path: Path) -> Place:
     return made
 
 
-def another_cpu(_: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "another")
-
-
-def another_python(_: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "version", "another")
-
-
-def another_dependency(_: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "distributions", lambda: [SimpleNamespace(name="a", version="1")])
-
-
-def another_release(place: Place, _: pytest.MonkeyPatch) -> None:
+def change_a_release(place: Place) -> None:
     """Of the same size and with the same time."""
     file = place.tree / "a.py"
     was = file.stat()
@@ -82,15 +69,15 @@ def another_release(place: Place, _: pytest.MonkeyPatch) -> None:
     os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns))
 
 
-def a_file_beside(place: Place, _: pytest.MonkeyPatch) -> None:
-    place.write(f"{PATCHES}/one/torch.py", "")
-
-
-def no_body(place: Place, _: pytest.MonkeyPatch) -> None:
-    (place.root / BODY).unlink()
-
-
-CHANGES = (another_cpu, another_python, another_dependency, another_release, a_file_beside, no_body)
+INSTALLED = [SimpleNamespace(name="a", version="1")]
+CHANGES: dict[str, Callable[[Place, pytest.MonkeyPatch], object]] = {
+    "another CPU": lambda _, patch: patch.setattr(platform, "machine", lambda: "another"),
+    "another Python": lambda _, patch: patch.setattr(sys, "version", "another"),
+    "a dependency": lambda _, patch: patch.setattr(metadata, "distributions", lambda: INSTALLED),
+    "another release": lambda place, _: change_a_release(place),
+    "a file beside": lambda place, _: place.write(f"{PATCHES}/one/torch.py", ""),
+    "no body": lambda place, _: (place.root / BODY).unlink(),
+}
 
 
 @pytest.mark.parametrize("name", [BODY, CORE, DECLARED, KNOWN, HARNESS, PINS, TEST, CHECK])
@@ -102,10 +89,8 @@ def test_another_file_that_it_reaches_is_another_test(place: Place, name: str) -
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_so_are_other_surroundings(
-    place: Place, monkeypatch: pytest.MonkeyPatch, change: Callable[..., None]
-) -> None:
-    change(place, monkeypatch)
+def test_so_is_any_other_thing(place: Place, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    CHANGES[change](place, monkeypatch)
     assert not place.has()
 
 
@@ -142,11 +127,8 @@ def test_a_damaged_memory_knows_nothing(place: Place) -> None:
 
 def test_what_a_module_and_its_helpers_import_is_reached() -> None:
     found = imported_by(Path(__file__))
-    assert {
-        "tests/framework/test_passes.py",
-        "tests/harness/tiers.py",
-        "tests/conftest.py",
-    } <= found
+    tests = ("framework/test_passes.py", "harness/tiers.py", "conftest.py")
+    assert {f"tests/{name}" for name in tests} <= found
     assert "src/sglang_perf_patches/model/releases.py" in found, "by way of the harness"
     assert not [path for path in found if path.endswith("/body.py")]
 
@@ -174,3 +156,38 @@ def test_a_fork_tells_what_it_and_its_own_forks_read(tmp_path: Path) -> None:
     read = {path.split("/")[-2] for path in reads.noted if path.endswith("/body.py")}
     assert read == {"pool_write", "next_turn"}
     assert reads.ANY not in reads.noted
+
+
+MLA = sets.declared("mla").patches
+IDS = [patch.id for name in sets.NAMES for patch in sets.declared(name).patches]
+SOURCE = "src/sglang_perf_patches"
+
+
+@pytest.mark.parametrize(
+    ("changed", "patches"),
+    [
+        (f"{SOURCE}/sets/mla/draft_metadata/body.py", {"mla.draft-metadata"}),
+        (f"{SOURCE}/verify/mla/draft_metadata.py", {"mla.draft-metadata"}),
+        ("tests/proof/swa/page_size_1.py", {"swa.page-size-1"}),
+        ("tests/proof/mla/cases.py", {patch.id for patch in MLA}),
+        (f"{SOURCE}/sets/mla/proven.py", {patch.id for patch in MLA}),
+        (f"{SOURCE}/sets/mla/known.json", set()),
+        (f"{SOURCE}/live/engine.py", set()),
+        ("tests/proof/mlx/cases.py", set()),  # of more patches than the default tier has time for
+    ],
+)
+def test_a_file_is_of_its_patch_or_of_the_whole_set(changed: str, patches: set[str]) -> None:
+    assert tiers.touched_by([changed], IDS) == patches
+
+
+def test_each_variant_of_a_touched_patch_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    patch = max(MLA, key=lambda each: len(each.variants))
+    assert len(patch.variants) > 1
+    monkeypatch.setattr(tiers, "touched", lambda: {patch.id})
+    for variant in patch.variants:
+        (release,) = tiers.newest_of(variant.releases)
+        assert patch.id in tiers.shown_there(MLA, release, [patch.id], releases.KNOWN)
+    assert {*tiers.of_touched("mla", releases.KNOWN)} <= {
+        release for variant in patch.variants for release in variant.releases
+    }
+    assert tiers.of_touched("framework", releases.KNOWN) == {}

@@ -1,7 +1,5 @@
 """What `explain` reads of a patch's page, and that the pages are where it looks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -146,9 +144,7 @@ def test_a_table_names_each_figure() -> None:
     ]
 
 
-def test_no_page_and_no_text_are_an_empty_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_page_or_text_is_an_empty_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patch_page, "FOLDER", tmp_path)
     assert patch_page.read("one.a") == patch_page.Page()
     (tmp_path / "one" / "a").mkdir(parents=True)

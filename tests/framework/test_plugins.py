@@ -3,12 +3,10 @@
 The loader and the registry are the released ones; both plugins are distributions with entry points.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest
-from throwaway import REPOSITORY, Throwaway, distribution
+from throwaway import REPOSITORY, Throwaway, plugins
 
 LAUNCH = """
 import logging
@@ -90,21 +88,14 @@ def launch(request: pytest.FixtureRequest) -> str:
 
 
 def path(throwaway: Throwaway, plugin: str, order: str) -> str:
-    ours = distribution(
-        throwaway.site.parent / "ours",
-        "sglang-perf-patches",
-        "perf_patches = sglang_perf_patches.plugin:load",
-    )
-    theirs = distribution(throwaway.site.parent / "theirs", "their-plugin", "theirs = their:load")
-    (theirs / "their.py").write_text(plugin)
-    places = [ours, theirs] if order == "ours first" else [theirs, ours]
+    places = plugins(throwaway.site.parent, plugin)
+    if order == "theirs first":
+        places.reverse()
     return os.pathsep.join(map(str, [*places, throwaway.site, REPOSITORY / "src"]))
 
 
 @pytest.mark.parametrize("plugin", [WRAP_METHOD, ASSIGN_WRAPPER], ids=["registered", "assigned"])
-def test_a_wrapper_works_and_is_reported(
-    with_loader: Throwaway, order: str, launch: str, plugin: str
-) -> None:
+def test_a_wrapper_is_named(with_loader: Throwaway, order: str, launch: str, plugin: str) -> None:
     script = """
 assert {s.state for s in report.patches} == {"live"}
 assert a.Worker().step(1) == 1 + 1 + 100 + 100 + 7

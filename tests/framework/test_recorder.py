@@ -1,7 +1,5 @@
 """The recorder goes on, whatever fails in it, and what it observes does not notice."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -15,12 +13,14 @@ import json
 from sglang_perf_patches.telemetry import recorder, records
 recorder._TICK_S = 0.1
 use(STEP)
-lines = []
+said, lines = [], []
 class Lines(logging.Handler):
     def emit(self, record):
+        said.append(record.getMessage())
         if record.levelno >= logging.WARNING:
             lines.append(record.getMessage())
-logging.getLogger("sglang_perf_patches").addHandler(Lines())
+logger = logging.getLogger("sglang_perf_patches")
+logger.addHandler(Lines())
 
 def record():
     path = recorder._recorders[0].path
@@ -54,9 +54,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_broken_task_stops_neither_the_others_nor_the_next_tick(
-    throwaway: Throwaway, broken: str
-) -> None:
+def test_a_broken_task_stops_no_other_and_no_next_tick(throwaway: Throwaway, broken: str) -> None:
     throwaway.play(f"""{RECORDED}
 warnings.simplefilter("ignore")
 import sglang.srt.a as a
@@ -79,9 +77,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("what", FAILING)
-def test_what_fails_on_each_tick_is_said_once_and_tried_again(
-    throwaway: Throwaway, what: str
-) -> None:
+def test_what_fails_on_each_tick_is_said_once(throwaway: Throwaway, what: str) -> None:
     owner, name, error = FAILING[what]
     said = "MemoryError: no room" if what == "the look" else "the record is not kept"
     throwaway.play(f"""{RECORDED}
@@ -100,9 +96,7 @@ undone()
 
 
 @pytest.mark.parametrize("strict", ["", "1"])
-def test_a_thread_that_cannot_start_leaves_the_patches_live(
-    throwaway: Throwaway, strict: str
-) -> None:
+def test_without_its_thread_the_patches_are_live(throwaway: Throwaway, strict: str) -> None:
     script = """
 start = threading.Thread.start
 def refuses(self):
@@ -200,12 +194,7 @@ def test_a_process_in_which_all_is_gated_says_so_once(throwaway: Throwaway) -> N
     """An Engine without an HTTP server; what goes live later has its line as well."""
     throwaway.play(f"""{RECORDED}
 use(dataclasses.replace(STEP, proven_with={{}}), HELPER)
-said = []
-class Said(logging.Handler):
-    def emit(self, record):
-        said.append(record.getMessage())
-logger = logging.getLogger("sglang_perf_patches")
-logger.addHandler(Said()); logger.setLevel(logging.INFO)
+logger.setLevel(logging.INFO)
 from sglang_perf_patches.live import published
 published.published = lambda: gated
 class gated:

@@ -1,68 +1,66 @@
 """The records of running processes: where they are, which are believed, and when they go."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
 import re
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from running import STATUS, processes, serving, start, status, written
-from throwaway import Throwaway
+from running import STATUS_COMMAND, processes, serving, status, written
+from throwaway import BEGINNING, Throwaway
 
 from linux_mlx.patience import limit_s, wait_for
+from sglang_perf_patches.model import private
 from sglang_perf_patches.telemetry import procfs, records
 
 
+@pytest.fixture
+def folder(throwaway: Throwaway) -> Path:
+    folder = throwaway.runtime / "sglang-perf-patches"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
 def test_a_record_goes_with_its_process(throwaway: Throwaway) -> None:
-    process = start(throwaway)
-    path = next((throwaway.runtime / "sglang-perf-patches").glob("*.json"))
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert path.parent.stat().st_mode & 0o777 == 0o700
-    process.communicate("", timeout=limit_s())
+    with serving(throwaway) as process:
+        (path,) = (throwaway.runtime / "sglang-perf-patches").glob("*.json")
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+        process.communicate("", timeout=limit_s())
     assert not path.exists()
     assert status(throwaway)[0] == 0
 
 
-def test_a_killed_process_is_not_shown_and_cleaned_up(throwaway: Throwaway) -> None:
-    process = start(throwaway)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    folder = throwaway.runtime / "sglang-perf-patches"
+def test_a_killed_process_is_not_shown_and_cleaned_up(throwaway: Throwaway, folder: Path) -> None:
+    with serving(throwaway):
+        pass
     assert len(written(folder)) == 1
     assert processes(throwaway) == []
     assert list(folder.iterdir()) == []
 
 
-def test_a_record_of_an_earlier_process_with_the_same_pid(throwaway: Throwaway) -> None:
-    folder = throwaway.runtime / "sglang-perf-patches"
-    folder.mkdir(mode=0o700)
-    (folder / f"{procfs.namespace()}-{os.getpid()}-1.json").write_text(
-        json.dumps({"pid": os.getpid()})
-    )
+def test_a_record_of_an_earlier_process_of_that_pid(throwaway: Throwaway, folder: Path) -> None:
+    path = folder / f"{procfs.namespace()}-{os.getpid()}-1.json"
+    path.write_text(json.dumps({"pid": os.getpid()}))
     assert processes(throwaway) == []
     assert list(folder.iterdir()) == []
 
 
-def test_damaged_records_are_passed_over(throwaway: Throwaway) -> None:
-    folder = throwaway.runtime / "sglang-perf-patches"
-    folder.mkdir(mode=0o700)
+def test_damaged_records_are_passed_over(throwaway: Throwaway, folder: Path) -> None:
     path = folder / f"{records.name_of(os.getpid())}.json"
     whole = {"pid": os.getpid(), "server": f"x-{os.getpid()}-1", "started": 0.0, "role": "python"}
     whole |= {"sglang": "1.0", "selection": "all", "image": "", "prefix": "", "patches": []}
     damaged = [
-        {**whole, "pid": os.getpid() + 1},
-        {**whole, "server": "x"},
-        {**whole, "server": 1.5},
+        *({**whole, "pid": os.getpid() + 1}, {**whole, "server": "x"}, {**whole, "server": 1.5}),
+        *({**whole, "patches": [0]}, {**whole, "patches": [{"id": "one.step"}]}),
+        {name: value for name, value in whole.items() if name != "role"},
+        *({**whole, "started": odd} for odd in (float("inf"), float("nan"), 1e30, -1, "x")),
     ]
-    damaged += [{**whole, "patches": [0]}, {**whole, "patches": [{"id": "one.step"}]}]
-    damaged += [{**whole, "started": "x"}, {k: v for k, v in whole.items() if k != "role"}]
-    damaged += [{**whole, "started": odd} for odd in (float("inf"), float("nan"), 1e30, -1, "x")]
     odd = ('{"pid": 1e999}', "[" * 100_000, '{"pid": ' + "1" * 5000 + "}")
     for text in ("{", "[]", '{"pid": "x"}', "\udcff", *odd, *map(json.dumps, damaged)):
         path.write_text(text, errors="surrogateescape")
@@ -75,9 +73,9 @@ def test_damaged_records_are_passed_over(throwaway: Throwaway) -> None:
     assert [each["pid"] for each in processes(throwaway)] == [os.getpid()]
 
 
-def test_a_link_in_the_folder_is_not_followed(throwaway: Throwaway, tmp_path: Path) -> None:
+def test_a_link_there_is_not_followed(throwaway: Throwaway, folder: Path, tmp_path: Path) -> None:
     with serving(throwaway) as process:
-        path = next((throwaway.runtime / "sglang-perf-patches").glob("*.json"))
+        (path,) = folder.glob("*.json")
         assert len(processes(throwaway)) == 1
         elsewhere = tmp_path / "elsewhere.json"
         elsewhere.write_text(path.read_text())
@@ -88,18 +86,16 @@ def test_a_link_in_the_folder_is_not_followed(throwaway: Throwaway, tmp_path: Pa
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a file to another user")
-def test_a_record_of_another_user_is_not_trusted(throwaway: Throwaway) -> None:
+def test_a_record_of_another_user_is_not_trusted(throwaway: Throwaway, folder: Path) -> None:
     with serving(throwaway) as process:
         process.send_signal(signal.SIGSTOP)
-        path = next((throwaway.runtime / "sglang-perf-patches").glob("*.json"))
+        (path,) = folder.glob("*.json")
         assert len(processes(throwaway)) == 1
         os.chown(path, 12345, 12345)
         assert processes(throwaway) == []
 
 
-def test_a_half_written_record_of_a_killed_process_is_cleaned_up(throwaway: Throwaway) -> None:
-    folder = throwaway.runtime / "sglang-perf-patches"
-    folder.mkdir(mode=0o700)
+def test_a_half_written_record_is_cleaned_up(throwaway: Throwaway, folder: Path) -> None:
     (folder / f"{procfs.namespace()}-{os.getpid()}-1.part").write_text("{")
     (folder / "of somebody else").write_text("")
     mine = folder / f"{records.name_of(os.getpid())}.part"
@@ -112,16 +108,12 @@ def test_a_record_that_a_cleaner_of_temporary_files_took_comes_back(throwaway: T
     with serving(throwaway) as process:
         folder = throwaway.runtime / "sglang-perf-patches"
         folder.rename(throwaway.runtime / "taken")  # at once: the process may be writing
-        assert wait_for(
-            lambda: [results["pid"] for results in processes(throwaway)] == [process.pid]
-        )
+        assert wait_for(lambda: [each["pid"] for each in processes(throwaway)] == [process.pid])
         assert folder.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("kind", ["open to all", "readable", "a link", "another user's"])
-def test_a_folder_that_is_not_private_is_neither_read_nor_used(
-    throwaway: Throwaway, tmp_path: Path, kind: str
-) -> None:
+def test_a_folder_that_is_not_private(throwaway: Throwaway, tmp_path: Path, kind: str) -> None:
     folder = throwaway.runtime / "sglang-perf-patches"
     target = tmp_path / "target" if kind == "a link" else folder
     target.mkdir(mode=0o700)
@@ -146,11 +138,9 @@ def test_a_folder_that_is_not_private_is_neither_read_nor_used(
 
 
 FORKS = """
-import os, subprocess, sys, time, warnings
+import subprocess
 warnings.simplefilter("ignore")
-from throwaway_patches import *
 look_nowhere_else()
-import sglang_perf_patches as ours
 from sglang_perf_patches.telemetry import records
 import sglang.srt.a as a
 use(STEP)
@@ -165,9 +155,7 @@ def files():
 
 
 def test_a_child_that_becomes_another_program_has_no_record(throwaway: Throwaway) -> None:
-    throwaway.run(
-        FORKS
-        + """
+    throwaway.play(f"""{FORKS}
 child = subprocess.Popen(["sleep", "60"], preexec_fn=lambda: None)
 by_hand = os.fork()
 if by_hand == 0:
@@ -177,17 +165,12 @@ try:
     assert files() == shown() == [os.getpid()], files()
 finally:
     child.kill(), os.kill(by_hand, 9)
-"""
-    )
+""")
 
 
 @pytest.mark.parametrize("becomes", [["sleep", "60"], [sys.executable, "-c", "input()"]])
-def test_a_record_is_not_of_the_program_that_its_process_became(
-    throwaway: Throwaway, becomes: list[str]
-) -> None:
-    throwaway.run(
-        FORKS
-        + f"""
+def test_a_record_is_not_of_the_next_program(throwaway: Throwaway, becomes: list[str]) -> None:
+    throwaway.play(f"""{FORKS}
 going, coming = os.pipe()
 waiting, _ = os.pipe()
 child = os.fork()
@@ -200,23 +183,15 @@ if child == 0:
 os.read(going, 1)
 try:
     assert set(shown()) == {{os.getpid(), child}}
-    for _ in range(3000):
-        if shown() == [os.getpid()]:
-            break
-        time.sleep(0.1)
+    wait_until(lambda: shown() == [os.getpid()])
     assert shown() == files() == [os.getpid()], files()
 finally:
     os.kill(child, 9)
-"""
-    )
+""")
 
 
-def test_a_forked_worker_of_multiprocessing_has_a_record_while_it_works(
-    throwaway: Throwaway,
-) -> None:
-    throwaway.run(
-        FORKS
-        + """
+def test_a_forked_worker_has_a_record_while_it_works(throwaway: Throwaway) -> None:
+    throwaway.play(f"""{FORKS}
 import multiprocessing
 context = multiprocessing.get_context("fork")
 up, end = context.Event(), context.Event()
@@ -229,42 +204,29 @@ def work():
 child = context.Process(target=work, daemon=True)
 child.start()
 up.wait()
-for _ in range(3000):
-    found = {data["pid"]: data for data in records.read_all()}
-    if child.pid in found and found[child.pid]["patches"][0]["ran"]:
-        break
-    time.sleep(0.1)
-assert found[child.pid]["patches"][0]["ran"]
-assert found[child.pid]["server"] == os.getpid()
+def found():
+    return [data for data in records.read_all() if data["pid"] == child.pid]
+wait_until(lambda: found() and found()[0]["patches"][0]["ran"])
+assert found()[0]["server"] == os.getpid()
 end.set()
 child.join()
 assert files() == [os.getpid()], files()            # nobody has read in between
-"""
-    )
+""")
 
 
 def test_a_forked_child_that_ends_without_a_word_leaves_nothing(throwaway: Throwaway) -> None:
-    throwaway.run(
-        FORKS
-        + """
+    throwaway.play(f"""{FORKS}
 for _ in range(3):
     if os.fork() == 0:
         ours.activate("all")
         assert os.getpid() in shown()
         os._exit(0)
     os.wait()
-for _ in range(3000):
-    if files() == [os.getpid()]:
-        break
-    time.sleep(0.1)
-assert files() == [os.getpid()], files()            # our own recorder has tidied up
-"""
-    )
+wait_until(lambda: files() == [os.getpid()])        # our own recorder tidies up
+""")
 
 
-def test_a_server_without_a_runtime_folder_is_seen_from_a_shell_with_one_and_back(
-    throwaway: Throwaway,
-) -> None:
+def test_a_server_without_a_runtime_folder_is_seen(throwaway: Throwaway) -> None:
     with serving(throwaway, XDG_RUNTIME_DIR=None) as process:
         folder = throwaway.temporary / f"sglang-perf-patches-{os.getuid()}"
         assert len(written(folder)) == 1
@@ -276,9 +238,7 @@ def test_a_server_without_a_runtime_folder_is_seen_from_a_shell_with_one_and_bac
 
 
 @pytest.mark.parametrize("base", ["_RUN", "_TEMPORARY"])
-def test_a_server_is_seen_from_a_shell_that_names_no_folder(
-    throwaway: Throwaway, tmp_path: Path, base: str
-) -> None:
+def test_a_server_is_seen_without_a_folder(throwaway: Throwaway, tmp_path: Path, base: str) -> None:
     """As /run/user/UID and /tmp are, for a shell without XDG_RUNTIME_DIR or with another TMPDIR."""
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / str(os.getuid())).mkdir(parents=True)
@@ -305,11 +265,7 @@ def test_a_bad_folder_that_this_shell_would_not_use_hides_nothing(throwaway: Thr
         assert [entry["pid"] for entry in processes(throwaway)] == [process.pid]
 
 
-def test_records_of_another_pid_namespace_are_neither_shown_nor_removed(
-    throwaway: Throwaway,
-) -> None:
-    folder = throwaway.runtime / "sglang-perf-patches"
-    folder.mkdir(mode=0o700)
+def test_records_of_another_pid_namespace_stay_hidden(throwaway: Throwaway, folder: Path) -> None:
     other = folder / "0badcafe-1-1.json"
     other.write_text("{}")
     old = folder / "1-1.json"  # and of a version that did not say its namespace
@@ -340,12 +296,11 @@ def test_a_sweep_of_many_records_takes_little_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to make a PID namespace")
-def test_a_reader_in_another_pid_namespace_removes_nothing(throwaway: Throwaway) -> None:
+def test_a_reader_in_another_namespace_removes_nothing(throwaway: Throwaway, folder: Path) -> None:
     with serving(throwaway) as process:
-        folder = throwaway.runtime / "sglang-perf-patches"
         (before,) = written(folder)
         unshare = ("unshare", "--pid", "--fork", "--mount-proc")
-        done = throwaway.execute(*unshare, sys.executable, "-c", STATUS, "--json")
+        done = throwaway.execute(*unshare, *STATUS_COMMAND, "--json")
         if "unshare:" in done.stderr:
             pytest.skip(done.stderr)
         assert json.loads(done.stdout) == {"processes": [], "servers": []}
@@ -368,8 +323,36 @@ def test_a_record_that_cannot_be_written_is_said_once(throwaway: Throwaway, tmp_
 def test_sglang_serve_is_a_launcher(throwaway: Throwaway) -> None:
     script = throwaway.put(
         "bin/sglang",
-        FORKS + "print(records.read_all()[0]['role'])\n",
+        BEGINNING + FORKS + "print(records.read_all()[0]['role'])\n",
     )
     for words, role in (("serve", "launcher"), ("bench", "sglang")):
         done = throwaway.execute(sys.executable, script, words, "--model-path", "x")
         assert done.stdout == f"{role}\n", done.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives a folder away")
+def test_another_users_folder_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after ``sudo``, which may keep the environment."""
+    runtime, temporary = tmp_path / "runtime", tmp_path / "temporary"
+    runtime.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    assert records.folder_to_write() == runtime / "sglang-perf-patches"
+    os.chown(runtime, 12345, 12345)
+    assert records.folder_to_write() == temporary / f"sglang-perf-patches-{os.getuid()}"
+    assert next(records.folders_to_read()) == records.folder_to_write()
+
+
+def test_a_user_without_a_home_has_no_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", lacking)
+    with pytest.raises(OSError, match="home directory"):
+        private.cache()
+
+
+def test_a_relative_cache_folder_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert private.cache() == Path.home() / ".cache" / "sglang-perf-patches"

@@ -1,7 +1,5 @@
 """``sglang-perf-patches run``: any release, every Python below, writes nothing, always starts."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess
@@ -9,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from throwaway import Throwaway
+from throwaway import Throwaway, change
 
 from sglang_perf_patches import bootstrap
 
+Done = subprocess.CompletedProcess[str]
 RUN = (sys.executable, "-m", "sglang_perf_patches", "run")
 
 CHILD = """
@@ -43,6 +42,10 @@ if __name__ == "__main__":
 """
 
 
+def under_run(throwaway: Throwaway, script: str, **variables: str | None) -> Done:
+    return throwaway.process(script, *RUN, sys.executable, **variables)
+
+
 def use_throwaway_sets(throwaway: Throwaway) -> None:
     """Replace the real sets with throwaway ones in every process, before any activation."""
     throwaway.put("sitecustomize.py", "import throwaway_patches as t\nt.use(t.STEP, t.HELPER)\n")
@@ -58,11 +61,8 @@ def test_a_child_is_patched_and_spawned_ones_too(throwaway: Throwaway) -> None:
 
 def test_an_existing_sitecustomize_still_runs(throwaway: Throwaway) -> None:
     throwaway.put("sitecustomize.py", "import sys\nsys.theirs_ran = __name__, __file__\n")
-    done = throwaway.process(
-        "import sys, sitecustomize; print(*sys.theirs_ran, sitecustomize.__file__)",
-        *RUN,
-        sys.executable,
-    )
+    script = "import sys, sitecustomize; print(*sys.theirs_ran, sitecustomize.__file__)"
+    done = under_run(throwaway, script)
     expected = str(throwaway.site / "sitecustomize.py")
     assert done.stdout.split() == ["sitecustomize", expected, expected], done.stderr
 
@@ -96,47 +96,33 @@ def test_an_older_python_says_nothing(throwaway: Throwaway, python: Path) -> Non
 def test_a_python_that_never_imports_sglang_is_untouched(throwaway: Throwaway) -> None:
     """Nor by what it takes to wait for it."""
     script = "import sys; print(*sorted(sys.modules))"
-    done = throwaway.process(script, *RUN, sys.executable)
+    done = under_run(throwaway, script)
     stock = throwaway.process(script)
     more = set(done.stdout.split()) - set(stock.stdout.split())
     assert more <= {
-        "__future__",
-        "sitecustomize",
-        "importlib",
-        "importlib._bootstrap",
-        "importlib.machinery",
-    } | {
-        "importlib._bootstrap_external",
-        "_warnings",
-        "warnings",
+        *("__future__", "sitecustomize", "_warnings", "warnings", "importlib"),
+        *("importlib._bootstrap", "importlib._bootstrap_external", "importlib.machinery"),
     }, done.stderr
     assert throwaway.records() == []
 
 
 def test_sglang_that_is_looked_for_without_being_imported(throwaway: Throwaway) -> None:
     use_throwaway_sets(throwaway)
-    done = throwaway.process(
-        """
-        import importlib.util, sys
-        assert importlib.util.find_spec("sglang").origin.endswith("sglang/__init__.py")
-        assert importlib.util.find_spec("sglang.srt") and importlib.util.find_spec("sgl") is None
-        import sglang.srt.a as a
-        print(a.Worker().step(1), "sglang_perf_patches.live.engine" in sys.modules)
-        """,
-        *RUN,
-        sys.executable,
-    )
+    script = """
+import importlib.util, sys
+assert importlib.util.find_spec("sglang").origin.endswith("sglang/__init__.py")
+assert importlib.util.find_spec("sglang.srt") and importlib.util.find_spec("sgl") is None
+import sglang.srt.a as a
+print(a.Worker().step(1), "sglang_perf_patches.live.engine" in sys.modules)
+"""
+    done = under_run(throwaway, script)
     assert done.stdout == "102 True\n", done.stderr
 
 
 @pytest.mark.parametrize("selection", ["none", ""])
 def test_off_leaves_the_environment_alone(throwaway: Throwaway, selection: str) -> None:
-    done = throwaway.process(
-        "import os, sys; print('wrapt' in sys.modules, os.environ['PYTHONPATH'])",
-        *RUN,
-        sys.executable,
-        SGLANG_PERF_PATCHES=selection,
-    )
+    script = "import os, sys; print('wrapt' in sys.modules, os.environ['PYTHONPATH'])"
+    done = under_run(throwaway, script, SGLANG_PERF_PATCHES=selection)
     assert done.stdout.strip() == f"False {throwaway.environment()['PYTHONPATH']}"
 
 
@@ -162,32 +148,22 @@ def test_exit_codes(throwaway: Throwaway, tmp_path: Path) -> None:
     assert code()[0] == 2
     bad, stderr = code(sys.executable, "-c", "", SGLANG_PERF_PATCHES="nonsense")
     assert (bad, stderr.count("\n")) == (2, 1)
-    missing, stderr = code(
-        sys.executable, "-c", "", PYTHONPATH=str(Path(bootstrap.FOLDER).parents[1])
-    )
-    assert (missing, stderr) == (
-        2,
-        "sglang-perf-patches: sglang is not installed for this Python; use one that has it\n",
-    )
+    ours = str(bootstrap.FOLDER.parents[1])
+    missing, stderr = code(sys.executable, "-c", "", PYTHONPATH=ours)
+    assert (missing, stderr.count("\n")) == (2, 1)
+    assert stderr.endswith(": sglang is not installed for this Python; use one that has it\n")
 
 
 def test_strict_judges_before_it_starts(throwaway: Throwaway) -> None:
-    use_throwaway_sets(throwaway)
-    script = throwaway.site / "sglang" / "srt" / "a.py"
-    script.write_text(script.read_text().replace("return x + 1", "return 1 + x"))
+    change(throwaway.site / "sglang")
     throwaway.put(
         "sitecustomize.py",
         "import throwaway_patches as t\n"
         "t.sets.load = lambda: (t.PatchSet('one', '', (t.STEP,), {}),)\n",
     )
     for selection, expected in (("one", 1), ("all", 0)):
-        done = throwaway.process(
-            "print('started')",
-            *RUN,
-            sys.executable,
-            SGLANG_PERF_PATCHES=selection,
-            SGLANG_PERF_PATCHES_STRICT="1",
-        )
+        strict = {"SGLANG_PERF_PATCHES": selection, "SGLANG_PERF_PATCHES_STRICT": "1"}
+        done = under_run(throwaway, "print('started')", **strict)
         assert done.returncode == expected
         assert ("started" in done.stdout) == (expected == 0)
         assert done.stderr.count("\n") == expected
@@ -203,13 +179,8 @@ def test_strict_below_run_ends_the_process_with_one_line(throwaway: Throwaway) -
         "sys.modules.pop('sglang', None)\n",
     )
     throwaway.put("sglang/__init__.py", "import sglang.srt.a, sglang.srt.b\n")
-    done = throwaway.process(
-        "import sglang\nprint('served')",
-        *RUN,
-        sys.executable,
-        SGLANG_PERF_PATCHES="one",
-        SGLANG_PERF_PATCHES_STRICT="1",
-    )
+    strict = {"SGLANG_PERF_PATCHES": "one", "SGLANG_PERF_PATCHES_STRICT": "1"}
+    done = under_run(throwaway, "import sglang\nprint('served')", **strict)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1
     assert "one.bad is failed" in done.stderr

@@ -1,7 +1,5 @@
 """Where records can't be written or found: patches go live, and no record is an old one."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
@@ -9,10 +7,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
-from running import STATUS_COMMAND
+from running import STATUS_COMMAND, ask
 from throwaway import Throwaway
 
 from linux_mlx.patience import wait_for
@@ -54,17 +53,8 @@ def serving(environment: dict[str, str], log: Path, *words: str) -> Iterator[Cal
         text=True,
         preexec_fn=_obey_permissions,
     )
-
-    def ask(line: str) -> str:
-        assert process.stdin
-        assert process.stdout
-        if line:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-        return process.stdout.readline().strip()
-
     try:
-        yield ask
+        yield partial(ask, process)
     finally:
         process.kill()
         process.communicate()

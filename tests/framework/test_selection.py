@@ -1,27 +1,19 @@
 """The grammar of SGLANG_PERF_PATCHES."""
 
-from __future__ import annotations
-
 import pytest
 
 from sglang_perf_patches.model.patch import Patch
 from sglang_perf_patches.model.selection import SelectionError, parse
 
-
-def sample() -> dict[str, Patch]:
-    return {
-        patch.id: patch
-        for patch in (
-            Patch(id="mlx.mask", summary=""),
-            Patch(id="swa.tail", summary=""),
-            Patch(id="swa.page", requires=("swa.tail",), summary=""),
-            Patch(id="swa.evict", kind="policy", requires=("swa.page",), summary=""),
-        )
-    }
-
-
-def chosen(text: str) -> tuple[str, ...]:
-    return parse(text, sample()).ids
+PATCHES = {
+    patch.id: patch
+    for patch in (
+        Patch(id="mlx.mask", summary=""),
+        Patch(id="swa.tail", summary=""),
+        Patch(id="swa.page", requires=("swa.tail",), summary=""),
+        Patch(id="swa.evict", kind="policy", requires=("swa.page",), summary=""),
+    )
+}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +37,7 @@ def chosen(text: str) -> tuple[str, ...]:
     ],
 )
 def test_chosen(text: str, expected: tuple[str, ...]) -> None:
-    assert chosen(text) == expected
+    assert parse(text, PATCHES).ids == expected
 
 
 @pytest.mark.parametrize(
@@ -67,15 +59,15 @@ def test_chosen(text: str, expected: tuple[str, ...]) -> None:
 )
 def test_errors_name_what_is_wrong(text: str, said: str) -> None:
     with pytest.raises(SelectionError, match=rf"^.*{said}.*$"):
-        parse(text, sample())
+        parse(text, PATCHES)
 
 
 def test_by_name_and_in_full() -> None:
-    selection = parse("all,swa.page", sample())
+    selection = parse("all,swa.page", PATCHES)
     assert selection.by_name == {"swa.page", "swa.tail"}
     assert selection.in_full == {"swa.page"}
-    assert parse("all", sample()).by_name == frozenset()
-    assert parse("swa", sample()).by_name == {"swa.tail", "swa.page"}
-    assert parse("swa", sample()).in_full == frozenset()
-    assert parse("swa,-swa.page", sample()).by_name == {"swa.tail"}
-    assert parse("swa.evict,mlx,-swa.evict", sample()).in_full == frozenset()
+    assert parse("all", PATCHES).by_name == frozenset()
+    assert parse("swa", PATCHES).by_name == {"swa.tail", "swa.page"}
+    assert parse("swa", PATCHES).in_full == frozenset()
+    assert parse("swa,-swa.page", PATCHES).by_name == {"swa.tail"}
+    assert parse("swa.evict,mlx,-swa.evict", PATCHES).in_full == frozenset()

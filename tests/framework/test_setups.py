@@ -1,7 +1,5 @@
 """A patch is gated on a server with anything on that it was not proven with: stock's code runs."""
 
-from __future__ import annotations
-
 import pytest
 from servers import serve
 from throwaway import BEGINNING, Throwaway
@@ -9,7 +7,6 @@ from throwaway import BEGINNING, Throwaway
 
 def test_gated_when_the_server_publishes(server: Throwaway) -> None:
     server.play("""
-from served import *
 import sglang.srt.a as a, sglang.srt.server_args as arguments
 use(proven(STEP, "pages"), proven(TEN, "pages", "lora"), HELPER)
 ours.activate("all")
@@ -31,7 +28,6 @@ assert a.Worker().step(1) == 2
 
 def test_gated_before_it_acts_if_the_server_has_published(server: Throwaway) -> None:
     server.play("""
-from served import *
 import sglang.srt.server_args as arguments
 publish(enable_lora=True)
 use(proven(STEP))
@@ -47,7 +43,6 @@ assert a.Worker().step(1) == 2
 
 def test_gated_though_its_modules_are_not_imported_yet(server: Throwaway) -> None:
     server.play("""
-from served import *
 use(proven(STEP))
 ours.activate("all")
 import sglang.srt.server_args as arguments
@@ -60,7 +55,6 @@ assert a.Worker().step(1) == 2
 
 def test_nothing_published_gates_nothing_but_the_platform(server: Throwaway) -> None:
     server.play("""
-from served import *
 use(proven(STEP))
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args
@@ -76,7 +70,6 @@ assert a.Worker().step(1) == 2
 
 def test_what_is_resolved_later_is_seen_at_the_next_look(server: Throwaway) -> None:
     server.play("""
-from served import *
 use(proven(STEP))
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args as arguments
@@ -97,7 +90,6 @@ assert a.Worker().step(1) == 2
 def test_only_a_decode_server_keeps_what_it_retracts_in_tensors(server: Throwaway) -> None:
     """Any server of 0.5.23 has the argument resolved to that."""
     server.play("""
-from served import *
 use(proven(STEP, "decode-server"))
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args as arguments
@@ -119,11 +111,8 @@ COMPUTED = {
 
 @pytest.mark.parametrize("server", ["new"], indirect=True)
 @pytest.mark.parametrize("how", COMPUTED)
-def test_what_the_release_computes_counts_or_what_cannot_be_read(
-    server: Throwaway, how: str
-) -> None:
+def test_what_the_release_computes_or_cannot_read_counts(server: Throwaway, how: str) -> None:
     server.play(f"""
-from served import *
 use(proven(STEP))
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.runtime_context as context
@@ -142,7 +131,6 @@ assert a.Worker().step(1) == 2
 @pytest.mark.parametrize("server", ["new"], indirect=True)
 def test_a_server_that_cannot_be_read_at_all_gates(server: Throwaway) -> None:
     server.play("""
-from served import *
 use(proven(STEP), HELPER)
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args as arguments, sglang.srt.runtime_context as context
@@ -162,7 +150,6 @@ assert state("two.helper") == ("live", ""), "what asks for no set-up stays"
 def test_what_another_thread_is_at_work_on_gates_nothing(server: Throwaway) -> None:
     """It looks while what publishes is being imported, and while arguments are being published."""
     server.play("""
-from served import *
 from threading import Thread
 seen = []
 def half_way():
@@ -183,7 +170,6 @@ assert state() == ("gated", "LoRA is on (--enable-lora): this patch was not test
 
 def test_an_argument_that_nobody_classed_gates_where_it_is_given(server: Throwaway) -> None:
     server.play("""
-from served import *
 use(proven(STEP))
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args as arguments
@@ -198,7 +184,6 @@ assert a.Worker().step(1) == 2
 
 def test_a_patch_that_needs_a_gated_one_is_gated_too(server: Throwaway) -> None:
     server.play("""
-from served import *
 import sglang.srt.a as a, sglang.srt.b as b, sglang.srt.server_args as arguments
 both = dataclasses.replace(BOTH, requires=("one.step",))
 use(proven(STEP), proven(both, "lora"))
@@ -249,11 +234,8 @@ ours.activate()
 
 @pytest.mark.parametrize("server", ["new"], indirect=True)
 @pytest.mark.parametrize("how", STRICTLY)
-def test_under_strict_a_gate_of_what_was_named_ends_with_one_line(
-    server: Throwaway, how: str
-) -> None:
+def test_under_strict_a_gate_of_what_was_named_is_an_end(server: Throwaway, how: str) -> None:
     script = f"""{BEGINNING}
-from served import *
 import sglang.srt.server_args
 CHOSEN = os.environ["CHOSEN"]
 use(proven(STEP), HELPER)
@@ -272,12 +254,9 @@ print("served", state()[0])
 
 
 @pytest.mark.parametrize("ends_in", ["main", "record"])
-def test_under_strict_no_other_thread_logs_a_gate_or_goes_on(
-    throwaway: Throwaway, ends_in: str
-) -> None:
+def test_under_strict_no_other_thread_logs_a_gate(throwaway: Throwaway, ends_in: str) -> None:
     """However long the end takes: one line, and no other thread does anything meanwhile."""
     done = serve(throwaway, "new").process(f"""{BEGINNING}
-from served import *
 import sglang.srt.server_args
 use(proven(STEP))
 from sglang_perf_patches.live.registry import Registry
@@ -317,7 +296,6 @@ print("served", state())
 
 def test_off_again_what_publishes_is_stocks_own(server: Throwaway) -> None:
     server.play("""
-from served import *
 import sglang.srt.a, sglang.srt.server_args as arguments
 context = sys.modules.get("sglang.srt.runtime_context")
 def held():
@@ -335,7 +313,6 @@ assert held() is before
 
 def test_each_argument_of_each_feature_gates(server: Throwaway) -> None:
     server.play("""
-from served import *
 import sglang.srt.a as a, sglang.srt.utils as utils
 from sglang_perf_patches.model.setups import FEATURES
 tested = 0

@@ -1,7 +1,5 @@
 """Layers that stack and come off, in functions that stay the same and on attributes."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Reading a tree as text."""
 
-from __future__ import annotations
-
 import hashlib
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -17,11 +15,9 @@ import os.path as paths
 LIMIT = 4
 SIZE: int = 3
 
-
 def plain(x):
     """Doc."""
     return x  # why
-
 
 class Worker:
     flag = True
@@ -42,7 +38,6 @@ class Worker:
         def deep(self):
             return "deep"
 
-
 if os.name == "posix":
 
     def maybe():
@@ -52,7 +47,6 @@ else:
 
     def maybe():
         return "other"
-
 
 try:
     import fast
@@ -93,9 +87,7 @@ def definition_in(tree: source.Tree, name: str) -> source.Definition:
         ("fallback", "def fallback():\n    return None"),
     ],
 )
-def test_definitions_are_dedented_source_with_decorators(
-    tmp_path: Path, name: str, text: str
-) -> None:
+def test_definitions_are_dedented_source(tmp_path: Path, name: str, text: str) -> None:
     assert definition_in(sample(tmp_path), name).text == text
 
 
@@ -143,7 +135,6 @@ def test_missing_module(tmp_path: Path, is_folder: bool) -> None:
 
 @pytest.mark.parametrize("name", ["pack", "work"])
 def test_a_package_is_a_module_and_comes_before_one_of_its_name(tmp_path: Path, name: str) -> None:
-    """As in an import."""
     tree = sample(tmp_path)
     (tree.root / "srt" / name).mkdir()
     (tree.root / "srt" / name / "__init__.py").write_text("def package(): pass\n")
@@ -178,9 +169,7 @@ def test_not_a_tree(tmp_path: Path, name: str) -> None:
         (b"\xef\xbb\xbf# coding: latin-1\n" + BODY.format("o").encode(), "it is not UTF-8 text"),
     ],
 )
-def test_a_file_that_python_can_not_read_neither_do_we(
-    tmp_path: Path, content: bytes, said: str
-) -> None:
+def test_what_python_can_not_read_neither_do_we(tmp_path: Path, content: bytes, said: str) -> None:
     tree = sample(tmp_path)
     (tree.root / "srt" / "work.py").write_bytes(content)
     with pytest.raises((SyntaxError, ValueError)):

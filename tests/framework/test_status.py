@@ -1,18 +1,15 @@
 """What ``status`` and a server's log say of running processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
-import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from running import processes, serving, states, status
+from running import ask, processes, serving, states, status
 from throwaway import Throwaway
 
 from linux_mlx.patience import wait_for
@@ -27,11 +24,7 @@ def test_status_tells_what_is_live_and_has_run(throwaway: Throwaway) -> None:
         assert set(by_pid[one.pid]) == {"pid", "server", "started", "role", "sglang", "patches"}
         assert set(by_pid[one.pid]["patches"][0]) == {"id", "state", "reason", "ran"}  # type: ignore[index]
         assert by_pid[one.pid]["sglang"] == "1.0"
-        assert one.stdin
-        assert one.stdout
-        one.stdin.write("\n")
-        one.stdin.flush()
-        assert one.stdout.readline() == "102\n"
+        assert ask(one, "step") == "102"
         assert wait_for(lambda: any(states(each)["one.step"][1] for each in processes(throwaway)))
         by_pid = {process["pid"]: process for process in processes(throwaway)}
         assert states(by_pid[one.pid]) == {"one.step": ("live", True), "one.bad": ("failed", False)}
@@ -64,7 +57,7 @@ if __name__ == "__main__":
         ours.activate()
         # A process between, as a data-parallel controller is that loads no plugins.
         between = subprocess.Popen([sys.executable, __file__, "between"], stdout=subprocess.PIPE)
-        print(between.stdout.readline().decode().strip(), flush=True)
+        print("up", between.stdout.readline().decode(), sep="\\n", flush=True)
         time.sleep(600)
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
@@ -78,27 +71,16 @@ if __name__ == "__main__":
 
 def test_servers_are_told_apart(throwaway: Throwaway) -> None:
     script = throwaway.put("tree.py", TREE)
-    servers = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env=throwaway.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-        for _ in range(2)
-    ]
-    try:
-        expected: dict[int, set[object]] = {}
-        for server in servers:
-            assert server.stdout
-            expected[server.pid] = {server.pid, *map(int, server.stdout.readline().split())}
+    with (
+        serving(throwaway, script, stderr=subprocess.DEVNULL) as one,
+        serving(throwaway, script, stderr=subprocess.DEVNULL) as other,
+    ):
+        expected = {each.pid: {each.pid, *map(int, ask(each).split())} for each in (one, other)}
 
-        def by_server() -> dict[int, set[object]]:
-            pids: dict[int, set[object]] = {}
+        def by_server() -> dict[Any, set[Any]]:
+            pids: dict[Any, set[Any]] = {}
             for process in processes(throwaway):
-                pids.setdefault(process["server"], set()).add(process["pid"])  # type: ignore[call-overload]
+                pids.setdefault(process["server"], set()).add(process["pid"])
             return pids
 
         assert by_server() == expected
@@ -118,18 +100,12 @@ def test_servers_are_told_apart(throwaway: Throwaway) -> None:
         assert shown == [expected[first], expected[second]]
 
         # The workers of a launcher that was killed still belong together.
-        servers[0].kill()
-        servers[0].wait()
-        expected[servers[0].pid] -= {servers[0].pid}
+        one.kill()
+        one.wait()
+        expected[one.pid] -= {one.pid}
         assert by_server() == expected
-        assert (
-            f"process {servers[0].pid}: live 0, pending 1, refused 0 "
-            "(2 processes, its launcher has ended)"
-        ) in status(throwaway)[1]
-    finally:
-        for server in servers:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.communicate()
+        counted = "live 0, pending 1, refused 0 (2 processes, its launcher has ended)"
+        assert f"process {one.pid}: {counted}" in status(throwaway)[1]
 
 
 @pytest.mark.parametrize(
@@ -210,18 +186,11 @@ if __name__ == "__main__":
 """
 
 
-def test_identical_ranks_are_one_line(throwaway: Throwaway, tmp_path: Path) -> None:
+def test_identical_ranks_are_one_line(throwaway: Throwaway) -> None:
     script = throwaway.put("ranks.py", RANKS)
-    server = subprocess.Popen(
-        [sys.executable, str(script), "--model-path", "me/tiny", "--port=31234"],
-        env=throwaway.environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert server.stdout
-        assert server.stdout.readline() == "up\n"
+    with serving(
+        throwaway, script, "--model-path", "me/tiny", "--port=31234", stderr=None
+    ) as server:
 
         def are_named() -> bool:
             """A rank is named after its record is made; the next tick writes the name."""
@@ -248,9 +217,6 @@ def test_identical_ranks_are_one_line(throwaway: Throwaway, tmp_path: Path) -> N
         assert ranks.startswith("  scheduler_TP0 ... scheduler_TP3 (4)  ")
         assert ranks.split()[-3:] == ["1", "1", "one.step"]
         assert len(lines) == 5
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.communicate()
 
 
 SERVER = """

@@ -1,17 +1,16 @@
 """A supervised command ends with all that it started, whatever ends the process that wants it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from linux_mlx.patience import wait_for
+from linux_mlx.processes import runs
 from sglang_perf_patches import supervised
 from sglang_perf_patches.supervised import Supervised
 from sglang_perf_patches.telemetry import procfs
@@ -41,32 +40,26 @@ with worker.Child("family", [sys.argv[1]], limit_s=600) as child:
 
 
 def alive(pids: list[int]) -> list[int]:
-    running = []
-    for pid in pids:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if state != "Z":
-            running.append(pid)
-    return running
+    return [*filter(runs, pids)]
 
 
 def family(note: Path) -> list[int]:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        pids = note.read_text().split() if note.exists() else []
-        if len(pids) == 2:
-            return [int(pid) for pid in pids]
-        time.sleep(0.02)
-    raise AssertionError("the family never came")
+    def pids() -> list[str]:
+        return note.read_text().split() if note.exists() else []
+
+    assert wait_for(lambda: len(pids()) == 2, every_s=0.02), "the family never came"
+    return [*map(int, pids())]
+
+
+def supervise(folder: Path, script: str = FAMILY) -> tuple[Supervised, list[int]]:
+    """A supervised family, and its processes."""
+    note = folder / "note"
+    command = Supervised([sys.executable, "-c", script, str(note)], environment=os.environ)
+    return command, family(note)
 
 
 def gone(pids: list[int]) -> bool:
-    deadline = time.monotonic() + 300
-    while alive(pids) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not alive(pids)
+    return wait_for(lambda: not alive(pids), every_s=0.02)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -85,9 +78,7 @@ def test_a_child_does_not_outlive_its_parent(tmp_path: Path, number: int) -> Non
 
 
 def test_a_killed_supervisor_takes_the_command_with_it(tmp_path: Path) -> None:
-    note = tmp_path / "note"
-    command = Supervised([sys.executable, "-c", FAMILY, str(note)], environment=os.environ)
-    pids = family(note)
+    command, pids = supervise(tmp_path)
     assert {process.pid for process in command.processes()} >= set(pids)
     os.kill(command._process.pid, signal.SIGKILL)
     assert gone(pids[:1])
@@ -112,17 +103,12 @@ def test_how_a_command_ended(script: str, code: int) -> None:
 
 
 def ended(command: Supervised) -> int:
-    deadline = time.monotonic() + 300
-    while command.code is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert command.code is not None
-    return command.code
+    assert wait_for(lambda: command.code is not None, every_s=0.02)
+    return command.code or 0
 
 
 def test_what_a_failed_command_started_ends_with_it(tmp_path: Path) -> None:
-    note = tmp_path / "note"
-    command = Supervised([sys.executable, "-c", FAMILY, str(note)], environment=os.environ)
-    pids = family(note)
+    command, pids = supervise(tmp_path)
     os.kill(pids[0], signal.SIGKILL)
     assert ended(command) == 128 + signal.SIGKILL
     assert gone(pids)
@@ -131,10 +117,8 @@ def test_what_a_failed_command_started_ends_with_it(tmp_path: Path) -> None:
 
 def test_what_a_successful_command_started_lives_on(tmp_path: Path) -> None:
     """As the servers of a script that starts them in the background."""
-    note = tmp_path / "note"
     script = FAMILY.rpartition("time.sleep(600)")[0] + "time.sleep(1)\n"
-    command = Supervised([sys.executable, "-c", script, str(note)], environment=os.environ)
-    parent, daemon = family(note)
+    command, (parent, daemon) = supervise(tmp_path, script)
     assert gone([parent])
     assert command.code is None
     assert [process.pid for process in command.processes()] == [daemon]

@@ -1,7 +1,5 @@
 """The table in the package of what was read of files: it saves time and changes no verdict."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -30,7 +28,6 @@ LIMIT = 4
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A tree."""
     package = tmp_path / "sglang"
     (package / "srt").mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -77,9 +74,7 @@ def table(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("table")
-def test_what_was_read_is_the_same_from_the_table_and_not_parsed_again(
-    root: Path, parsed: list[Path]
-) -> None:
+def test_what_was_read_is_in_the_table_and_not_parsed_again(root: Path, parsed: list[Path]) -> None:
     found = read(root)
     assert read(root, "sglang.srt.work:nothing") is None
     assert not parsed

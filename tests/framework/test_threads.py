@@ -1,7 +1,5 @@
 """Imports in several threads at once, while install code imports too."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import threading
@@ -75,9 +73,7 @@ INSTALLS = {
 
 
 @pytest.mark.parametrize("way", INSTALLS)
-def test_install_code_that_waits_for_another_thread_s_import(
-    throwaway: Throwaway, way: str
-) -> None:
+def test_install_code_that_waits_for_another_s_import(throwaway: Throwaway, way: str) -> None:
     throwaway.put("meeting.py", MEETING)
     throwaway.put("sglang/srt/c.py", C)
     throwaway.put("slow_install.py", INSTALLS[way])

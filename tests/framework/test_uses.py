@@ -1,7 +1,5 @@
 """A patch is on only where the server has a use for it; elsewhere it is not needed, or gated."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +14,6 @@ from sglang_perf_patches.model import uses
 def test_what_a_server_has_no_use_for_is_neither_live_nor_gated(server: Throwaway) -> None:
     """Not gated either, though it was not proven with what is on."""
     server.play("""
-from served import *
 import sglang.srt.a as a, sglang.srt.server_args as arguments
 use(only(proven(STEP), "speculation"), only(TEN, "speculation"), HELPER)
 ours.activate("all")
@@ -38,7 +35,6 @@ assert a.Worker().step(1) == 2
 
 def test_not_needed_though_its_modules_are_never_imported(server: Throwaway) -> None:
     server.play("""
-from served import *
 import os
 use(only(STEP, "mlx"))
 ours.activate("all")
@@ -54,7 +50,6 @@ assert state() == ("live", "") and a.Worker().step(1) == 102
 
 def test_a_patch_that_needs_one_that_is_not_needed_is_not_either(server: Throwaway) -> None:
     server.play("""
-from served import *
 import sglang.srt.a as a, sglang.srt.b as b, sglang.srt.server_args as arguments
 both = dataclasses.replace(BOTH, requires=("one.step",))
 use(only(STEP, "decode-server"), both)
@@ -68,17 +63,25 @@ assert state() == state("two.both") == ("live", "")
 """)
 
 
+def attention(backend: str, **of_phases: str) -> dict[str, str]:
+    """A backend of a server, and others of some phases."""
+    phases = {f"{phase}_attention_backend": name for phase, name in of_phases.items()}
+    return {"attention_backend": backend, **phases}
+
+
 _HOST_CACHE = {
     "hicache_write_policy": "write_through",
     "hicache_host_memory_mode": "cache",
     "hicache_mem_layout": "page_first",
     "hicache_io_backend": "kernel",
 }
+_EAGLE = {"speculative_algorithm": "EAGLE"}
+_DRAFTS = {**_EAGLE, "dp_size": 1}
 USES = {
     "mlx": ({}, {}),
     "torch": ({}, {}),
-    "speculation": ({}, {"speculative_algorithm": "EAGLE"}),
-    "host-drafts": ({"speculative_algorithm": "EAGLE"}, {"speculative_algorithm": "NGRAM"}),
+    "speculation": ({}, _EAGLE),
+    "host-drafts": (_EAGLE, {"speculative_algorithm": "NGRAM"}),
     "decode-server": ({"disaggregation_mode": "prefill"}, {"disaggregation_mode": "decode"}),
     "prefills": ({"disaggregation_mode": "decode"}, {"disaggregation_mode": "null"}),
     "prefix-cache": ({"disable_radix_cache": True}, {"disable_radix_cache": False}),
@@ -88,10 +91,7 @@ USES = {
     "one-host": ({"nnodes": 2}, {"nnodes": 1}),
     "polling": ({"sleep_on_idle": True}, {"sleep_on_idle": False}),
     "own-processes": ({"use_ray": True}, {"use_ray": False}),
-    "trtllm-mla": (
-        {"attention_backend": "fa3"},
-        {"attention_backend": "fa3", "decode_attention_backend": "trtllm_mla"},
-    ),
+    "trtllm-mla": (attention("fa3"), attention("fa3", decode="trtllm_mla")),
     "mla": ("Model()", "Model('MLA')"),
     "states": ("Model()", "Model(states=True)"),
     "delta-nets": ("Model(states=True)", "Model(states=True, linear_num_value_heads=8)"),
@@ -124,45 +124,24 @@ USES = {
     "plain-rotary": ("Model(rope_scaling={'mrope_section': [8]})", "Model()"),
     "window-pool": ("Model(of='DeepseekV4ForCausalLM', pool=True)", "Model(pool=True)"),
     "poolless-windows": ("Model(of='GptOssForCausalLM')", "Model(of='Gemma3ForCausalLM')"),
-    "triton-only": (
-        {"attention_backend": "fa3", "decode_attention_backend": "triton"},
-        {"attention_backend": "triton"},
-    ),
-    "frozen-drafts": (
-        {"speculative_algorithm": "EAGLE"},
-        {"speculative_algorithm": "FROZEN_KV_MTP"},
-    ),
-    "drafts-of-one": (
-        {"speculative_algorithm": "EAGLE", "dp_size": 1, "attn_dp_size": 2},
-        {"speculative_algorithm": "EAGLE", "dp_size": 1, "attn_dp_size": 1},
-    ),
+    "triton-only": (attention("fa3", decode="triton"), attention("triton")),
+    "frozen-drafts": (_EAGLE, {"speculative_algorithm": "FROZEN_KV_MTP"}),
+    "drafts-of-one": ({**_DRAFTS, "attn_dp_size": 2}, {**_DRAFTS, "attn_dp_size": 1}),
     "single-drafts": ({"speculative_eagle_topk": 4}, {"speculative_eagle_topk": 1}),
     "fa3": (
-        {"attention_backend": "triton", "speculative_draft_attention_backend": "flashinfer"},
-        {"attention_backend": "triton", "prefill_attention_backend": "fa3"},
+        attention("triton", speculative_draft="flashinfer"),
+        attention("triton", prefill="fa3"),
     ),
-    "fa3-prefills": (
-        {"attention_backend": "fa3", "prefill_attention_backend": "triton"},
-        {"attention_backend": "triton", "prefill_attention_backend": "fa3"},
-    ),
+    "fa3-prefills": (attention("fa3", prefill="triton"), attention("triton", prefill="fa3")),
     "triton": (
         {"attention_backend": "triton", **dict.fromkeys(BACKENDS, "fa3")},
-        {"attention_backend": "fa3", "decode_attention_backend": "triton"},
+        attention("fa3", decode="triton"),
     ),
-    "lengths-on-gpu": (
-        {"attention_backend": "fa3"},
-        {"attention_backend": "fa3", "speculative_draft_attention_backend": "trtllm_mla"},
-    ),
-    "two-backends": (
-        {"attention_backend": "fa3", "prefill_attention_backend": "fa3"},
-        {"attention_backend": "fa3", "decode_attention_backend": "triton"},
-    ),
-    "one-backend": (
-        {"attention_backend": "fa3", "prefill_attention_backend": "triton"},
-        {"attention_backend": "fa3", "decode_attention_backend": "fa3"},
-    ),
+    "lengths-on-gpu": (attention("fa3"), attention("fa3", speculative_draft="trtllm_mla")),
+    "two-backends": (attention("fa3", prefill="fa3"), attention("fa3", decode="triton")),
+    "one-backend": (attention("fa3", prefill="triton"), attention("fa3", decode="fa3")),
     "known-pool-backend": (
-        {"attention_backend": "fa3", "decode_attention_backend": "flashinfer"},
+        attention("fa3", decode="flashinfer"),
         {"attention_backend": "flashinfer", **dict.fromkeys(BACKENDS, "triton")},
     ),
     "request-limit": ({"max_running_requests": None}, {"max_running_requests": 24}),
@@ -175,10 +154,7 @@ USES = {
         {"hicache_storage_backend": "file", "enable_hierarchical_cache": True},
         {"hicache_storage_backend": "file"},
     ),
-    "known-host-cache": (
-        {**_HOST_CACHE, "hicache_storage_backend": "file"},
-        _HOST_CACHE,
-    ),
+    "known-host-cache": ({**_HOST_CACHE, "hicache_storage_backend": "file"}, _HOST_CACHE),
     "tokens-per-state": ({}, {"SGLANG_PERF_PATCHES_TOKENS_PER_STATE": "512"}),
     "windows": (
         "Model(of='DeepseekV4ForCausalLM', pool=True, sliding_window=8)",
@@ -204,7 +180,6 @@ GATES = {
 def test_each_use_is_read(server: Throwaway) -> None:
     assert set(USES) == {use.name for use in uses.USES}
     script = """
-from served import *
 import sglang.srt.a as a, sglang.srt.server_args as arguments
 def publish_one(given):
     given = eval(given) if isinstance(given, str) else given
@@ -282,7 +257,6 @@ def test_the_prefill_kernel_of_delta_nets_is_read_as_stock_chooses_it(
 
 def test_under_strict_what_is_not_needed_is_no_loss(server: Throwaway) -> None:
     done = server.play("""
-from served import *
 import sglang.srt.a, sglang.srt.server_args as arguments
 use(only(proven(STEP), "speculation"))
 ours.activate("one.step", strict=True)

@@ -1,7 +1,5 @@
 """Verdicts on a tree, from its source alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,9 +37,7 @@ def known(folder: Path) -> Known:
     for release, text in (("0.5.9", ONE), ("0.5.10", TWO)):
         known_tree = tree(folder / f"known-{release}", text)
         for reference, hashes in digests.items():
-            definition = known_tree.definition(reference)
-            assert definition
-            hashes[definition.digest] = (release,)
+            hashes[known_tree.definition(reference).digest] = (release,)
     return digests
 
 
@@ -61,11 +57,7 @@ def test_applies_to_known_code(tmp_path: Path, text: str, release: str) -> None:
 
 REFUSED = {
     "a statement added": (ONE.replace("return 1", "print()\n    return 1", 1), (F,), "0.5.9"),
-    "a changed dependency": (
-        TWO.replace("g():\n    return 2", "g():\n    return 3"),
-        (G,),
-        "0.5.10",
-    ),
+    "a changed dependency": (TWO.removesuffix("2\n") + "3\n", (G,), "0.5.10"),
     "pieces of two releases": (ONE.replace("return 1", "return 2", 1), (G,), "0.5.10"),
     "a missing definition": (ONE.partition("\n\n\n")[0] + "\n", (G,), "0.5.9"),
     "what we would add": (ONE + "\n\nh = 1\n", (H,), "0.5.9"),
@@ -104,11 +96,7 @@ LATER = "sglang.srt.m:later"
         (ONLY_LATER, "applies", ()),
         (TWO, "refused", (LATER,)),
         (ONE + "\n\ndef later():\n    return 2\n", "refused", (LATER,)),
-        (
-            ONLY_LATER.replace("later():\n    return 2", "later():\n    return 3"),
-            "refused",
-            (LATER,),
-        ),
+        (ONLY_LATER.removesuffix("2\n") + "3\n", "refused", (LATER,)),
     ],
 )
 def test_it_relies_on_what_each_release_has_of_its_dependencies(
@@ -116,13 +104,11 @@ def test_it_relies_on_what_each_release_has_of_its_dependencies(
 ) -> None:
     """And where a release lacks one, the tree has to lack it too."""
     later = tree(tmp_path / "later", ONLY_LATER).definition(LATER)
-    assert later
     fingerprints = known(tmp_path) | {LATER: {later.digest: ("0.5.10",)}}
     variant = replace(sample().variants[0], depends=(G, LATER))
     verdict = judge(sample(variants=(variant,)), fingerprints, tree(tmp_path / "t", text))
     assert (verdict.word, verdict.unknown) == (word, unknown)
     if word == "applies":
-        assert verdict.variant
         assert verdict.variant.depends == ((G,) if text == ONE else (G, LATER))
         assert set(verdict.definitions or ()) == {F, *verdict.variant.depends}
 

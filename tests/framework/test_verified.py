@@ -1,11 +1,8 @@
 """A record of ``verify`` lifts the gate of an untested GPU, and nothing else does.
 
-``verify`` and the servers are real processes. The driver's library and torch are stand-ins, which
-name a GPU; the checks run on the CPU. So this shows what a record is bound to, not that any kernel
-was compared on that GPU.
+The driver's library and torch are stand-ins, which name a GPU; the checks run on the CPU. So this
+shows what a record is bound to, not that any kernel was compared on that GPU.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -53,7 +50,7 @@ t.use(*gated, t.HELPER, t.POLICY, gone)
 
 CHECKS = """
 def step_on_the_gpu(inputs):
-    from served import publish
+    from throwaway_patches import publish
     publish(device="cuda")
     return step(inputs)
 
@@ -66,7 +63,6 @@ def nothing(inputs):
 """
 
 ASKS = """
-from served import *
 ours.activate("all")
 import sglang.srt.a as a, sglang.srt.server_args as arguments
 publish(device="cuda", enable_lora="LORA" in os.environ)
@@ -79,12 +75,7 @@ UNTESTED = "gated|the GPU is not a Hopper (H100, H200): this patch was not teste
 
 
 class Operator:
-    """A person with an untested GPU, who calls ``verify`` and starts servers.
-
-    Attributes:
-        package: the throwaway sglang.
-        records: the folder of the records.
-    """
+    """A person with an untested GPU, who calls ``verify`` and starts servers."""
 
     def __init__(self, package: Throwaway) -> None:
         self.package = package
@@ -109,12 +100,10 @@ class Operator:
         self.package.put("sitecustomize.py", DRIVER + MACHINE + text + OURS)
 
     def install(self, name: str, version: str) -> None:
-        """Pretend that a distribution is installed."""
         about = f"{name.replace('-', '_')}.dist-info/METADATA"
         self.package.put(about, f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
     def verify(self, *names: str, code: int = 0, **machine: str) -> str:
-        """Call ``verify``, and return what it printed."""
         done = self.package.command("verify", *(names or ("one.step",)), **machine)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout
@@ -133,7 +122,6 @@ class Operator:
         return step == "live|"
 
     def record(self) -> Path:
-        """The only record."""
         (found,) = self.records.iterdir()
         return found
 
@@ -153,7 +141,6 @@ def test_a_record_lifts_the_gate_of_the_gpu_and_no_other(operator: Operator) -> 
 
 
 def test_a_record_is_of_one_environment(operator: Operator, tmp_path: Path) -> None:
-    """What differs in the server, and what is put back."""
     operator.verify()
     assert not operator.is_lifted(NAMES="{(8, 9): b'NVIDIA L40S'}"), "another GPU"
     assert not operator.is_lifted(GPUS="[(8, 6)]", NAMES="{(8, 6): b'NVIDIA L40'}"), "capability"
@@ -185,7 +172,6 @@ def _changed(operator: Operator, old: str, new: str) -> str:
 
 
 def test_a_record_that_was_not_kept_so_changes_nothing(operator: Operator) -> None:
-    """Truncated, changed, of another patch, of another user or open to others."""
     operator.verify()
     record = operator.record()
     whole = record.read_text()

@@ -1,7 +1,5 @@
 """``verify``: what each way for a case to end becomes, and the exit code of them all."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path
@@ -11,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 from throwaway import Throwaway
 
+from linux_mlx.processes import runs
 from sglang_perf_patches import sets
 from sglang_perf_patches import verify as package
 from sglang_perf_patches.model.patch import by_id, room_of
@@ -107,15 +106,9 @@ def verify(
     gpu: str | None = "9.0",
     part: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Run it on a machine with a GPU or none.
+    """Run it with these checks of one.ten, between commas, and of a second file of one.step.
 
-    Args:
-        throwaway: its sglang.
-        function: the checks of one.ten, between commas.
-        words: arguments.
-        without: patches of which nothing depends on the device.
-        gpu: its compute capability.
-        part: the checks of a second file of one.step.
+    Nothing of the patches `without` depends on the device; `gpu` is its compute capability.
     """
     values = {"FUNCTIONS": function.split(","), "WITHOUT": without, "GPU": gpu, "PART": part}
     text = SETS
@@ -154,9 +147,7 @@ def test_every_way_that_needs_no_failure(prepared: Throwaway) -> None:
         ("dies", "failed", "its process ended: last words"),
     ],
 )
-def test_every_way_that_is_a_failure(
-    prepared: Throwaway, function: str, word: str, said: str
-) -> None:
+def test_every_way_of_a_failure(prepared: Throwaway, function: str, word: str, said: str) -> None:
     done = verify(prepared, function, "one", "--json")
     assert done.returncode == 1
     by_patch = outcomes(done)
@@ -297,9 +288,7 @@ def test_one_closing_line(prepared: Throwaway) -> None:
 
 
 @pytest.mark.parametrize("names", [("two.policy",), ("two.gone", "two.policy")])
-def test_where_nothing_could_be_verified_it_is_exit_1(
-    prepared: Throwaway, names: tuple[str, ...]
-) -> None:
+def test_if_nothing_is_verified_it_is_exit_1(prepared: Throwaway, names: tuple[str, ...]) -> None:
     assert verify(prepared, "lacks", *names).returncode == 1
 
 
@@ -354,5 +343,4 @@ def test_what_a_case_started_ends_with_it(prepared: Throwaway, tmp_path: Path) -
     )
     done = verify(prepared, "starts", "one.ten", "--timeout", "3")
     assert done.returncode == 1
-    state = Path(f"/proc/{pid.read_text()}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert not runs(int(pid.read_text()))

@@ -1,17 +1,15 @@
 """The oldest and the newest wrapt, and each Python: patches go live, and verdicts are the same."""
 
-from __future__ import annotations
-
-import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from throwaway import REPOSITORY, Throwaway, distribution
+from throwaway import REPOSITORY, Throwaway, plugins
 
 from linux_mlx.patience import limit_s
 from sglang_perf_patches import downloads, sets
@@ -39,7 +37,7 @@ importlib.reload(sets)
 words = {}
 for tree in sys.argv[1:]:
     judged = verdict.judge_each(sets.load(), source.at(tree))
-    words[tree] = {v.patch.id: [v.word, v.reason] for v in judged}
+    words = {v.patch.id: [v.word, v.reason] for v in judged}
 print(json.dumps({"wrapt": wrapt.__version__, "words": words}))
 """
 
@@ -57,19 +55,10 @@ def main_path(
 ) -> subprocess.CompletedProcess[str]:
     """The framework's path through a process that loads plugins, in a Python of its own."""
     throwaway.lend_plugin_loader("0.5.23")
-    entry_point = "perf_patches = sglang_perf_patches.plugin:load"
-    ours = distribution(throwaway.site.parent / "ours", "sglang-perf-patches", entry_point)
-    theirs = distribution(throwaway.site.parent / "theirs", "their-plugin", "theirs = their:load")
-    (theirs / "their.py").write_text(THEIR_PLUGIN)
-    places = [wrapt, ours, theirs, throwaway.site, REPOSITORY / "src"]
+    distributions = plugins(throwaway.site.parent, THEIR_PLUGIN)
+    places = [wrapt, *distributions, throwaway.site, REPOSITORY / "src"]
     script = throwaway.put("main_path.py", MAIN_PATH)
-    return subprocess.run(
-        [python, str(script), *words],
-        env=throwaway.environment(PYTHONPATH=os.pathsep.join(map(str, places))),
-        capture_output=True,
-        text=True,
-        timeout=limit_s(),
-    )
+    return throwaway.execute(python, script, *words, PYTHONPATH=os.pathsep.join(map(str, places)))
 
 
 def install_wrapt(python: str, requirement: str, folder: Path) -> Path:
@@ -82,13 +71,8 @@ def install_wrapt(python: str, requirement: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("bound", ["oldest", "newest"])
 def test_the_oldest_and_the_newest_wrapt(throwaway: Throwaway, tmp_path: Path, bound: str) -> None:
-    (text,) = [
-        line
-        for line in (REPOSITORY / "pyproject.toml").read_text().splitlines()
-        if "wrapt>=" in line
-    ]
-    allowed = text.partition('"')[2].partition('"')[0]
-    oldest = allowed.partition(">=")[2].partition(",")[0]
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    ((allowed, oldest),) = re.findall(r'"(wrapt>=([^,]+),[^"]*)"', text)
     requirement = f"wrapt=={oldest}.*" if bound == "oldest" else allowed
     done = main_path(
         throwaway, sys.executable, install_wrapt(sys.executable, requirement, tmp_path / "wrapt")
@@ -122,15 +106,10 @@ def test_every_python(throwaway: Throwaway, tmp_path: Path, version: str) -> Non
     python = interpreter(version)
     if python is None:
         pytest.skip(f"there is no Python {version} with pip on this machine")
-    trees = [str(downloads.tree("0.5.23"))]
+    tree = str(downloads.tree("0.5.23"))
     wrapt = install_wrapt(python, "wrapt>=1.16,<3", tmp_path / "wrapt")
-    done = main_path(throwaway, python, wrapt, *trees)
+    done = main_path(throwaway, python, wrapt, tree)
     assert done.returncode == 0, done.stderr
-    for tree, words in json.loads(done.stdout)["words"].items():
-        assert words == judged_here(tree)
-
-
-@functools.cache
-def judged_here(tree: str) -> dict[str, list[str]]:
     judged = verdict.judge_each(sets.load(), source.at(tree))
-    return {one.patch.id: [one.word, one.reason] for one in judged}
+    here = {one.patch.id: [one.word, one.reason] for one in judged}
+    assert json.loads(done.stdout)["words"] == here

@@ -1,7 +1,5 @@
 """What is installed: a wheel built from a copy of this checkout has the pages and fingerprints."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

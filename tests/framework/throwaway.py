@@ -4,16 +4,16 @@ Each scenario is a script that runs in a fresh Python process, because the tests
 process does from its start.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from linux_mlx.patience import limit_s
 from sglang_perf_patches import downloads
@@ -22,7 +22,6 @@ REPOSITORY = Path(__file__).parents[2]
 
 MODULE_A = '''
 """A module that a patch changes."""
-
 
 class Worker:
     """Adds."""
@@ -41,10 +40,8 @@ class Worker:
     def name(self):
         return "stock"
 
-
 class Child(Worker):
     pass
-
 
 def helper(x, *, scale=1):
     return x * scale
@@ -53,10 +50,8 @@ def helper(x, *, scale=1):
 MODULE_B = """
 from sglang.srt.a import Worker, helper
 
-
 def use(x):
     return helper(x, scale=2)
-
 
 class Caller:
     def call(self, x):
@@ -72,7 +67,6 @@ from sglang_perf_patches.model.patch import Marker, Patch, PatchSet, Variant
 
 A, B = "sglang.srt.a", "sglang.srt.b"
 
-
 def declare(id, *, install, targets, releases=("1.0",), **more):
     of_variant = {key: more.pop(key) for key in ("adds", "depends", "awaits") if key in more}
     def run(patching):
@@ -83,13 +77,11 @@ def declare(id, *, install, targets, releases=("1.0",), **more):
     variant = Variant(releases=releases, install=run, targets=targets, **of_variant)
     return Patch(id=id, summary="summary", variants=(variant,), **more)
 
-
 def look_nowhere_else():
     """Let `status` see none of this machine's own servers: only what the environment names."""
     from sglang_perf_patches.telemetry import records
 
     records._RUN = records._TEMPORARY = "/nowhere"
-
 
 def wait_for_threads():
     """Until no other thread does requests, so that each has logged what came of its own."""
@@ -100,7 +92,6 @@ def wait_for_threads():
 
     while runs_anywhere([Executor.go_on.__code__]):
         time.sleep(0.01)
-
 
 def use(*patches, tree=None):
     """Make these the only patches, known as the tree (the installed one) has them."""
@@ -118,7 +109,6 @@ def use(*patches, tree=None):
         found.append(PatchSet(name, name, members, known))
     sets.load = lambda: tuple(found)
     return found
-
 
 STEP = declare("one.step", install="step", targets=(f"{A}:Worker.step",))
 TEN = declare("one.ten", install="ten", targets=(f"{A}:Worker.step",))
@@ -139,7 +129,6 @@ INSTALLS = '''
 
 A, B = "sglang.srt.a", "sglang.srt.b"
 
-
 def step(patching):
     ran = patching.ran
 
@@ -152,34 +141,24 @@ def step(patching):
 
     patching.override(f"{A}:Worker.step", make)
 
-
 def ten(patching):
     patching.override(f"{A}:Worker.step", lambda inner: lambda self, x: inner(self, x) * 10)
 
-
 def helper(patching):
-    def make(inner):
-        def helper(x, *, scale=1):
-            return inner(x, scale=scale) + 1000
-
-        return helper
-
-    patching.override(f"{A}:helper", make)
-
+    patching.override(
+        f"{A}:helper", lambda inner: lambda x, *, scale=1: inner(x, scale=scale) + 1000
+    )
 
 def both(patching):
     step(patching)
     patching.override(f"{A}:Worker.extra", lambda _: lambda self: "extra")
     call(patching)
 
-
 def call(patching):
     patching.override(f"{B}:Caller.call", lambda inner: lambda self, x: inner(self, x) + 1)
 
-
 def forgets(patching):
     """Leaves a declared target unchanged."""
-
 
 def breaks(patching):
     step(patching)
@@ -188,7 +167,6 @@ def breaks(patching):
         raise ZeroDivisionError("broken on purpose")
 
     patching.override(f"{B}:Caller.call", make)
-
 
 def gates(patching):
     from sglang_perf_patches.model.patching import Gated
@@ -270,15 +248,14 @@ class Throwaway:
 
     site: Path
     runtime: Path
+    cwd: Path | None = None
 
     @property
     def temporary(self) -> Path:
-        """The temporary folder of its processes."""
         return self.runtime.parent / "temporary"
 
     @classmethod
-    def write(cls, folder: Path) -> Throwaway:
-        """Make the package below `folder`."""
+    def write(cls, folder: Path) -> "Throwaway":
         package = cls(folder / "site", folder / "runtime")
         package.put("sglang/__init__.py", "")
         package.put("sglang/version.py", '__version__ = "1.0"\n')
@@ -292,7 +269,6 @@ class Throwaway:
         return package
 
     def put(self, name: str, text: str) -> Path:
-        """Write a file below the site folder."""
         path = self.site / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -307,24 +283,19 @@ class Throwaway:
     def environment(self, **variables: str | None) -> dict[str, str]:
         """The environment of a process that has the throwaway package and this project."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG")}
-        kept |= {
+        ours: dict[str, str | None] = {
             "PYTHONPATH": os.pathsep.join([str(self.site), str(REPOSITORY / "src")]),
             "XDG_RUNTIME_DIR": str(self.runtime),
             "XDG_CACHE_HOME": str(self.site.parent / "cache"),
             "TMPDIR": str(self.temporary),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        for name, value in variables.items():
-            if value is None:
-                kept.pop(name, None)
-            else:
-                kept[name] = value
-        return kept
+        known = {**kept, **ours, **variables}
+        return {name: value for name, value in known.items() if value is not None}
 
     def command(
         self, *words: str, python: str | Path = sys.executable, **variables: str | None
     ) -> subprocess.CompletedProcess[str]:
-        """Run the command ``sglang-perf-patches`` with these words."""
         return self.execute(python, "-m", "sglang_perf_patches", *words, **variables)
 
     def process(
@@ -341,9 +312,28 @@ class Throwaway:
         return subprocess.run(
             command,
             env=self.environment(**variables),
+            cwd=self.cwd,
             capture_output=True,
             text=True,
             timeout=limit_s(),
+        )
+
+    def start(
+        self,
+        command: Sequence[str | Path],
+        stderr: IO[str] | int | None = subprocess.PIPE,
+        **variables: str | None,
+    ) -> subprocess.Popen[str]:
+        """Start a command in that environment and in a session of its own, with pipes."""
+        return subprocess.Popen(
+            command,
+            env=self.environment(**variables),
+            cwd=self.cwd,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,
         )
 
     def run(self, script: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
@@ -357,7 +347,6 @@ class Throwaway:
         return self.run(BEGINNING + script, **variables)
 
     def records(self) -> list[dict[str, object]]:
-        """The records in the runtime folder."""
         folder = self.runtime / "sglang-perf-patches"
         return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
@@ -369,3 +358,33 @@ def distribution(folder: Path, name: str, entry_point: str) -> Path:
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{entry_point}\n")
     return folder
+
+
+def plugins(folder: Path, theirs: str) -> list[Path]:
+    """The distributions of this project and of a plugin with the text `theirs`, in that order."""
+    entry_point = "perf_patches = sglang_perf_patches.plugin:load"
+    ours = distribution(folder / "ours", "sglang-perf-patches", entry_point)
+    their_folder = distribution(folder / "theirs", "their-plugin", "theirs = their:load")
+    (their_folder / "their.py").write_text(theirs)
+    return [ours, their_folder]
+
+
+def know(throwaway: Throwaway, tree: Path) -> None:
+    """Let the sets of every process be known as `tree` has them."""
+    text = """
+import throwaway_patches as t
+from sglang_perf_patches.compat import source
+gone = t.declare("two.gone", install="step", targets=("sglang.srt.gone:f",))
+built = t.declare("two.built", install="step", targets=(f"{t.A}:helper",),
+    upstream=("sgl-project/sglang#1",), built_in_since="1.0",
+    markers=(t.Marker(definition=f"{t.A}:helper", contains="scale"),))
+first = source.Tree(source.find(TREE))
+t.use(t.STEP, t.HELPER, t.BOTH, t.POLICY, gone, built, tree=first)
+"""
+    throwaway.put("sitecustomize.py", text.replace("TREE", repr(str(tree))))
+
+
+def change(tree: Path, before: str = "return x + 1", after: str = "return 1 + x") -> None:
+    path = tree / "srt" / "a.py"
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))

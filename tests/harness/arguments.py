@@ -1,7 +1,5 @@
 """The arguments of a server, as a release's source has them; nothing of it is imported."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 
@@ -10,7 +8,6 @@ from sglang_perf_patches import downloads
 
 @cache
 def arguments(release: str) -> frozenset[str]:
-    """The fields of `ServerArgs` in a release."""
     folder = downloads.tree(release) / "sglang" / "srt"
     names: set[str] = set()
     for path in [folder / "server_args.py", *(folder / "arg_groups" / "fields").glob("*.py")]:

@@ -1,7 +1,5 @@
 """Configurations of small models of each kind, as releases read them. None has weights."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -36,81 +34,46 @@ LATENT |= {"moe_intermediate_size": 64, "first_k_dense_replace": 1, "n_shared_ex
 LATENT |= {"n_group": 1, "topk_group": 1, "topk_method": "noaux_tc", "norm_topk_prob": True}
 LATENT |= {"routed_scaling_factor": 1.0, "scoring_func": "sigmoid", "moe_layer_freq": 1}
 INDEXER = {"index_topk": 64, "index_n_heads": 4, "index_head_dim": 32}
+
+
+def _model(architecture: str, kind: str, *parts: dict[str, Any]) -> dict[str, Any]:
+    whole = {"architectures": [architecture], "model_type": kind, **TEXT}
+    for part in parts:
+        whole |= part
+    return whole
+
+
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
+_EVERY_OTHER_WINDOW = {"layer_types": ["sliding_attention", "full_attention"] * 2}
 MODELS: dict[str, dict[str, Any]] = {
-    "plain": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **TEXT},
-    "next": {
-        "architectures": ["Qwen3NextForCausalLM"],
-        "model_type": "qwen3_next",
-        **TEXT,
-        **STATES,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 64,
-        "shared_expert_intermediate_size": 64,
-        "decoder_sparse_step": 1,
-        "norm_topk_prob": True,
-    },
-    "windows": {
-        "architectures": ["GptOssForCausalLM"],
-        "model_type": "gpt_oss",
-        **TEXT,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "sliding_window": 128,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "quantization_config": {"quant_method": "mxfp4"},
-    },
-    "falcon": {
-        "architectures": ["FalconH1ForCausalLM"],
-        "model_type": "falcon_h1",
-        **TEXT,
-        "mamba_d_ssm": 256,
-        "mamba_n_heads": 8,
-        "mamba_d_head": 32,
-        "mamba_n_groups": 1,
-        "mamba_d_state": 32,
-    },
-    "gemma": {
-        "architectures": ["Gemma3ForCausalLM"],
-        "model_type": "gemma3_text",
-        **TEXT,
-        "sliding_window": 512,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-    },
-    "latent": {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
-    | TEXT
-    | LATENT,
-    "sparse": {
-        "architectures": ["DeepseekV32ForCausalLM"],
-        "model_type": "deepseek_v32",
-        **TEXT,
-        **LATENT,
-        **INDEXER,
-    },
-    "glm": {
-        "architectures": ["GlmMoeDsaForCausalLM"],
-        "model_type": "deepseek_v32",
-        **TEXT,
-        **LATENT,
-        **INDEXER,
-    },
-    "quantised": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        **TEXT,
-        "quantization_config": {"group_size": 64, "bits": 6},
-    },
-    "ling": {
-        "architectures": ["BailingMoeV2_5ForCausalLM"],
-        "model_type": "bailing_hybrid",
-        **TEXT,
-        **LATENT,
-        "layer_group_size": 2,
-        "num_experts": 8,
-        "num_shared_experts": 1,
-        "moe_shared_expert_intermediate_size": 64,
-        "group_norm_size": 1,
-    },
+    "plain": _model("Qwen3ForCausalLM", "qwen3"),
+    "next": _model(
+        *("Qwen3NextForCausalLM", "qwen3_next", STATES, _EXPERTS, {"num_experts": 8}),
+        {"shared_expert_intermediate_size": 64, "decoder_sparse_step": 1, "norm_topk_prob": True},
+    ),
+    "windows": _model(
+        *("GptOssForCausalLM", "gpt_oss", _EVERY_OTHER_WINDOW, {"sliding_window": 128}),
+        {"num_local_experts": 8, "num_experts_per_tok": 2},
+        {"quantization_config": {"quant_method": "mxfp4"}},
+    ),
+    "falcon": _model(
+        *("FalconH1ForCausalLM", "falcon_h1", {"mamba_d_ssm": 256, "mamba_n_heads": 8}),
+        {"mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 32},
+    ),
+    "gemma": _model(
+        "Gemma3ForCausalLM", "gemma3_text", _EVERY_OTHER_WINDOW, {"sliding_window": 512}
+    ),
+    "latent": _model("DeepseekV3ForCausalLM", "deepseek_v3", LATENT),
+    "sparse": _model("DeepseekV32ForCausalLM", "deepseek_v32", LATENT, INDEXER),
+    "glm": _model("GlmMoeDsaForCausalLM", "deepseek_v32", LATENT, INDEXER),
+    "quantised": _model(
+        "Qwen3ForCausalLM", "qwen3", {"quantization_config": {"group_size": 64, "bits": 6}}
+    ),
+    "ling": _model(
+        *("BailingMoeV2_5ForCausalLM", "bailing_hybrid", LATENT, {"layer_group_size": 2}),
+        {"num_experts": 8, "num_shared_experts": 1, "moe_shared_expert_intermediate_size": 64},
+        {"group_norm_size": 1},
+    ),
 }
 
 

@@ -1,7 +1,5 @@
 """Arguments with which a user has each feature of a server on (`model.setups`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sglang_perf_patches.model.feature import NOTHING, Feature

@@ -7,8 +7,6 @@ need it (see `forking`). It imports those packages, but nothing of sglang, and f
 script; the fork continues as if it had been started with the script.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -49,24 +47,14 @@ def run(
     given: str | None,
     limit_s: float | None,
 ) -> tuple[int, str, str]:
-    """Run a script as ``python -W ignore SCRIPT WORDS`` would.
+    """Run a script as ``python -W ignore SCRIPT WORDS`` would; its exit code, output and errors.
 
-    Args:
-        python: the interpreter.
-        script: what it runs.
-        words: the script's arguments.
-        beginning: how the script begins, one of `forking.BEGINNINGS`.
-        search: what PYTHONPATH holds already while the packages are imported.
-        release: the tree whose modules are imported before it begins, if any.
-        variables: the whole environment of the script; its PYTHONPATH too.
-        given: the script's standard input; nothing without.
-        limit_s: seconds that it may take; then it is killed.
-
-    Returns:
-        its exit code, standard output and standard error.
+    It begins as `beginning` of `forking.BEGINNINGS` does, for which PYTHONPATH holds `search`, then
+    with the modules of the tree `release`, if any. `variables` is its whole environment, with its
+    own PYTHONPATH, and `given` its standard input.
 
     Raises:
-        subprocess.TimeoutExpired: it took too long.
+        subprocess.TimeoutExpired: it took more than `limit_s` seconds, and was killed.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("in", "out", "err")]

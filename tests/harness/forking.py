@@ -6,8 +6,6 @@ request with an ``address`` makes a fork that imports a release and serves there
 process ends when nobody has asked for IDLE_S seconds and no fork runs.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import gc
@@ -50,15 +48,9 @@ OF_RELEASE = {"stubs": ("sglang.srt.managers.scheduler",)}
 
 
 class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
-    """Accepts requests; each is handled by a process that forks the one which runs the script.
+    """Accepts requests; each is handled by a process that forks the one which runs the script."""
 
-    Attributes:
-        beginning: how its scripts begin.
-        idle_s: after so long without a request it ends.
-        lent_variables: of the environment, which the imports of the beginning have set.
-    """
-
-    lent_variables: Mapping[str, str]
+    lent_variables: Mapping[str, str]  # of the environment, set by the imports of the beginning
 
     def __init__(self, beginning: str, listening: socket.socket, idle_s: float) -> None:
         super().__init__("", _Request, bind_and_activate=False)

@@ -1,7 +1,5 @@
 """Which releases the tests of a set run on, and which of its patches apply to one."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from functools import cache
 
@@ -56,12 +54,10 @@ def _newest_of_each(
 
 @cache
 def applying(name: str, release: str) -> tuple[str, ...]:
-    """The patches of a set that apply to a release."""
     tree = source.at(downloads.tree(release))
     chosen = [each for each in sets.load() if each.name == name]
     return tuple(each.patch.id for each in judge_each(chosen, tree) if each.word == "applies")
 
 
 def before(release: str, other: str) -> bool:
-    """Whether a release is older than another one."""
     return releases.KNOWN.index(release) < releases.KNOWN.index(other)

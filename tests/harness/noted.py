@@ -1,7 +1,5 @@
 """Notes with which features of a server each patch was let through, as its process read them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -8,8 +8,6 @@ release takes longer than most jobs. Every set has such a module, ``tests/SET/jo
 `released.play` runs it.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys
@@ -22,7 +20,6 @@ import noted
 
 
 def main(path: Path) -> None:
-    """Do the jobs; print one line for the result of each."""
     sys.path.insert(0, str(path.parent))
     module = importlib.import_module(path.stem)
     on: dict[str, set[str]] = {}

@@ -7,8 +7,6 @@ those that its own modules import and those that it or a fork of `forked` has re
 starts another process reaches all files. The rest of the key is the environment: `surroundings`.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json
@@ -72,11 +70,7 @@ def digest_of(file: Path) -> str:
 class Memory:
     """The passes in a folder, for the files of a checkout as they are when the run begins.
 
-    Attributes:
-        folder: where they are kept.
-        root: the checkout.
-        files: path → digest.
-        around: the digest of all else: `surroundings`, and how the run is asked to play.
+    `around` is the digest of all else: `surroundings`, and how the run is asked to play.
     """
 
     def __init__(self, folder: Path, root: Path, around: str) -> None:
@@ -212,13 +206,11 @@ class Remembered:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip a test that has passed."""
         name = _name(item.nodeid, tiers.group_of(item))
         if not self._is_fresh and self._memory.has(_played_as(item), name):
             pytest.skip(HAS_PASSED)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note what becomes of a test."""
         if not report.passed and HAS_PASSED not in report.longreprtext:
             self._others.add(report.nodeid)
         elif report.passed and report.when == "teardown":

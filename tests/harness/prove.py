@@ -3,8 +3,6 @@
 All their checks, on the host and those of ``verify``, with inputs from hypothesis.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -47,7 +45,6 @@ def drawn(draw: Callable[[Random], T], count: int | None = None) -> list[T]:
 
 
 def main(patches: list[str]) -> None:
-    """Print the line of each patch."""
     for line in proof.run(patches, drawn):
         print(json.dumps(line), flush=True)
 

@@ -3,8 +3,6 @@
 Standard library only: `forking` runs in environments that have nothing of the tests.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,10 +1,7 @@
 """Runs a script of the tests beside a released sglang, in a process of its own on this CPU."""
 
-from __future__ import annotations
-
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +13,7 @@ import forked
 import forking
 from linux_mlx.environments import environment, sglang_environment, variables
 from linux_mlx.patience import limit_s
+from linux_mlx.server import free_port
 from sglang_perf_patches import downloads
 
 _HERE = Path(__file__).parent
@@ -26,21 +24,13 @@ _SHIMS = _HERE / "linux_mlx" / "shims"
 
 @dataclass(frozen=True)
 class Place:
-    """An interpreter that can import a release and this project.
-
-    Attributes:
-        python: the interpreter.
-        search: what PYTHONPATH holds.
-        settings: further variables.
-        beginning: how each script there begins (`forking.BEGINNINGS`), so that a fork may run it.
-        release: the tree of which the fork has the main modules.
-    """
+    """An interpreter that can import a release and this project."""
 
     python: Path
-    search: tuple[Path, ...]
-    settings: tuple[tuple[str, str], ...] = ()
-    beginning: str = ""
-    release: Path | None = None
+    search: tuple[Path, ...]  # what PYTHONPATH holds
+    settings: tuple[tuple[str, str], ...] = ()  # further variables
+    beginning: str = ""  # how each script begins (`forking.BEGINNINGS`), so that a fork may run it
+    release: Path | None = None  # the tree of which the fork has the main modules
 
 
 def tree(release: str, *, beginning: str = "stubs", imported: bool = True) -> Place:
@@ -61,23 +51,8 @@ def slim(release: str) -> Place:
     return Place(python, (_SOURCE, _SHIMS, _ROOT), (("SGLANG_USE_MLX", "1"),), "mlx")
 
 
-def run(
-    place: Place,
-    *words: str | Path,
-    given: str | None = None,
-    **more: str,
-) -> str:
-    """What the interpreter of a place prints.
-
-    Args:
-        place: where it runs.
-        words: its arguments.
-        given: its standard input.
-        more: variables of its environment.
-
-    Raises:
-        AssertionError: it ended with another code than 0.
-    """
+def run(place: Place, *words: str | Path, given: str | None = None, **more: str) -> str:
+    """What the interpreter of a place prints, with `given` as input and `more` variables."""
     settings = {**dict(place.settings), "OMP_NUM_THREADS": "1", **more}
     settings = variables(PYTHONPATH=os.pathsep.join(map(str, place.search)), **settings)
     if place.beginning and isinstance(words[0], Path):
@@ -120,10 +95,7 @@ def ranks(
 
     Each is ``python SCRIPT RANK RANKS PORT SELECTION WORDS``; they meet at the port.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    place = tree(release)
+    place, port = tree(release), str(free_port())
 
     def play(rank: int) -> dict[str, Any]:
         about = (str(rank), str(len(selections)), port, selections[rank])
@@ -139,16 +111,9 @@ Job = tuple[str, dict[str, Any]]
 
 
 def play(place: Place, module: Path, jobs: Sequence[Job], **options: Any) -> list[dict[str, Any]]:
-    """What a module's functions return on a release: see `on_release`, which runs them.
+    """What a module's functions return, called in order in one process; the options are `run`'s.
 
-    Args:
-        place: where they run.
-        module: the file that has them.
-        jobs: what to call, in order, in one process.
-        options: see `run`.
-
-    Returns:
-        a line for each job, with its ``value`` or ``error``.
+    A line for each job, with its ``value`` or ``error``: see `on_release`.
     """
     script = _HERE / "on_release.py"
     lines = answers(place, script, str(module), given=json.dumps(jobs), **options)
@@ -157,11 +122,7 @@ def play(place: Place, module: Path, jobs: Sequence[Job], **options: Any) -> lis
 
 
 def value(place: Place, module: Path, job: str, /, **options: Any) -> Any:
-    """What a function of a module returns on a release; see `play`.
-
-    Raises:
-        AssertionError: it raised something.
-    """
+    """What a function of a module returns on a release, where it must not fail; see `play`."""
     (line,) = play(place, module, [(job, options.pop("arguments", {}))], **options)
     assert "error" not in line, f"{job}:\n{line.get('error')}"
     return line["value"]

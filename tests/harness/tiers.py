@@ -16,8 +16,6 @@ which releases it is for by a parameter; what the default tier leaves out of tha
 Who names a release, by ``-k`` or in a test's id, gets it in any tier.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Collection, Iterable, Sequence
@@ -79,15 +77,9 @@ def is_whole(config: pytest.Config) -> bool:
 def shown_there(
     patches: Iterable[Patch], release: str, ids: Sequence[str], matrix: Collection[str]
 ) -> tuple[str, ...]:
-    """Of the patches that apply to a release, those that the default tier proves there.
+    """Of `ids`, the patches of a set that apply to a release, those that the default tier proves.
 
-    On the newest release it proves all of them, on another one those that it shows there.
-
-    Args:
-        patches: of the set.
-        release: one of the matrix.
-        ids: the patches that apply.
-        matrix: the releases that the set's tests know.
+    On the newest release of the matrix it proves all of them, on another one what it shows there.
     """
     if release in newest_of(matrix):
         return tuple(ids)
@@ -127,9 +119,7 @@ def in_depth(name: str, matrix: Collection[str]) -> set[str]:
 def of_touched(name: str, matrix: Collection[str]) -> dict[str, set[str]]:
     """Of a set's touched patches: the newest release of each variant → those that have one there.
 
-    Args:
-        name: of the set; a name that no set has gives nothing.
-        matrix: the releases that the set's tests know.
+    A name that no set has gives nothing.
     """
     found: dict[str, set[str]] = {}
     patches = sets.declared(name).patches if name in sets.NAMES else ()
@@ -170,7 +160,6 @@ def newest_of(matrix: Collection[str]) -> set[str]:
 
 
 def release_of(item: pytest.Item) -> str | None:
-    """The release that a test's parameter names."""
     parameters = getattr(item, "callspec", None)
     for value in parameters.params.values() if parameters else ():
         if isinstance(value, str) and value in releases.KNOWN:
@@ -188,12 +177,7 @@ def group_of(item: pytest.Item) -> str:
     return f"{item.path.parent.name}/{item.path.stem}/{release_of(item) or ''}"
 
 
-def in_order(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """The tests in the order of a run."""
-    return sorted(items, key=_weight)
-
-
-def _weight(item: pytest.Item) -> tuple[int, int]:
+def weight(item: pytest.Item) -> tuple[int, int]:
     """By folder, and in it by release: what has imported one ends if nobody asks for a minute."""
     folder, release = item.path.parent.name, release_of(item)
     of_folder = FIRST.index(folder) if folder in FIRST else len(FIRST)

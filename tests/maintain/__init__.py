@@ -4,8 +4,6 @@
 ``python3 -m tests.maintain.tables`` writes the tables and pages. Both need Python alone.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The README's badges: one picture, true without a network."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from xml.sax.saxutils import escape

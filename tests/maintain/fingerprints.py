@@ -7,8 +7,6 @@ wheel, so their entries are carried over as they are. ``--origin NAME=DIR`` take
 checkout.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import lzma
@@ -35,14 +33,11 @@ class DeclarationError(ValueError):
 def take(patch_set: PatchSet, origins: Mapping[str, Path] | None = None) -> Known:
     """The fingerprints of every definition that a set declares, from the trees of its releases.
 
-    Args:
-        patch_set: its ``known`` is read for source builds that `origins` does not give.
-        origins: source build → its ``sglang`` package.
+    `origins` has the ``sglang`` package of source builds; others keep what the set knows of them.
 
     Raises:
         DeclarationError: a target is not in a release that declares it, or what a patch relies on
             is in none of its releases.
-        DownloadError: a release could not be fetched.
     """
     wanted: dict[str, set[str]] = {}
     for patch in patch_set.patches:
@@ -107,12 +102,6 @@ def _age(release: str) -> tuple[int, str]:
     return (releases.KNOWN.index(release) if release in releases.KNOWN else -1, release)
 
 
-def write(name: str, known: Known) -> None:
-    """Write a set's ``known.json`` in this checkout."""
-    path = ROOT / "src" / "sglang_perf_patches" / "sets" / name / "known.json"
-    path.write_text(render(known), encoding="utf-8")
-
-
 def render(known: Known) -> str:
     """The text of a ``known.json``: one line a digest, with the spans of its releases."""
     spans = {
@@ -129,9 +118,6 @@ def as_spans(names: Iterable[str]) -> str:
 
     >>> as_spans(["0.5.13", "0.5.9", "0.5.10", "0.5.10.post1", "git-5b9fbc51dcff"])
     'git-5b9fbc51dcff, 0.5.9 … 0.5.10.post1, 0.5.13'
-
-    Raises:
-        ValueError: a name is neither a known release nor a source build.
     """
     builds, places = [], []
     for name in names:
@@ -158,12 +144,12 @@ def render_table(files: Mapping[str, Mapping[str, Any]]) -> bytes:
     return lzma.compress("\n".join(lines).encode(), filters=[best])
 
 
-def main(arguments: Iterable[str] | None = None) -> int:
+def main() -> int:
     """Run the command; 0 fine, 2 bad usage or a bad declaration."""
     parser = argparse.ArgumentParser(prog="python3 -m tests.maintain.fingerprints")
     parser.add_argument("sets", nargs="*", metavar="SET", help="all sets where none is named")
     parser.add_argument("--origin", action="append", default=[], metavar="NAME=DIR")
-    options = parser.parse_args(None if arguments is None else list(arguments))
+    options = parser.parse_args()
     unknown = sorted(set(options.sets) - set(sets.NAMES))
     if unknown:
         parser.error(f"unknown set {unknown[0]!r}: the sets are {', '.join(sets.NAMES)}")
@@ -178,7 +164,8 @@ def main(arguments: Iterable[str] | None = None) -> int:
             print(f"fingerprints of {name}: {error}", file=sys.stderr)
             return 2
         if known != patch_set.known:
-            write(name, known)
+            path = ROOT / "src" / "sglang_perf_patches" / "sets" / name / "known.json"
+            path.write_text(render(known), encoding="utf-8")
             print(f"fingerprints of {name} are written")
     sets.load.cache_clear()
     table = render_table(read_of_releases())

@@ -12,10 +12,8 @@ section ends at the next such comment or heading. If any of its rows is quoted (
 names the command and the date too.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -44,23 +42,13 @@ _MEASURED = re.compile(
 
 
 class Section(NamedTuple):
-    """One measurement.
+    """One measurement; command and date are empty if it does not say them."""
 
-    Attributes:
-        file: where it is, below a checkout.
-        heading: what it stands below there.
-        text: Markdown.
-        machine: what it was measured on.
-        on: patch or set → the releases on which it was measured.
-        command: what measured it; empty if the section does not say.
-        date: of the run; empty if the section does not say.
-    """
-
-    file: str
-    heading: str
-    text: str
+    file: str  # below a checkout
+    heading: str  # above it there
+    text: str  # Markdown
     machine: str
-    on: Mapping[str, tuple[str, ...]]
+    on: Mapping[str, tuple[str, ...]]  # patch or set → releases
     command: str = ""
     date: str = ""
 
@@ -71,18 +59,12 @@ def file(patch_id: str) -> str:
 
 
 def page(text: str, patch: Patch, words: Mapping[str, str]) -> str:
-    """The page of a patch, with its blocks as the declaration and the verdicts have them.
+    """The page `text` of a patch, with its blocks as the declaration and the verdicts have them.
 
-    Args:
-        text: the page as it is.
-        patch: its declaration.
-        words: release → verdict, oldest first.
-
-    Raises:
-        ValueError: the page lacks a block.
+    `words` has the verdict on each release, oldest first.
     """
     blocks = {
-        "summary": f"{_sentence(patch.summary)} {_switch(patch)}{_worth(patch)}",
+        "summary": f"{_sentence(patch.summary)} {_switch(patch)}",
         "proven": _proven(patch),
         "switch": _commands(patch),
         "releases": _releases(patch, words),
@@ -96,11 +78,7 @@ def page(text: str, patch: Patch, words: Mapping[str, str]) -> str:
 
 
 def replace_block(text: str, name: str, content: str) -> str:
-    """Put `content` between the comments ``<!-- NAME -->`` and ``<!-- /NAME -->``.
-
-    Raises:
-        ValueError: the text has no such block.
-    """
+    """Put `content` between the comments ``<!-- NAME -->`` and ``<!-- /NAME -->``."""
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if not pattern.search(text):
         raise ValueError(f"there is no block {name}")
@@ -115,7 +93,6 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def all_sections(root: Path, set_name: str) -> list[Section]:
-    """The measured sections of a set."""
     sections = []
     file = f"{RESULTS}/{set_name}.md"
     for heading, below in _HEADED.findall((root / file).read_text(encoding="utf-8")):
@@ -136,28 +113,20 @@ def all_sections(root: Path, set_name: str) -> list[Section]:
 
 
 def _switch(patch: Patch) -> str:
-    return (
-        "On by default"
-        if patch.is_default
-        else "Opt-in: it is on only if `SGLANG_PERF_PATCHES` has its full name."
-    )
-
-
-def _worth(patch: Patch) -> str:
-    """Why it is on by default, as the end of a sentence."""
+    """Whether it is on by default, and why."""
     worth = patch.worth
     if worth is None:
-        return ""
+        return "Opt-in: it is on only if `SGLANG_PERF_PATCHES` has its full name."
     if worth.rule == "a":
-        return f": [{worth.because}]({_up(patch)}{worth.source}#{worth.row})."
+        return f"On by default: [{worth.because}]({_up(patch)}{worth.source}#{worth.row})."
     if worth.rule == "b":
-        return f", because it prevents a fault: {worth.because}."
+        return f"On by default, because it prevents a fault: {worth.because}."
     number = worth.because.rpartition("#")[2]
     named = {release for variant in patch.variants for release in variant.releases}
     where = "releases" if named & {*releases.KNOWN} else "source builds"
     return (
-        f": it brings upstream's change [#{number}]({upstream_links(patch)[0]}) to {where} "
-        "that lack it."
+        f"On by default: it brings upstream's change [#{number}]({upstream_links(patch)[0]}) to "
+        f"{where} that lack it."
     )
 
 
@@ -173,16 +142,12 @@ def _proven(patch: Patch) -> str:
     if patch.proven_with is None:
         return f"No feature of a server gates it. {measured}"
     names = [feature.name for feature in setups.FEATURES.all]
-    played = [name for name in names if name in patch.proven_with]
-    more = f", and with each of these features: {_listed(played)}" if played else ""
+    played = ", ".join(f"`{name}`" for name in names if name in patch.proven_with)
+    more = f", and with each of these features: {played}" if played else ""
     return (
         f"Tested on a plain server{more}. Any other feature turns the patch off. `explain "
         f"{patch.id}` says what each word means and which flag sets it. {measured}"
     )
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 def _commands(patch: Patch) -> str:

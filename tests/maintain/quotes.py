@@ -10,8 +10,6 @@ figure with a unit, or a ratio, that is in no such row is unfounded. Numbers in 
 settings and constants, not figures.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,23 +32,14 @@ _FIGURE = re.compile(
 
 
 class Row(NamedTuple):
-    """What an id stands for.
+    """What an id stands for."""
 
-    Attributes:
-        text: the row, paragraph or table.
-        section: where it is, with its machine, releases, command and date.
-    """
-
-    text: str
+    text: str  # the row, paragraph or table
     section: Section
 
 
 def rows(root: Path, set_names: Sequence[str]) -> dict[tuple[str, str], Row]:
-    """The rows with ids: file below a checkout and id → row.
-
-    Raises:
-        ValueError: an id is there twice.
-    """
+    """The rows with ids: file below a checkout and id → row."""
     by_id: dict[tuple[str, str], Row] = {}
     for name in set_names:
         for section in pages.all_sections(root, name):
@@ -64,13 +53,9 @@ def rows(root: Path, set_names: Sequence[str]) -> dict[tuple[str, str], Row]:
 def unfounded(
     text: str, file: str, known: Mapping[tuple[str, str], Row], patch_id: str = ""
 ) -> list[str]:
-    """What a document quotes that no committed row says.
+    """What a document quotes that no row of `rows` says, or of `patch_id` if that is given.
 
-    Args:
-        text: the document.
-        file: where it is, below a checkout.
-        known: as `rows` gives them.
-        patch_id: whose figures they must be; anyone's without it.
+    `file` is where the document is, below a checkout.
     """
     wrong: list[str] = []
     for line in _lines(text):
@@ -88,7 +73,7 @@ def unfounded(
             if not line.startswith("|"):
                 wrong += _missing(words, [row.text], f"{file}: {key[1]}")
         if line.startswith("|") and quoted:
-            for cell in _cells(line)[1:]:
+            for cell in line.strip().strip("|").split(" | ")[1:]:
                 wrong += _missing(cell, row_texts, f"{file}: {quoted[0][1][1]}")
         else:
             told = _OTHER_LINK.sub(r"\1", _CODE.sub("", _LINK.sub("", line)))
@@ -156,10 +141,6 @@ def _lines(text: str) -> Iterator[str]:
         if prose:
             yield prose
         yield from (line for line in lines if line.startswith("|"))
-
-
-def _cells(line: str) -> list[str]:
-    return line.strip().strip("|").split(" | ")
 
 
 def _rows_of(text: str) -> Iterator[tuple[str, str]]:

@@ -3,8 +3,6 @@
 It needs the environment of the tests: run it with ``.venv``'s Python.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table of ``help symptoms`` that is made from the known faults."""
 
-from __future__ import annotations
-
 import re
 
 from sglang_perf_patches.faults.fault import Fault
@@ -18,11 +16,7 @@ _THREAD = "https://github.com/sgl-project/sglang/issues/"
 
 
 def page(text: str) -> str:
-    """The page with its table of faults as the data has them.
-
-    Raises:
-        ValueError: the page lacks the block.
-    """
+    """The page with its table of faults as the data has them."""
     rows = [["what you see", "releases", "what helps"], *map(_row, FAULTS)]
     linked = [[*map(_linked, row)] for row in rows]
     return pages.replace_block(text, "faults", pages.markdown(linked))

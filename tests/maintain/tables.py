@@ -6,8 +6,6 @@ patches and of every patch (see `pages`), the page of all gains (see `gains`),
 whether they are current.
 """
 
-from __future__ import annotations
-
 import argparse
 import posixpath
 import sys
@@ -32,11 +30,6 @@ Words = dict[str, dict[str, str]]
 
 
 def judge_releases(patch_sets: Sequence[PatchSet]) -> Words:
-    """Judge every patch on every known release.
-
-    Raises:
-        DownloadError: a release could not be fetched.
-    """
     words: Words = {patch.id: {} for patch_set in patch_sets for patch in patch_set.patches}
     for release in releases.KNOWN:
         tree = source.at(downloads.tree(release))

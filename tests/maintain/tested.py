@@ -4,8 +4,6 @@ It is made from the measured sections of the committed results (see `pages`) and
 on the released wheels. `tables` writes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +12,9 @@ from sglang_perf_patches.model.patch import Patch, PatchSet
 
 from . import pages
 from .pages import Section
+
+Words = Mapping[str, Mapping[str, str]]
+"""Patch id → release → verdict."""
 
 PAGE = f"{pages.RESULTS}/tested.md"
 
@@ -38,14 +39,8 @@ tests](upstream.md) have their own page.
 """
 
 
-def page(root: Path, patch_sets: Sequence[PatchSet], words: Mapping[str, Mapping[str, str]]) -> str:
-    """The page.
-
-    Args:
-        root: of the checkout.
-        patch_sets: all sets.
-        words: patch id → release → verdict.
-    """
+def page(root: Path, patch_sets: Sequence[PatchSet], words: Words) -> str:
+    """The page."""
     parts = [_INTRODUCTION]
     for patch_set in patch_sets:
         if not patch_set.patches:
@@ -90,9 +85,7 @@ def _told(text: str) -> set[str]:
     return versions
 
 
-def _machines(
-    patch: Patch, release: str, found: Sequence[Section], words: Mapping[str, Mapping[str, str]]
-) -> list[str]:
+def _machines(patch: Patch, release: str, found: Sequence[Section], words: Words) -> list[str]:
     """Where a patch was measured on a release; nowhere if it does not apply there."""
     if words[patch.id].get(release, "applies") != "applies":
         return []
@@ -106,9 +99,7 @@ def _machines(
     )
 
 
-def _matrix(
-    patches: Sequence[Patch], found: Sequence[Section], words: Mapping[str, Mapping[str, str]]
-) -> str:
+def _matrix(patches: Sequence[Patch], found: Sequence[Section], words: Words) -> str:
     """A row for each patch, a column for each release on which any of them was measured."""
     columns = [
         release
@@ -130,9 +121,7 @@ def _matrix(
     return pages.markdown(rows)
 
 
-def _sources(
-    patches: Sequence[Patch], found: Sequence[Section], words: Mapping[str, Mapping[str, str]]
-) -> str:
+def _sources(patches: Sequence[Patch], found: Sequence[Section], words: Words) -> str:
     """A row for each measured section, and the patches that have none."""
     applying = {
         (patch.id, release)

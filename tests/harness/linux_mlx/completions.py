@@ -25,16 +25,13 @@ class Completion:
 def workload(count: int) -> list[Completion]:
     """Always the same requests; a third share a prefix, which the radix cache can match."""
     chosen = random.Random(count)
-    prefix = _words(chosen, _SHARED_PREFIX)
-    return [
-        Completion(
-            prompt=" ".join(
-                [*(prefix if number % 3 == 0 else []), *_words(chosen, chosen.randint(4, 160))]
-            ),
-            max_tokens=chosen.randint(24, 120),
-        )
-        for number in range(count)
-    ]
+    prefix = chosen.choices(WORDS, k=_SHARED_PREFIX)
+    completions = []
+    for number in range(count):
+        words = chosen.choices(WORDS, k=chosen.randint(4, 160))
+        prompt = " ".join([*(prefix if number % 3 == 0 else []), *words])
+        completions.append(Completion(prompt, max_tokens=chosen.randint(24, 120)))
+    return completions
 
 
 def complete(url: str, completions: Sequence[Completion]) -> list[str]:
@@ -71,7 +68,3 @@ def post(url: str, path: str, content: Any) -> Any:
     with direct.open(request, timeout=limit_s()) as response:
         text = response.read().decode()
     return json.loads(text) if text.startswith("{") else text
-
-
-def _words(chosen: random.Random, count: int) -> list[str]:
-    return chosen.choices(WORDS, k=count)

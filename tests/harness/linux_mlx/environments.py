@@ -32,11 +32,9 @@ class Environment:
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
         return self.folder / "bin" / "python"
 
     def script(self, name: str) -> Path:
-        """The path of a command that one of its packages installed."""
         return self.folder / "bin" / name
 
 

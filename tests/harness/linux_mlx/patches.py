@@ -12,10 +12,7 @@ from linux_mlx.server import Server
 
 
 def report(server: Server, *arguments: str, shown: bool = False) -> str:
-    """Run the command beside the server, with the same selection; its output.
-
-    If it is to be `shown`, it writes to our stdout itself, as wide as that is; nothing is returned.
-    """
+    """What the command prints beside the server; if `shown`, to our stdout, as wide as that is."""
     done = subprocess.run(
         [server.environment.script("sglang-perf-patches"), *arguments],
         env=variables(SGLANG_PERF_PATCHES=server.selection, XDG_RUNTIME_DIR=server.runtime),

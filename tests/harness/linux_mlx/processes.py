@@ -40,7 +40,13 @@ def started(
 
 def members(group: int) -> list[int]:
     """The running processes of a group; zombies do not count."""
-    return [pid for pid, state, its_group in _processes() if its_group == group and state != "Z"]
+    pids = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
+    return [pid for pid in pids if _running_in(pid) == group]
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process, and it is no zombie."""
+    return _running_in(pid) is not None
 
 
 def last_lines(log: Path, count: int = 25) -> str:
@@ -63,12 +69,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _processes() -> Iterator[tuple[int, str, int]]:
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            text = (folder / "stat").read_text()
-        except OSError:
-            continue  # the process has ended
-        # The name may contain any character, even parentheses; the fields follow the last one.
-        state, _parent, group = text.rpartition(")")[2].split()[:3]
-        yield int(folder.name), state, int(group)
+def _running_in(pid: int) -> int | None:
+    """The group of a running process; None if it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The name may contain any character, even parentheses; the fields follow the last one.
+    state, _parent, group = text.rpartition(")")[2].split()[:3]
+    return None if state == "Z" else int(group)

@@ -77,7 +77,6 @@ class Server:
     runtime: Path
 
     def most_decoded_together(self) -> int:
-        """The largest decode batch that the server has logged."""
         sizes = re.findall(r"Decode batch.*?#running-req: (\d+)", self.log.read_text())
         return max(map(int, sizes), default=0)
 
@@ -121,7 +120,10 @@ def running_server(
         process = stack.enter_context(started(command, variables=environment_of_server, log=log))
         url = f"http://127.0.0.1:{port}"
         server = Server(environment, selection, url, process.pid, log, runtime or scratch)
-        _wait_until_ready(server, process)
+        if not wait_for(lambda: process.poll() is not None or _answers(f"{url}/health")):
+            raise Failure(f"no answer for {limit_s():.0f} s:\n{last_lines(log)}")
+        if process.poll() is not None:
+            raise Failure(f"the server ended while starting:\n{last_lines(log)}")
         # MLX compiles its kernels at their first use, in seconds of a CPU, and finds them by name.
         for file in (scratch / "mlx").glob("*/cpu/*.so"):
             _keep(file, kernels / file.parents[1].name / file.name)
@@ -176,22 +178,10 @@ def free_port() -> int:
             return port
 
 
-def _ports_of_this_worker() -> Iterator[int]:
-    """Each once before any comes again: a server is told two, and opens none of them yet."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-    least = 12_000 + 1_000 * (worker % 10)
-    return cycle(random.sample(range(least, least + 1_000), 1_000))
-
-
-_PORTS = _ports_of_this_worker()
-
-
-def _wait_until_ready(server: Server, process: subprocess.Popen[bytes]) -> None:
-    health = f"{server.url}/health"
-    if not wait_for(lambda: process.poll() is not None or _answers(health)):
-        raise Failure(f"no answer for {limit_s():.0f} s:\n{last_lines(server.log)}")
-    if process.poll() is not None:
-        raise Failure(f"the server ended while starting:\n{last_lines(server.log)}")
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+_LEAST = 12_000 + 1_000 * (_WORKER % 10)
+_PORTS = cycle(random.sample(range(_LEAST, _LEAST + 1_000), 1_000))
+"""Each once before any comes again: a server is told two, and opens none of them yet."""
 
 
 def _answers(url: str) -> bool:

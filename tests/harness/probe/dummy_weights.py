@@ -4,8 +4,6 @@ Stock's dummy weights are so small that the last token alone decides, and the em
 are the same matrix. A server would repeat a token whatever its attention reads.
 """
 
-from __future__ import annotations
-
 import zlib
 from typing import Any
 
@@ -14,11 +12,10 @@ import wrapt
 
 def enlarge() -> None:
     """Give every model that loads dummy weights larger ones, the same in every server."""
-    wrapt.register_post_import_hook(_wrap, "sglang.srt.model_loader.weight_utils")
-
-
-def _wrap(module: Any) -> None:
-    wrapt.wrap_function_wrapper(module, "initialize_dummy_weights", _fill)
+    wrapt.register_post_import_hook(
+        lambda module: wrapt.wrap_function_wrapper(module, "initialize_dummy_weights", _fill),
+        "sglang.srt.model_loader.weight_utils",
+    )
 
 
 def _fill(wrapped: Any, _: Any, args: Any, kwargs: Any) -> None:

@@ -100,7 +100,6 @@ class Gain:
 
 
 def read(root: Path) -> list[Gain]:
-    """The rows of a checkout, the largest gain first."""
     rows = json.loads((root / DATA).read_text(encoding="utf-8"))
     gains = [
         Gain(

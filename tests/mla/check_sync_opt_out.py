@@ -130,20 +130,17 @@ UNSERVED = (
 
 
 def stocks_decisions() -> None:
-    """The rule on stock."""
     for case, _, stock in DECISIONS:
         assert decided(case) == stock, f"stock: {case}"
 
 
 def decisions() -> None:
-    """The rule with the patch."""
     with live(PATCH):
         for case, patched, _ in DECISIONS:
             assert decided(case) == patched, case
 
 
 def layered_decisions() -> None:
-    """The rule for workers with one draft layer per step."""
     with live(PATCH):
         assert not layered(("triton", "triton"))
         assert layered(("triton", None))
@@ -161,7 +158,6 @@ def unserved() -> None:
 
 
 def decided(case: dict[str, Any]) -> bool:
-    """The decision in one case of `DECISIONS`."""
     return needs(*case["of"], **{name: case[name] for name in case if name != "of"})
 
 
@@ -202,7 +198,6 @@ def no_graphs() -> None:
 
 
 def with_patch(check: Callable[..., None], *arguments: str) -> None:
-    """A check of the masks that a hybrid backend lends, with the patch."""
     with live(PATCH):
         check(*arguments)
 

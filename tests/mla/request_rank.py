@@ -100,7 +100,6 @@ class Played:
 
 
 def main(rank: int, ranks: int, port: int, selection: str, arguments: str) -> None:
-    """Boot, play and print."""
     sglang_perf_patches.activate(selection)
     server = WindowServer(rank=rank, port=port, tp_size=ranks, **json.loads(arguments))
     played = Played(server, rank == 0)

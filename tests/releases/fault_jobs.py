@@ -95,7 +95,6 @@ def mamba2_states() -> list[float]:
 
 
 def _tracked(rig: Rig, requests: list[Request], inputs: Any) -> list[torch.Tensor]:
-    """The state that is kept of each request."""
     rig.fill()
     batch = rig.batch(Batch(tuple(requests)))
     rig.forward(batch, inputs)

@@ -45,13 +45,11 @@ STATES = ("other-tracking",)
 
 
 def main(names: str, patches: Sequence[str]) -> None:
-    """Publish a server with the features, and print what is played."""
     for line in played(names, patches):
         print(json.dumps(line), flush=True)
 
 
 def played(names: str, patches: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The line of each patch."""
     os.environ["SGLANG_PERF_PATCHES"] = "none"
     chosen = [each for each in FEATURES.all if each.name in names.split(",")]
     if any(each.name == "other-gpu" for each in chosen):

@@ -27,7 +27,6 @@ TABLE = Path(__file__).parent / "verdicts.md"
 
 
 def expected() -> dict[str, dict[str, str]]:
-    """Patch id → release → word, as the checked-in table has it."""
     words: dict[str, dict[str, str]] = {}
     name, head = "", []
     for line in TABLE.read_text(encoding="utf-8").splitlines():

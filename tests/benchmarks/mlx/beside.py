@@ -73,7 +73,6 @@ class Reply:
 
 
 def main() -> int:
-    """Boot and load by turns."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--release", default="0.5.23")
     parser.add_argument("--here", action="store_true", help="this interpreter's packages")

@@ -64,7 +64,6 @@ class Replies:
     logprobs: list[list[float]]
 
     def figures(self) -> dict[str, float]:
-        """Milliseconds until the last and the median reply was whole."""
         return {"last": 1e3 * self.seconds, "median": 1e3 * statistics.median(self.latencies)}
 
 
@@ -116,7 +115,6 @@ class Server:
         self.said: dict[str, Any] = self.ask("said", limit_s=300) if asks else {}
 
     def close(self) -> None:
-        """End it."""
         self.engine.shutdown()
 
     def ask(self, what: str, *details: Any, limit_s: float = 120) -> Any:
@@ -156,18 +154,15 @@ class Server:
         return {each.suffix[1:]: json.loads(each.read_text("utf-8")) for each in by_rank}
 
     def flush(self) -> None:
-        """Empty the prefix cache, once nothing runs."""
         time.sleep(0.2)
         with contextlib.suppress(AttributeError):
             self.engine.flush_cache()
         time.sleep(0.1)
 
     def seed(self, text: str) -> None:
-        """Have the next prompts follow from a text."""
         self._draw = random.Random(text)
 
     def prompts(self, count: int, length: int) -> Prompts:
-        """New ones."""
         first = 10 if self.words > 100 else 3
         words = [self._draw.randrange(first, self.words) for _ in range(count * length)]
         return [words[start : start + length] for start in range(0, len(words), length)]
@@ -306,7 +301,6 @@ def memory() -> int:
 
 
 def greedily(output: int) -> dict[str, Any]:
-    """The sampling parameters of so many tokens."""
     return {"temperature": 0, "max_new_tokens": output, "ignore_eos": True}
 
 

@@ -71,7 +71,6 @@ class Boot:
     shares = True
 
     def __init__(self, plan: Mapping[str, Any], folder: Path) -> None:
-        """Start to boot."""
         self.plan = plan
         self.name: str = plan["name"]
         self.found: dict[str, Any] = {**plan}
@@ -152,12 +151,10 @@ class Boot:
         }
 
     def rest(self, on: bool) -> None:
-        """Stop all its processes, or let them continue."""
         if self.shares and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGSTOP if on else signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it, with all that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -216,7 +213,6 @@ def main(out: Path, plan: Sequence[Mapping[str, Any]]) -> int:
 
 
 def parts() -> dict[str, Callable[[Sequence[Boot]], dict[str, Any]]]:
-    """What is measured of a group, by name."""
     found: dict[str, Callable[[Sequence[Boot]], dict[str, Any]]] = {
         name: partial(in_turn, cell=cell) for name, cell in cells().items()
     }
@@ -228,7 +224,6 @@ def parts() -> dict[str, Callable[[Sequence[Boot]], dict[str, Any]]]:
 
 
 def booted(boots: Sequence[AnyBoot], until: float) -> list[AnyBoot]:
-    """Those that have booted in time, at rest."""
     up = []
     for boot in boots:
         answer = boot.answer(max(1.0, until - time.monotonic()))

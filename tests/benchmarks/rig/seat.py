@@ -40,7 +40,6 @@ class Seat:
     """One Engine of a plan, in this process, which does as told."""
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
-        """Boot it."""
         options, model = parsed(plan.get("options", ()))
         self.server = Server(plan["shape"], options, model, asks=False)
         self._ranks = int(options.get("tp_size") or 1)

@@ -76,7 +76,6 @@ class Sides:
         return [each for each in self.live if (each in named) == name.startswith("-")]
 
     def show(self, name: str) -> None:
-        """Have the server show a side."""
         self.server.ask("show", self.off[name], name)
 
     def by_turns(
@@ -100,7 +99,6 @@ class Sides:
         return taken
 
     def prefill(self, cell: str, times: int) -> None:
-        """New prompts of a cell, so many times."""
         for _ in range(times):
             self.server.generate(self.server.prompts(*map(int, cell.split("x"))), 1)
 
@@ -142,7 +140,6 @@ def same(taken: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Any]:
 
 
 def flat(taken: Mapping[str, Sequence[Replies]]) -> dict[str, list[list[int]]]:
-    """The tokens of all replies of each side."""
     return {name: [t for one in all_of for t in one.tokens] for name, all_of in taken.items()}
 
 
@@ -364,7 +361,6 @@ USUAL = ("tokens", "together", "ttft", "tpot", "prefills", "decodes")
 
 
 def main(words: Sequence[str]) -> int:
-    """Boot, measure; 2 on bad usage."""
     if len(words) < 3:
         print(__doc__, file=sys.stderr)
         return 2

@@ -33,7 +33,6 @@ class Reply:
 
 
 def _summary(replies: Sequence[Reply]) -> dict[str, Any]:
-    """How requests ended, and when their first tokens came."""
     firsts = [reply.first for reply in replies if reply.first is not None]
     return {
         "finished": sum(reply.ended == "length" for reply in replies),

@@ -63,12 +63,10 @@ class Server:
 
     @property
     def drafts(self) -> bool:
-        """Whether it speculates."""
         return self.speculative_algorithm is not None
 
     @property
     def backends(self) -> tuple[str, str, str]:
-        """The attention backends of prefill, decode and drafts."""
         decode = self.decode_attention_backend or self.attention_backend
         return (
             self.prefill_attention_backend or self.attention_backend,
@@ -78,7 +76,6 @@ class Server:
 
     @property
     def prefill_graphs(self) -> str:
-        """The backend of CUDA graphs for prefills."""
         found = re.search(
             r"prefill=\w+\(backend=(?:<[^']*)?'(\w+)'", self._arguments["cuda_graph_config"]
         )
@@ -231,18 +228,11 @@ FEATURES: Mapping[str, Callable[[Server], bool]] = {
 
 
 def features(server: Server) -> set[str]:
-    """Those that a server has on."""
     return {name for name, is_on in FEATURES.items() if is_on(server)}
 
 
 def state(patch: str, server: Server, tested: Collection[str]) -> str:
-    """What becomes of a patch.
-
-    Args:
-        patch: its id.
-        server: where.
-        tested: the features that it was tested with.
-    """
+    """What becomes of a patch that was tested with these features."""
     if not ACTS[patch](server):
         return "not needed"
     is_off = patch in GATES and GATES[patch](server)

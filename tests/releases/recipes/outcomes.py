@@ -75,14 +75,7 @@ class Outcome(NamedTuple):
 
 
 def ask(folder: Path) -> dict[str, Outcome]:
-    """The outcome of every recipe, by name.
-
-    Args:
-        folder: where the models' configurations are written.
-
-    Raises:
-        AssertionError: the release refuses a command.
-    """
+    """The outcome of every recipe, by name; the folder gets the models' configurations."""
     write_models(folder)
     verdicts = verbs.judged(verbs.tree_at(version=RELEASE))
     everything = Selection("all", tuple(PATCHES), frozenset(), frozenset())
@@ -112,7 +105,6 @@ def _states(everything: Selection, verdicts: Any, setup: Setup, **here: bool) ->
 
 
 def write_models(folder: Path) -> None:
-    """Write the configuration of each model into a folder of its name."""
     for name, config in MODELS.items():
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config))
@@ -121,7 +113,6 @@ def write_models(folder: Path) -> None:
 def resolved(
     place: released.Place, servers: Sequence[tuple[str | None, Sequence[str | Path]]]
 ) -> list[dict[str, Any]]:
-    """What the release makes of servers, each a GPU and arguments: see ``resolve.py``."""
     given = [
         (asdict(gpus.KINDS[gpu]) if gpu else None, [str(word) for word in words])
         for gpu, words in servers
@@ -132,7 +123,6 @@ def resolved(
 
 
 def page(outcomes: Mapping[str, Outcome]) -> str:
-    """The text of `TABLE`."""
     lines = []
     for recipe in RECIPES:
         outcome = outcomes[recipe.name]
@@ -147,8 +137,6 @@ def page(outcomes: Mapping[str, Outcome]) -> str:
 
 
 def summary(outcomes: Mapping[str, Outcome]) -> list[str]:
-    """The counts, one line each."""
-
     def line(what: str, patches: frozenset[str]) -> str:
         live = sum(bool(outcome.live & patches) for outcome in outcomes.values())
         proven = sum(bool(outcome.with_records & patches) for outcome in outcomes.values())

@@ -15,7 +15,6 @@ _LIFTED = ("gdn_prefill_graph", "mamba2_chunk_indices", "lightning_rows", "slot_
 
 
 def watch():
-    """Be there when the scheduler's modules are imported."""
     wrapt.register_post_import_hook(_serve, "sglang.srt.managers.scheduler")
     if os.environ.get("OFF_RANK"):
         wrapt.register_post_import_hook(_take_off, "sglang.srt.model_executor.model_runner")

@@ -62,13 +62,10 @@ _CHAT = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 def write(folder: str, shape: str) -> None:
     """Write config, weights and tokenizer; runs where mlx and ``tests/harness`` are.
 
-    No reply ends early: the end's logit is 0, which is never the largest.
-
-    Args:
-        folder: where to.
-        shape: ``tiny`` (Qwen3 for a CPU), ``window`` (gpt-oss' layers of that size), ``0.6b``
-            (Qwen3-0.6B) or ``0.6b-4bit``; with gated delta nets ``hybrid`` (for a CPU),
-            ``hybrid-0.8b`` or ``hybrid-2b`` (Qwen3.5's dimensions).
+    No reply ends early: the end's logit is 0, which is never the largest. The shapes: ``tiny``
+    (Qwen3 for a CPU), ``window`` (gpt-oss' layers of that size), ``0.6b`` (Qwen3-0.6B) or
+    ``0.6b-4bit``; with gated delta nets ``hybrid`` (for a CPU), ``hybrid-0.8b`` or ``hybrid-2b``
+    (Qwen3.5's dimensions).
     """
     import mlx.core as mx
 

@@ -68,15 +68,9 @@ class Replies:
 
 
 class Server:
-    """The Engine.
+    """The Engine; `words` is the size of its vocabulary.
 
-    Attributes:
-        engine: sglang's own object.
-        folder: for what it writes.
-        words: how many words its vocabulary has.
-        has_cache: whether it keeps prefixes.
-        boot_s: how long it took to boot.
-        said: what its scheduler's process says of the patches and graphs; empty without patches.
+    `said`: what its scheduler's process says of the patches and graphs; empty without patches.
     """
 
     def __init__(
@@ -87,13 +81,10 @@ class Server:
         *,
         asks: bool = True,
     ) -> None:
-        """Boot it, and wait for what ``injected/`` prepares.
+        """Boot a shape (`shapes.write`), and wait for what ``injected/`` prepares.
 
-        Args:
-            shape: see `shapes.write`.
-            options: fields of ServerArgs; None takes one of the shape's away.
-            model: changes to its configuration.
-            asks: whether `ask` will be called.
+        `options` are fields of ServerArgs, of which None takes one of the shape's away, and `model`
+        changes its configuration. `asks`: whether `ask` will be called.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="rig-"))
         if asks:
@@ -118,14 +109,10 @@ class Server:
         self.engine.shutdown()
 
     def ask(self, what: str, *details: Any, limit_s: float = 120) -> Any:
-        """Have every rank's process do something between requests.
+        """Have every rank's process do something between requests; what the first one answers.
 
-        Returns:
-            what the first rank answers; lists are those of all ranks, one behind the other.
-
-        Raises:
-            RuntimeError: it failed there.
-            TimeoutError: no answer came.
+        Lists are those of all ranks, one behind the other. A RuntimeError if it failed there, a
+        TimeoutError if no answer came.
         """
         self._number += 1
         part = self.folder / "asked"
@@ -185,10 +172,9 @@ class Server:
     def mixed(
         self, sent: Sequence[tuple[list[int], float | None]], output: int
     ) -> list[tuple[int, list[int]]]:
-        """Send prompts at once, of which those with a number are aborted after so many seconds.
+        """Of prompts sent at once, tokens that the prefix cache had, and those of the replies.
 
-        Returns:
-            how many tokens of each prompt the prefix cache had, and the tokens of its reply.
+        Those with a number are aborted after so many seconds.
         """
 
         async def one(prompt: list[int], ends: float | None) -> tuple[int, list[int]]:
@@ -264,9 +250,8 @@ def quartiles(values: Sequence[float]) -> list[float]:
 def patches_here(server: int | None = None) -> dict[str, list[str]]:
     """The patches that ran in processes of a server, and those that stayed out, with why.
 
-    Without a PID the server is this process's.
-
-    A patch that ran in several processes, such as two ranks, is there as often.
+    Without a PID the server is this process's. A patch that ran in several processes, such as two
+    ranks, is there as often.
     """
     from sglang_perf_patches.telemetry import records
 

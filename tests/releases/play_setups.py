@@ -68,8 +68,7 @@ def played(names: str, patches: Sequence[str]) -> Iterator[dict[str, Any]]:
             (line,) = proof.run([patch], _few)
             # A case that makes none reads those of the process.
             servers = [_Made(each) for each in MADE] or [published.published()]
-            on = {name for each in servers for name in FEATURES.of(each)}
-            yield {**line, "on": sorted(on)}
+            yield {**line, "on": sorted({name for each in servers for name in FEATURES.of(each)})}
 
 
 def _lend_gpu() -> None:

@@ -83,10 +83,7 @@ FURTHER = (
         "--context-length 16384 --cuda-graph-max-bs-decode 1024 --decode-log-interval 1 "
         "--stream-interval 50 --disaggregation-mode decode",
     ),
-    Recipe(
-        *("q36-35-mac", "qwen3.6-35b-4bit", "MLX"),
-        "sgl-project/sglang#29490",
-    ),
+    Recipe(*("q36-35-mac", "qwen3.6-35b-4bit", "MLX"), "sgl-project/sglang#29490"),
     # -- other models with states
     Recipe(
         *("ring-2.5", "ring-2.5-1t", "H200"),

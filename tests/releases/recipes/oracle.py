@@ -31,22 +31,13 @@ LATENT = (
     *("GlmMoeDsaForCausalLM", "KimiK25ForConditionalGeneration", "KimiLinearForCausalLM"),
     *LIGHTNING,
 )
-SEES = (
-    *DELTA_NETS[1:],
-    *("Gemma4ForConditionalGeneration", "KimiK25ForConditionalGeneration"),
-)
+SEES = (*DELTA_NETS[1:], *("Gemma4ForConditionalGeneration", "KimiK25ForConditionalGeneration"))
 """Models that take images by default; of the others that can, only with ``--enable-multimodal``."""
 _DRAFTING = ("EAGLE", "EAGLE3", "NEXTN")
 
 
 class Server:
-    """A recipe as the release resolved it.
-
-    Args:
-        architecture: of the model's ``config.json``.
-        gpu: a key of `gpus.KINDS`; "MLX" for a Mac.
-        arguments: the resolved arguments, each as its ``repr``.
-    """
+    """A recipe as the release resolved it, each argument as its ``repr``."""
 
     def __init__(self, architecture: str, gpu: str, arguments: Mapping[str, str]) -> None:
         self.architecture = architecture

@@ -96,7 +96,6 @@ class Gain:
 
 
 def read(root: Path) -> list[Gain]:
-    rows = json.loads((root / DATA).read_text(encoding="utf-8"))
     gains = [
         Gain(
             **{
@@ -106,7 +105,7 @@ def read(root: Path) -> list[Gain]:
                 "face": Face(**row["face"]) if "face" in row else None,
             }
         )
-        for row in rows
+        for row in json.loads((root / DATA).read_text(encoding="utf-8"))
     ]
     return sorted(gains, key=lambda gain: gain.ratio)
 

@@ -46,12 +46,7 @@ _MODELS: dict[str, dict[str, Any]] = {
         "intermediate_size": 3584,
         **_QWEN35,
     },
-    "hybrid-2b": {
-        "vocab_size": 248_320,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        **_QWEN35,
-    },
+    "hybrid-2b": {"vocab_size": 248_320, "hidden_size": 2048, "intermediate_size": 6144, **_QWEN35},
 }
 """Qwen3-0.6B; and Qwen3-Next's layers, without experts, with the dimensions of Qwen3.5-0.8B and
 2B."""

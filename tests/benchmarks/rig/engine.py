@@ -49,7 +49,6 @@ class Replies:
 
     Attributes:
         seconds: until the last reply was whole.
-        tokens: of each reply.
         latencies: seconds of each.
         cached: tokens of each prompt that the prefix cache had.
         steps: verify steps of all, 0 without speculation.
@@ -74,12 +73,7 @@ class Server:
     """
 
     def __init__(
-        self,
-        shape: str,
-        options: Mapping[str, Any],
-        model: Mapping[str, Any],
-        *,
-        asks: bool = True,
+        self, shape: str, options: Mapping[str, Any], model: Mapping[str, Any], *, asks: bool = True
     ) -> None:
         """Boot a shape (`shapes.write`), and wait for what ``injected/`` prepares.
 

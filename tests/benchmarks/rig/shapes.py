@@ -298,9 +298,6 @@ def write(name: str, folder: Path, changes: Mapping[str, Any]) -> tuple[dict[str
 
     `name` is in `SHAPES`, or the folder of a model with weights. With a change of
     ``num_hidden_layers`` its layers' types are repeated or cut.
-
-    Raises:
-        ValueError: there is no such shape or folder.
     """
     if name not in SHAPES:
         if not (Path(name) / "config.json").is_file():

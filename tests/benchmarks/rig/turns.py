@@ -87,9 +87,8 @@ class Sides:
             for name in list(self.off)[:: 1 if number % 2 else -1]:
                 self.show(name)
                 mine = prompts[name] if isinstance(prompts, Mapping) else prompts
-                replies = self.server.generate(mine, output)
                 if number >= 0:
-                    taken[name].append(replies)
+                    taken[name].append(self.server.generate(mine, output))
         return taken
 
     def prefill(self, cell: str, times: int) -> None:

@@ -78,8 +78,7 @@ def _start(
         start(_prefill, ids, output, room)
         burst.threads.append(start(_decode, side, ids, output, room, burst.replies[number]))
         if number in aborted:
-            after = 0.02 + 0.9 * (number / len(prompts))
-            burst.threads.append(start(_abort, side, room, after))
+            burst.threads.append(start(_abort, side, room, 0.02 + 0.9 * (number / len(prompts))))
     return burst
 
 

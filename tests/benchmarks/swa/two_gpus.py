@@ -153,8 +153,7 @@ def servers(
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            ranks = 1 if name == "prefill" else given.ranks
-            sides[name] = Side(name, process, log, probe, ranks)
+            sides[name] = Side(name, process, log, probe, 1 if name == "prefill" else given.ranks)
         began = time.monotonic()
         for side in sides.values():
             _wait(side, min(until, began + 240))

@@ -35,9 +35,8 @@ def _serve(module):
             torch.cuda.synchronize()  # a step may still run on another stream
         layers = states.Helper.of(self, None).sums()
         sums = [zlib.crc32(repr(sorted(slots)).encode()) for slots in layers]
-        written = sum(value != 0 for value in layers[-1])
         with open(f"{file}.{dist.get_rank()}", "w") as out:
-            json.dump({"sums": sums, "written": written}, out)
+            json.dump({"sums": sums, "written": sum(value != 0 for value in layers[-1])}, out)
 
     module.Scheduler.rig_zero, module.Scheduler.rig_sums = rig_zero, rig_sums
 

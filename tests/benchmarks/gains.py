@@ -64,16 +64,12 @@ class Gain:
 
     Attributes:
         setup: the model and the load, as an operator would name them.
-        flags: the options or variables that make the set-up; empty where there are none.
-        release: the sglang release.
-        hardware: what it ran on.
+        flags: the options or variables that make the set-up.
         figure: what was measured; less is better.
         stock: stock's figure, or that of each boot or run, with its unit.
-        patched: the patched one.
         patches: the patches that make the difference, or were to.
-        source: the committed file that has the figures.
-        rows: the ids of its rows that hold them.
-        face: what the table of `FACE` says of it; None leaves it to the page.
+        rows: the ids of the rows of the committed file `source` that hold the figures.
+        face: None leaves it to the page.
     """
 
     setup: str
@@ -100,8 +96,6 @@ class Gain:
 
 
 def read(root: Path) -> list[Gain]:
-    """The rows of a checkout, the largest gain first."""
-    rows = json.loads((root / DATA).read_text(encoding="utf-8"))
     gains = [
         Gain(
             **{
@@ -111,7 +105,7 @@ def read(root: Path) -> list[Gain]:
                 "face": Face(**row["face"]) if "face" in row else None,
             }
         )
-        for row in rows
+        for row in json.loads((root / DATA).read_text(encoding="utf-8"))
     ]
     return sorted(gains, key=lambda gain: gain.ratio)
 
@@ -180,11 +174,7 @@ def grouped(gains: Sequence[Gain]) -> dict[str, list[Gain]]:
 
 def page(gains: Sequence[Gain], page_of: Mapping[str, str]) -> str:
     """All set-ups, also those without a gain, with links to results and to each patch's page."""
-    folder = PurePosixPath(PAGE).parent
-
-    def below(file: str) -> str:
-        return "../" * len(folder.parts) + file
-
+    up = "../" * PAGE.count("/")
     lines = [
         "# What operators gain, by set-up",
         "",
@@ -196,7 +186,7 @@ def page(gains: Sequence[Gain], page_of: Mapping[str, str]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for gain in gains:
-        links = " ".join(f"[`{name}`]({below(page_of[name])})" for name in gain.patches)
+        links = " ".join(f"[`{name}`]({up}{page_of[name]})" for name in gain.patches)
         source = PurePosixPath(gain.source).name
         figures = f"[{gain.stock} → {gain.patched}]({source}#{gain.rows[0]})"
         setup = f"{gain.setup}<br>`{gain.flags}`" if gain.flags else gain.setup

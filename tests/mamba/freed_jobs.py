@@ -35,12 +35,10 @@ def both() -> dict[str, str]:
 
 
 def with_eagle(count: int = 2) -> dict[str, int]:
-    """Episodes of servers with EAGLE."""
     return freed_rows.alike(range(count), "EAGLE")
 
 
 def with_ngram(count: int = 2) -> dict[str, int]:
-    """Episodes of servers with NGRAM."""
     return freed_rows.alike(range(count), "NGRAM")
 
 

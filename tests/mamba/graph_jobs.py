@@ -63,7 +63,6 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 
 
 def parts() -> dict[str, Any]:
-    """What each part finds."""
     at_boot = (tables, tiles, gates, chunks, kernels, buckets, ones, pools)
     chosen = (*at_boot, of_a_rank, warm_ups, waits, leaving)
     return {part.__name__: part() for part in chosen}
@@ -158,7 +157,6 @@ def gates() -> dict[str, list[str]]:
 
 
 def chunks() -> str | None:
-    """If stock's chunks had another size."""
     with mock.patch.object(importlib.import_module(f"{FLA}.chunk_delta_h"), "CHUNK_SIZE", 32):
         return gdn_prefill_graph.unserved(counted_gdn().rig.backend, importlib.import_module)
 
@@ -307,7 +305,6 @@ def leaving() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _live() -> Iterator[None]:
-    """The patch is live within, and off after it."""
     sglang_perf_patches.activate(PREFILL_GRAPH, strict=True)
     try:
         yield

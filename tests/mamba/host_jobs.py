@@ -43,12 +43,10 @@ SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def parts() -> Any:
-    """What each part finds."""
     return {part.__name__: part() for part in (gates, after_each_other)}
 
 
 def gates() -> Any:
-    """Which servers get stock's pools, and why."""
     reasons = {}
     for name, (expected, options) in SERVERS.items():
         with mock.patch.dict(os.environ, {body.VARIABLE: expected}):

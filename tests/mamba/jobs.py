@@ -50,7 +50,6 @@ EXAMPLES = [*EDGES, *(draw(Random(seed)) for seed in range(40))]
 
 
 def passes() -> Any:
-    """What each part finds on stock, with the patches, and on stock again."""
     results: dict[str, Any] = {
         "sglang": sglang.__version__,
         "layers": len(harness.counted_gdn().rig.layers),
@@ -95,7 +94,6 @@ def fallbacks() -> Any:
 
 
 def mamba2() -> Any:
-    """Waits of Mamba2's own metadata."""
     waits = noted(partial(mixed, harness.counted_gdn()))
     return [
         {

@@ -57,7 +57,6 @@ window_models.MODELS[NAME] = {
 
 
 def main(rank: int, ranks: int, port: int, selection: str, arguments: str) -> None:
-    """Boot, play and print."""
     prepare()
     _lend()
     sglang_perf_patches.activate(selection)

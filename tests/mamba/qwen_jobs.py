@@ -106,11 +106,7 @@ def replies_of(*patches: str, buckets: tuple[int, ...] = BUCKETS, **asked: Any) 
 
 
 def replies() -> dict[str, Any]:
-    """Batches, tokens and logits: eager, replayed by stock, and replayed from tables.
-
-    Raises:
-        Different: they are not the same in all bits.
-    """
+    """Equal batches, tokens and logits: eager, replayed by stock, and replayed from tables."""
     eager = replies_of(buckets=())
     stock = replies_of()
     patched = replies_of(GRAPH, SLOTS)
@@ -128,16 +124,11 @@ def replies() -> dict[str, Any]:
 
 
 def with_features(names: str) -> dict[str, Any]:
-    """What `SERVERS` has by those names: eager, and replayed from tables.
-
-    Raises:
-        Different: they are not the same in all bits.
-    """
+    """What `SERVERS` has by those names: eager, and equally replayed from tables."""
     return _like_eager(**SERVERS[names])
 
 
 def with_images() -> dict[str, Any]:
-    """As `with_features`, of a plain server that is sent `WITH_IMAGE`."""
     with mock.patch(f"{__name__}.ROUNDS", WITH_IMAGE):
         return _like_eager()
 

@@ -41,7 +41,6 @@ APART_BUCKETS = (8, 40, 64)
 
 
 def main(rank: int, ranks: int, port: int, selection: str, arguments: str) -> None:
-    """Boot, play and print."""
     qwen_server.lend()
     # As in a server, whose runners are imported before its attention backend is made.
     importlib.import_module("sglang.srt.model_executor.runner.prefill_cuda_graph_runner")

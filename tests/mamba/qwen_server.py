@@ -92,12 +92,7 @@ _LAYERS = "sglang.srt.layers"
 
 @contextlib.contextmanager
 def served(buckets: Sequence[int] = (), **asked: Any) -> Iterator[WindowServer]:
-    """A server of the model.
-
-    Args:
-        buckets: tokens of the prefill graphs that are captured; none by default.
-        asked: arguments of the server.
-    """
+    """A server of the model, with prefill graphs of these tokens; `asked` are its arguments."""
     lend()
     # As the model's, which has what Triton's interpreter computes with.
     os.environ["SGLANG_MAMBA_CONV_DTYPE"] = "float16"
@@ -163,7 +158,6 @@ def images_in(ids: Sequence[int]) -> Any:
 
 
 def _experts(layer: Any, x: torch.Tensor, topk_output: Any, _: Any) -> torch.Tensor:
-    """All experts for all tokens: shapes do not depend on who is chosen."""
     weights, ids, _ = topk_output
     total = torch.zeros(x.shape, dtype=torch.float32)
     for number in range(len(layer.w13_weight)):  # of this rank

@@ -34,11 +34,7 @@ _ASKED = {
 
 
 def replies() -> dict[str, Any]:
-    """Batches, tokens, logits and states: eager, and replayed from tables between verifies.
-
-    Raises:
-        Different: they are not the same in all bits.
-    """
+    """Equal batches, tokens, logits and states: eager, and from tables between verifies."""
     _lend()
     eager = qwen_jobs.replies_of(buckets=(), **_ASKED)
     patched = qwen_jobs.replies_of(qwen_jobs.GRAPH, **_ASKED)

@@ -56,7 +56,6 @@ class Gathered(WithOne):
     """Replays of such batches, with what the scheduler has gathered from both ranks."""
 
     def captured(self, wanted: Replays) -> Runner:
-        """By a runner that knows of the other rank."""
         module = importlib.import_module(f"{_EXECUTOR}.runner.prefill_cuda_graph_runner")
         gathers = property(lambda _: True, lambda *_: None)
         kind = module.PrefillCudaGraphRunner

@@ -66,7 +66,6 @@ def _death(make: Callable[..., HybridServer], *kind: Any) -> dict[str, Any]:
 
 
 def hosted_deaths() -> Any:
-    """The same with the hierarchical cache: loads of reports, and a state that can't come back."""
     return [_death(make) for make in exhaustion.HOSTED]
 
 
@@ -234,7 +233,6 @@ def episodes(count: int, draw: str = "shape", first: int = 0) -> Any:
 
 
 def few_episodes() -> Any:
-    """As `episodes`, of as few servers as tell a wrong count of slots."""
     return {draw: episodes(count, draw) for draw, count in FEW.items()}
 
 

@@ -106,7 +106,6 @@ def handle(owner: Any) -> Any:
 
 
 def max_slots(arguments: Any) -> int:
-    """How many slots it has decided on."""
     with contextlib.suppress(ImportError):
         from sglang.srt.runtime_context import get_schedule
 
@@ -115,7 +114,6 @@ def max_slots(arguments: Any) -> int:
 
 
 def running(owner: Any, tokens: int, slots: int) -> int:
-    """How many requests it lets run."""
     for name in ("resolve_max_num_reqs", "_resolve_max_num_reqs"):
         if hasattr(owner, name):
             return int(getattr(owner, name)(tokens))
@@ -127,7 +125,6 @@ def running(owner: Any, tokens: int, slots: int) -> int:
 
 
 def tracked(architectures: list[str]) -> dict[str, bool]:
-    """Whether the release's ``auto`` tracks states of a model, on a GPU and with overlap."""
     arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
     with contextlib.suppress(ImportError):
         from sglang.srt.arg_groups.overrides import _MAMBA_EXTRA_BUFFER_ARCHS
@@ -170,7 +167,6 @@ def cell(config: Any, number: int) -> int:
 
 @contextlib.contextmanager
 def ranks(number: int) -> Any:
-    """So many GPUs share a model's heads."""
     importlib.import_module("sglang.srt.layers.dp_attention")  # where some ask
     parallel = NoneByDefault(attn_tp_size=number, attn_dcp_size=1, pp_size=1)
     instead = {

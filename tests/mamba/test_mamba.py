@@ -31,7 +31,6 @@ EACH = pytest.mark.parametrize("release", RELEASES)
 
 
 def each_in_depth(test: Any) -> Any:
-    """On each release; in the default tier on the newest only."""
     return pytest.mark.newest(EACH(test))
 
 

@@ -103,7 +103,6 @@ EACH = pytest.mark.parametrize("release", [known for known in KNOWN if known != 
 
 
 def _job(model: str, ranks: int, line: size_pools.Line, is_default: bool) -> dict[str, Any]:
-    """A server that is given what a line of the answer says."""
     words = line.give.split()
     strategy = "extra_buffer" if line.slots_each > 3 else "no_buffer"
     if "--mamba-radix-cache-strategy" in words:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
-import pytest
-from dead_ranks import LATEST_S, Clock
+from dead_ranks import (
+    END,
+    Clock,
+    killing,
+    ranks_that_cannot_watch_are_gated,
+    require_raised,
+    require_state,
+)
 
 import sglang_perf_patches
 from sglang_perf_patches.sets.mla import cache_acks as body
 from sglang_perf_patches.sets.mla.peers import STOCKS
-from sglang_perf_patches.verify import Missing
 from sglang_perf_patches.verify.comparing import live
 from tests.proof.mla.cache_acks import PATCH, Play, ranks
 
 _PLAY = Play("checks", 12)
 _LAST = _PLAY.rounds - 1
-_END = 30
-"""The round, after the switch, in which a rank dies."""
 
 
 def _all_by_gloo(reason: str, without: int | None = None) -> None:
@@ -30,17 +34,12 @@ def _all_by_gloo(reason: str, without: int | None = None) -> None:
         if rank == without and number == 0:
             sglang_perf_patches.deactivate()
         elif rank != without and number in {0, _LAST}:
-            _require_state(reason if number else "")
+            require_state(PATCH, reason if number else "")
 
     with live(PATCH, ran=None):
         told = ranks(_PLAY, before)
     assert told == wanted
     assert all(rank["gloo"] >= _PLAY.rounds for rank in told)
-
-
-def _require_state(reason: str) -> None:
-    state = sglang_perf_patches.report().of(PATCH)
-    assert (state.state, state.reason) == ("gated" if reason else "live", reason), state
 
 
 def a_rank_without_the_patch() -> None:
@@ -82,13 +81,6 @@ def a_rank_that_begins_later() -> None:
                 assert ranks(_PLAY, before) == wanted
 
 
-def ranks_that_cannot_watch_are_gated() -> None:
-    no_call = OSError(errno.ENOSYS, "no such call")
-    refused = pytest.raises(Missing, match="pidfd_open")
-    with mock.patch.object(os, "pidfd_open", side_effect=no_call), refused, live(PATCH, ran=None):
-        pass
-
-
 def ranks_that_have_begun_stay_so() -> None:
     """Also if one of them is to lose the patch before they switch."""
     wanted = ranks(_PLAY)
@@ -116,16 +108,11 @@ def nothing_is_left_in_shared_memory() -> None:
 def the_others_raise() -> None:
     for count, killed in ((2, 0), (2, 1), (3, 0), (3, 2)):
         clock = Clock()
-
-        def before(rank: int, number: int, killed: int = killed, clock: Clock = clock) -> None:
-            if (rank, number) == (killed, _END):
-                clock.die()
-
+        before = partial(killing, clock, killed)
         with live(PATCH, ran=None):
-            told = ranks(Play("deaths", 2 * _END), before, count=count, killed=killed)
+            told = ranks(Play("deaths", 2 * END), before, count=count, killed=killed)
         for each in told:
-            assert each["raised"].endswith("of this server has ended"), each
-            assert each["at"] - clock.read(0) < LATEST_S, each
+            require_raised(each, clock)
 
 
 def many_rounds(count: int, plays: int, rounds: int) -> int:
@@ -154,9 +141,8 @@ CHECKS = {
         memory_that_a_rank_cannot_open,
         a_rank_without_a_thread_to_spare,
         a_rank_that_begins_later,
-        ranks_that_cannot_watch_are_gated,
         ranks_that_have_begun_stay_so,
         nothing_is_left_in_shared_memory,
         the_others_raise,
     )
-}
+} | {"ranks that can't watch": partial(ranks_that_cannot_watch_are_gated, PATCH)}

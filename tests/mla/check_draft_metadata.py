@@ -22,7 +22,6 @@ def stocks_work() -> None:
 
 
 def work_of_the_patch() -> None:
-    """No index kernel, and one table."""
     with live(PATCH):
         assert launches() == 0
         assert builds() == 1
@@ -68,12 +67,10 @@ class Counted:
     """A Triton kernel that counts its launches."""
 
     def __init__(self, kernel: Any) -> None:
-        """Launch `kernel`."""
         self.kernel = kernel
         self.grids: list[tuple[int, ...]] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
-        """Count a launch."""
         self.grids.append(grid)
         launch: Callable[..., Any] = self.kernel[grid]
         return launch

@@ -23,12 +23,10 @@ def sums(case: dict[str, Any] | None = None, **changes: Any) -> int:
 
 
 def stock_waits() -> None:
-    """Stock sums the lengths of the GPU."""
     assert sums() == 1
 
 
 def no_wait() -> None:
-    """The patch sums nothing there."""
     with live(PATCH):
         assert sums() == 0
 

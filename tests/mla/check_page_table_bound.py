@@ -26,7 +26,6 @@ EAGER = not HOST_LENGTHS
 
 
 def stocks_graph(mode: str) -> None:
-    """Stock's graph reads beyond its table."""
     assert fails(mode, graph=True), f"stock's {mode} graph has what it reads"
 
 
@@ -36,7 +35,6 @@ def stocks_eager_table() -> None:
 
 
 def graph_of_the_patch() -> None:
-    """The patch's graph has what it reads, in tables of stock's shape."""
     with live(PATCH):
         assert not fails("extend", graph=True)
         memory()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import dead_ranks
-import pytest
 
 import sglang_perf_patches
 from sglang_perf_patches.sets.mla import request_broadcast as body
 from sglang_perf_patches.sets.mla.peers import STOCKS
-from sglang_perf_patches.verify import Missing
 from sglang_perf_patches.verify.comparing import live
 from tests.proof.mla.request_broadcast import LARGE, PATCH, Round, ranks
 
@@ -47,7 +46,7 @@ def the_first_rank_gives_up_and_all_say_so() -> None:
         if rank == 1 and number == 0:
             sglang_perf_patches.deactivate()
         if rank != 1 and number in {0, len(ROUNDS) - 1}:
-            _require_reason(STOCKS if number else "")
+            dead_ranks.require_state(PATCH, STOCKS if number else "")
 
     with mock.patch.object(body, "_PATIENCE_S", -1.0):
         _all_by_gloo(before=before, count=3)
@@ -59,7 +58,7 @@ def a_queue_without_memory_is_not_used() -> None:
 
     def before(rank: int, number: int) -> None:
         if number == len(ROUNDS) - 1:
-            _require_reason(_FULL)
+            dead_ranks.require_state(PATCH, "the ranks' queue does not fit into /dev/shm")
 
     with mock.patch.object(os, "posix_fallocate", side_effect=full):
         _all_by_gloo(before=before)
@@ -71,18 +70,6 @@ def large_requests_in_a_small_memory() -> None:
     with live(PATCH, ran=None):
         for rank in ranks(rounds):
             assert rank["gloo"] >= len(rounds)
-
-
-def ranks_that_cannot_watch_are_gated() -> None:
-    no_call = OSError(errno.ENOSYS, "no such call")
-    refused = pytest.raises(Missing, match="pidfd_open")
-    with mock.patch.object(os, "pidfd_open", side_effect=no_call), refused, live(PATCH, ran=None):
-        pass
-
-
-def _require_reason(reason: str) -> None:
-    state = sglang_perf_patches.report().of(PATCH)
-    assert (state.state, state.reason) == ("gated" if reason else "live", reason), state
 
 
 def ranks_that_switched_stay_so() -> None:
@@ -118,15 +105,16 @@ def a_rank_that_has_announced_itself_stays_so() -> None:
 
 
 _all_have = body.Announced.all_have
-_FULL = "the ranks' queue does not fit into /dev/shm"
-CHECKS = dead_ranks.CHECKS | {
+CHECKS = {
+    **dead_ranks.CHECKS,
+    "ranks that can't watch": partial(dead_ranks.ranks_that_cannot_watch_are_gated, PATCH),
+} | {
     check.__name__: check
     for check in (
         a_rank_without_the_patch,
         ranks_without_a_queue,
         the_first_rank_gives_up_and_all_say_so,
         a_queue_without_memory_is_not_used,
-        ranks_that_cannot_watch_are_gated,
         ranks_that_switched_stay_so,
         a_rank_that_has_announced_itself_stays_so,
     )

@@ -83,67 +83,45 @@ def layered(extends: tuple[str | None, ...], **given: Any) -> bool:
 
 
 PLAIN = ("triton", "triton", "triton")
-DECISIONS: list[tuple[dict[str, Any], bool, bool]] = [
-    # case, whether the patched server needs host lengths, whether stock's does
-    ({"of": PLAIN}, False, PIECEWISE),
-    ({"of": ("trtllm", "trtllm", "trtllm")}, False, PIECEWISE),
-    ({"of": ("triton", None, "triton"), "speculative_num_steps": 1}, False, PIECEWISE),
-    ({"of": ("flashinfer", "triton", "triton")}, True, True),
-    ({"of": ("triton", "flashinfer", "triton")}, True, True),
-    ({"of": ("triton", "triton", "flashinfer")}, True, True),
-    ({"of": ("triton", None, "triton")}, True, PIECEWISE),
+HYBRID = ("flashinfer+triton", "triton", "triton")
+DECODE = {"speculative_attention_mode": "decode"}
+"""Decode's backend counts, prefill's only where it verifies."""
+DECISIONS: list[tuple[tuple[Any, ...], dict[str, Any], bool, bool]] = [
+    # backends, arguments, whether the patched server needs host lengths, whether stock's does
+    (PLAIN, {}, False, PIECEWISE),
+    (("trtllm", "trtllm", "trtllm"), {}, False, PIECEWISE),
+    (("triton", None, "triton"), {"speculative_num_steps": 1}, False, PIECEWISE),
+    (("flashinfer", "triton", "triton"), {}, True, True),
+    (("triton", "flashinfer", "triton"), {}, True, True),
+    (("triton", "triton", "flashinfer"), {}, True, True),
+    (("triton", None, "triton"), {}, True, PIECEWISE),
+    (HYBRID, DECODE, False, True),
+    (("flashinfer+trtllm", "trtllm", "trtllm"), DECODE, BOUNDS, True),
+    (HYBRID, {}, True, True),
+    (("triton+flashinfer", "triton", "triton"), {}, True, True),
+    (("triton", "triton", "flashinfer+triton"), DECODE, True, True),
     # Stock 0.5.13 misses what an unnamed draft-extend runs on where piecewise graphs are off.
     (
-        {"of": ("triton", "triton", None, "flashinfer"), "disable_piecewise_cuda_graph": True},
+        ("triton", "triton", None, "flashinfer"),
+        {"disable_piecewise_cuda_graph": True},
         True,
         not PIECEWISE,
     ),
-    # decode counts; prefill only where it verifies
-    (
-        {"of": ("flashinfer+triton", "triton", "triton"), "speculative_attention_mode": "decode"},
-        False,
-        True,
-    ),
-    (
-        {"of": ("flashinfer+trtllm", "trtllm", "trtllm"), "speculative_attention_mode": "decode"},
-        BOUNDS,
-        True,
-    ),
-    ({"of": ("flashinfer+triton", "triton", "triton")}, True, True),
-    ({"of": ("triton+flashinfer", "triton", "triton")}, True, True),
-    (
-        {
-            "of": ("triton", "triton", "flashinfer+triton"),
-            "speculative_attention_mode": "decode",
-        },
-        True,
-        True,
-    ),
 ]
-UNSERVED = (
-    {
-        "get_model_config": lambda: NoneByDefault(
-            hf_text_config=NoneByDefault(rope_scaling={"mrope_section": [1, 1, 2]})
-        )
-    },
-)
 
 
 def stocks_decisions() -> None:
-    """The rule on stock."""
-    for case, _, stock in DECISIONS:
-        assert decided(case) == stock, f"stock: {case}"
+    for backends, given, _, stock in DECISIONS:
+        assert needs(*backends, **given) == stock, f"stock: {backends}, {given}"
 
 
 def decisions() -> None:
-    """The rule with the patch."""
     with live(PATCH):
-        for case, patched, _ in DECISIONS:
-            assert decided(case) == patched, case
+        for backends, given, patched, _ in DECISIONS:
+            assert needs(*backends, **given) == patched, (backends, given)
 
 
 def layered_decisions() -> None:
-    """The rule for workers with one draft layer per step."""
     with live(PATCH):
         assert not layered(("triton", "triton"))
         assert layered(("triton", None))
@@ -151,18 +129,12 @@ def layered_decisions() -> None:
 
 
 def unserved() -> None:
-    """The situations that the patch leaves to stock."""
-    hybrid = ("flashinfer+triton", "triton", "triton")
-    for given in UNSERVED:
-        with live(PATCH, ran=False):
-            reason = needs(*hybrid, speculative_attention_mode="decode", **given)
-            assert reason, given
-            assert sglang_perf_patches.activate(PATCH).of(PATCH).state == "gated", given
-
-
-def decided(case: dict[str, Any]) -> bool:
-    """The decision in one case of `DECISIONS`."""
-    return needs(*case["of"], **{name: case[name] for name in case if name != "of"})
+    """M-RoPE is left to stock."""
+    mrope = NoneByDefault(rope_scaling={"mrope_section": [1, 1, 2]})
+    model = NoneByDefault(hf_text_config=mrope)
+    with live(PATCH, ran=False):
+        assert needs(*HYBRID, **DECODE, get_model_config=lambda: model)
+        assert sglang_perf_patches.activate(PATCH).of(PATCH).state == "gated"
 
 
 def large_batch(kind: str) -> None:
@@ -202,7 +174,6 @@ def no_graphs() -> None:
 
 
 def with_patch(check: Callable[..., None], *arguments: str) -> None:
-    """A check of the masks that a hybrid backend lends, with the patch."""
     with live(PATCH):
         check(*arguments)
 

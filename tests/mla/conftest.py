@@ -18,8 +18,6 @@ Checked = Callable[[str, tuple[str, ...]], tuple[dict[str, Any], dict[str, str |
 
 @pytest.fixture(scope="session")
 def checked() -> Checked:
-    """``checked(release, patches)``: the line of each patch's case; each check and its error."""
-
     @cache
     def run(release: str, patches: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, str | None]]:
         jobs: list[released.Job] = [("prove", {"patches": patches})]

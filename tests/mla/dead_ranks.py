@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import multiprocessing
 import os
@@ -16,17 +17,20 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import pytest
 import zmq
 from sglang.srt.managers import scheduler
 from sglang.srt.utils.watchdog import SubprocessWatchdog
 
+import sglang_perf_patches
+from sglang_perf_patches.verify import Missing
 from sglang_perf_patches.verify.comparing import live
 from tests.proof.mla.forked import rank_of
 from tests.proof.mla.request_broadcast import LARGE, PATCH, Round, play, ranks
 from tests.proof.swa.window_server import limit
 
 LATEST_S = 2.0
-_END = 30
+END = 30
 """The round, after the switch, in which a rank dies."""
 _ROUNDS: list[Round] = [([], [])] * 60
 _WATCH_S = 1.0
@@ -52,14 +56,34 @@ class Clock:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def killing(clock: Clock, killed: int, rank: int, number: int) -> None:
+    """Before a round: let one rank die, `END` rounds after the switch."""
+    if (rank, number) == (killed, END):
+        clock.die()
+
+
+def require_raised(each: dict[str, Any], clock: Clock) -> None:
+    assert each["raised"].endswith("of this server has ended"), each
+    assert each["at"] - clock.read(0) < LATEST_S, each
+
+
+def require_state(patch: str, reason: str) -> None:
+    """In this process the patch is gated with this reason, or live without one."""
+    state = sglang_perf_patches.report().of(patch)
+    assert (state.state, state.reason) == ("gated" if reason else "live", reason), state
+
+
+def ranks_that_cannot_watch_are_gated(patch: str) -> None:
+    no_call = OSError(errno.ENOSYS, "no such call")
+    refused = pytest.raises(Missing, match="pidfd_open")
+    with mock.patch.object(os, "pidfd_open", side_effect=no_call), refused, live(patch, ran=None):
+        pass
+
+
 def the_others_raise() -> None:
     for count, killed in ((2, 0), (2, 1), (3, 0), (3, 1), (3, 2)):
         clock = Clock()
-
-        def before(rank: int, number: int, killed: int = killed, clock: Clock = clock) -> None:
-            if (rank, number) == (killed, _END):
-                clock.die()
-
+        before = partial(killing, clock, killed)
         _check_survivors(_ROUNDS, clock, before=before, count=count, killed=killed)
 
 
@@ -73,7 +97,7 @@ def a_reader_of_a_large_request_raises() -> None:
             clock.die()
         return send(socket, data, *args, **options)
 
-    rounds = [*_ROUNDS[:_END], (["x" * LARGE], [])]
+    rounds = [*_ROUNDS[:END], (["x" * LARGE], [])]
     with mock.patch.object(zmq.Socket, "send", dying):
         _check_survivors(rounds, clock, killed=0)
 
@@ -81,9 +105,8 @@ def a_reader_of_a_large_request_raises() -> None:
 def _check_survivors(rounds: list[Round], clock: Clock, **options: Any) -> None:
     with live(PATCH, ran=None):
         for each in ranks(rounds, **options):
-            assert each["gloo"] < _END
-            assert each["raised"].endswith("of this server has ended"), each
-            assert each["at"] - clock.read(0) < LATEST_S, each
+            assert each["gloo"] < END
+            require_raised(each, clock)
 
 
 def the_server_ends() -> None:
@@ -138,10 +161,6 @@ def _rank(rank: int, clock: Clock, folder: Path, killed: int) -> None:
     limit()
     module: Any = scheduler
 
-    def before(rank: int, number: int) -> None:
-        if (rank, number) == (killed, _END):
-            clock.die()
-
     class Scheduler:
         gracefully_exit = False
         async_d2h_worker = None
@@ -154,7 +173,9 @@ def _rank(rank: int, clock: Clock, folder: Path, killed: int) -> None:
             return {}
 
         def run_event_loop(self) -> None:
-            told = rank_of(rank, 2, folder, partial(play, _ROUNDS, before, {}))
+            told = rank_of(
+                rank, 2, folder, partial(play, _ROUNDS, partial(killing, clock, killed), {})
+            )
             if told["raised"]:
                 raise RuntimeError(told["raised"])
 

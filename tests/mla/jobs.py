@@ -15,12 +15,10 @@ from tests import proof  # noqa: E402
 
 
 def prove(patches: list[str]) -> list[dict[str, Any]]:
-    """The lines of these patches' cases, with inputs from hypothesis."""
     return list(proof.run(patches, drawn))
 
 
 def check(patch: str) -> dict[str, str | None]:
-    """Each of a patch's checks by its name: what it raised, None if it passes."""
     module = importlib.import_module(f"check_{patch.removeprefix('mla.').replace('-', '_')}")
     return {name: _raised(function) for name, function in module.CHECKS.items()}
 

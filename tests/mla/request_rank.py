@@ -27,12 +27,12 @@ import zmq
 from torch import distributed
 
 import sglang_perf_patches
-from sglang_perf_patches.live import published
 from sglang_perf_patches.model.setups import FEATURES
-from tests.proof.swa.window_server import WindowServer
+from tests.proof.swa.window_server import WindowServer, tell
 
 FEATURES.uses = ()  # the model has no draft
 
+PATCH = "mla.request-broadcast"
 LARGE = 5_000_000
 """Characters of a text that does not fit into a part of the queue: 4 MB."""
 QUIET = 3
@@ -100,24 +100,20 @@ class Played:
 
 
 def main(rank: int, ranks: int, port: int, selection: str, arguments: str) -> None:
-    """Boot, play and print."""
     sglang_perf_patches.activate(selection)
     server = WindowServer(rank=rank, port=port, tp_size=ranks, **json.loads(arguments))
     played = Played(server, rank == 0)
     with mock.patch.object(distributed, "broadcast", side_effect=distributed.broadcast) as sends:
         server.scheduler.run_event_loop()
-    patch = sglang_perf_patches.report().of("mla.request-broadcast")
-    told = {
-        "received": played.received,
-        "tokens": {rid: server.tokens(rid) for rid in server.reqs},
-        "batches": server.batches,
-        "through gloo": sends.call_count,
-        "rounds": played.rounds,
-        "patch": [patch.state, patch.reason],
-        "ran": patch.ran,
-        "on": sorted(FEATURES.of(published.published())),
-    }
-    print(json.dumps(told), flush=True)
+    tell(
+        PATCH,
+        received=played.received,
+        tokens={rid: server.tokens(rid) for rid in server.reqs},
+        batches=server.batches,
+        through_gloo=sends.call_count,
+        rounds=played.rounds,
+        ran=sglang_perf_patches.report().of(PATCH).ran,
+    )
 
 
 if __name__ == "__main__":

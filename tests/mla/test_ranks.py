@@ -54,9 +54,9 @@ def test_ranks_get_the_same_requests_through_shared_memory(release: str) -> None
     for each in patched:
         assert each["patch"] == ["live", ""]
         assert each["ran"]
-        assert 0 < each["through gloo"] < each["rounds"] / 2
+        assert 0 < each["through_gloo"] < each["rounds"] / 2
     for each in stock:
-        assert each["through gloo"] >= each["rounds"]
+        assert each["through_gloo"] >= each["rounds"]
     assert len(patched[0]["received"]) == 6
     assert len(patched[0]["tokens"]) == 5
     for name in _RESULTS:

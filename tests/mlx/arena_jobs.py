@@ -43,7 +43,6 @@ def small_buffers() -> dict[str, Any]:
 def outcome_of_growth(
     made: Any, selection: str, tokens: int, schedules: Sequence[Sequence[Any]]
 ) -> dict[str, Any]:
-    """What schedules give with buffers of so many tokens."""
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.verify.mlx import rig
 
@@ -65,7 +64,6 @@ def outcome_of_growth(
 
 @contextmanager
 def by_stocks_code() -> Iterator[None]:
-    """Let ``mlx.kv-arena`` leave every step to stock's code."""
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 
     with mock.patch.object(kv_arena, "_begin", return_value=None):

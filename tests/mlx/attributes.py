@@ -14,7 +14,6 @@ from sglang_perf_patches.model.patch import module_of
 
 
 def patched_modules() -> list[str]:
-    """Every module of a definition that the set names and this release has."""
     tree = source.Tree(source.find_installed())
     named = (
         module_of(reference)

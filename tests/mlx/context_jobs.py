@@ -49,7 +49,6 @@ def before_23470() -> dict[str, Any]:
 
 
 def outcome(made: Any) -> dict[str, Any]:
-    """What the schedules give and how many nodes a step's graph has, or the error raised."""
     from graphs import primitives
 
     from sglang_perf_patches.verify.mlx import cases, rig

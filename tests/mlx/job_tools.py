@@ -41,7 +41,6 @@ def verdict_of(proof: Any, change: tuple[Any, str, Any]) -> str:
 
 
 def installed_release() -> str:
-    """The release that is here; if it is only its files, its runner is made importable."""
     try:
         return metadata.version("sglang")
     except metadata.PackageNotFoundError:
@@ -55,7 +54,6 @@ def installed_release() -> str:
 
 
 def state(patch: str) -> Any:
-    """A patch's state in this process."""
     from sglang_perf_patches.live import engine
 
     report = engine.report()

@@ -31,7 +31,6 @@ import sglang_perf_patches
 
 
 def off() -> dict[str, Any]:
-    """What the patched modules hold, with the plugin as the environment has it."""
     from attributes import describe, held, patched_modules
     from sglang.srt.plugins import load_plugins
 
@@ -149,7 +148,6 @@ def other_blas() -> dict[str, Any]:
 
 
 def together() -> dict[str, Any]:
-    """Random episodes with every patch of the set, and stock; by the kind of model."""
     release = installed_release()
     from sglang_perf_patches.verify.mlx import cases, models, rig
 

@@ -80,14 +80,12 @@ def _in_parts(made: Any, selection: str) -> dict[str, Any]:
 
 
 def asked() -> str:
-    """Ask everything to leave; what is still on then, and why."""
     ours.deactivate()
     engine.look_again()
     return _states()
 
 
 def gone() -> str:
-    """What is still on after another look."""
     engine.look_again()
     return _states()
 

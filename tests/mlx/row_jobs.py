@@ -13,7 +13,6 @@ import sglang_perf_patches
 
 
 def broken_groups() -> dict[str, Any]:
-    """The same of ``mlx.length-groups``."""
     from sglang_perf_patches.sets.mlx import grouping
     from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
     from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
@@ -62,7 +61,6 @@ def broken_groups() -> dict[str, Any]:
 
 
 def broken_rows() -> dict[str, Any]:
-    """The same of ``mlx.batched-prefill``."""
     from mlx_lm.models.cache import ArraysCache
 
     from sglang_perf_patches.sets.mlx.batched_prefill import body as batched_prefill
@@ -199,7 +197,6 @@ def restless_stock() -> dict[str, str]:
 
 
 def broken_prefill() -> dict[str, Any]:
-    """What the cases of the patches of prefill and pool say of them, and of them broken."""
     from sglang_perf_patches.live.member import Patching
     from sglang_perf_patches.sets.mlx import first_buffer, last_row
     from sglang_perf_patches.sets.mlx.pool_write import body as pool_write

@@ -74,7 +74,6 @@ def _worker() -> Any:
             self._outcome = Outcome()
 
         def run(self) -> Outcome:
-            """Some events, then everything leaves."""
             for _ in range(EVENTS):
                 self._event()
                 self.pending.clear()
@@ -160,7 +159,6 @@ def _worker() -> Any:
             return new
 
         def _open_request(self, name: str, request: Request, *, may_cut: bool) -> tuple[int, int]:
-            """Give a request slots for its next tokens; the first and the end of these."""
             start, end = request.held, len(request.prompt)
             if may_cut and end - start > 20 and self._chance.random() < 0.5:
                 end -= self._chance.choice((1, 9, (end - start) // 2))
@@ -208,7 +206,6 @@ def _worker() -> Any:
             self._insert(name, tokens)
 
         def _flush(self) -> None:
-            """Everything ends, and the scheduler's caches are cleared."""
             for name in list(self._running):
                 self._end(name)
             self._chunked.clear()

@@ -126,7 +126,6 @@ class _Device:
 
     @contextmanager
     def faulty(self, fault: str) -> Iterator[None]:
-        """Make writes of arenas go wrong."""
         from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
         from sglang_perf_patches.sets.mlx.kv_arena.step import Writer
 
@@ -229,7 +228,6 @@ def _flat(arrays: Any) -> Iterator[Any]:
 
 
 def trials() -> dict[str, Any]:
-    """What patches do on a device that counts as unproven."""
     release = installed_release()
     import trials as plays
 

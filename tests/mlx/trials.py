@@ -34,7 +34,6 @@ MANY: batches.Batch = [(who, 40, "", 0) for who in "cdefgh"]
 
 
 def in_groups() -> dict[str, Any]:
-    """Steps in groups: stock, patched, and with writes that go wrong in some of them alone."""
     from sglang_perf_patches.sets.mlx.kv_arena.step import GroupedStep
     from sglang_perf_patches.verify.mlx.length_groups import groups_at
 
@@ -94,7 +93,6 @@ def late() -> dict[str, Any]:
 
 
 def prompts() -> dict[str, Any]:
-    """Groups of few and of many prompts: stock, patched, and where many go wrong."""
     from sglang_perf_patches.sets.mlx.batched_prefill import body
 
     compute = body.compute

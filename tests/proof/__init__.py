@@ -40,7 +40,6 @@ def prepare(patch_id: str) -> None:
 
 
 def checks(patch_id: str) -> dict[str, Check]:
-    """All checks of a patch, by name; this imports sglang."""
     by_name: dict[str, Check] = {}
     for case in verify.cases(patch_id):
         by_name |= verify.checks(case.module)

@@ -31,7 +31,6 @@ def cache_params(rows: Any, allocator: Any, page: int, **options: Any) -> Any:
 
 
 def unified_cache(params: Any, *components: str) -> Any:
-    """The release's ``UnifiedRadixCache``, of components by the names of their type."""
     kinds = component_module().ComponentType
     params.tree_components = tuple(kinds[name] for name in components)
     return importlib.import_module(f"{MEMORY}.unified_radix_cache").UnifiedRadixCache(params)

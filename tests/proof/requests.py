@@ -39,5 +39,4 @@ def release(req: Any, tree: Any, *, keep: bool) -> None:
 
 
 def speculation() -> Any:
-    """The release's ``SpeculativeAlgorithm``."""
     return importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm

@@ -73,7 +73,6 @@ class _Finder(StubFinder):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to execute, but what tells that there is no server."""
         vars(module).update(_NO_SERVER.get(module.__name__, {}))
 
 

@@ -193,7 +193,6 @@ def verify(source: Path, *patches: str) -> tuple[int, dict[str, Any]]:
 def proved(
     source: Path, beginning: str, patches: list[str], release: str = "0.5.23"
 ) -> dict[str, Any]:
-    """The line of each patch, with a folder's package."""
     place = released.tree(release, beginning=beginning)
     search = (place.search[0], source, *place.search[2:])
     # Nothing forks: a fork has imported this checkout's package.
@@ -203,7 +202,6 @@ def proved(
 
 
 def broken(folder: Path, *whats: str) -> Path:
-    """A copy of the package in which these lines are broken."""
     source = shutil.copytree(SOURCE, folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
     for file, before, after in ((BREAKS | OF_0_5_20)[what] for what in whats):
         path = source / "sglang_perf_patches" / "sets" / file

@@ -92,7 +92,6 @@ def on_off_on(patch: str) -> None:
 
 
 def activated_twice(patch: str) -> None:
-    """A second activation changes nothing."""
     with _live(patch):
         once = _held()
         ours.activate(patch)
@@ -235,13 +234,11 @@ def _lost(patch: str) -> Any:
 
 
 def _own(patch: str) -> tuple[str, ...]:
-    """The definitions that a patch changes or adds."""
     variant = _applying[patch].variant
     return (*variant.targets, *variant.adds)
 
 
 def _needed(patch: str) -> list[str]:
-    """What a patch needs, and what that needs."""
     needed = [each for each in _applying[patch].patch.requires if each in _applying]
     return [*needed, *(other for each in needed for other in _needed(each))]
 
@@ -258,7 +255,6 @@ def _held() -> Held:
 
 
 def _codes(held: Any) -> list[tuple[FunctionType, CodeType]]:
-    """The functions behind a name, from wrapper to wrapped, each with its code."""
     return [(link, link.__code__) for link in chain(held) if type(link) is FunctionType]
 
 

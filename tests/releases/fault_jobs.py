@@ -73,8 +73,7 @@ def _kept(request: Any) -> Any:
 def mamba2_states() -> list[float]:
     """How far each cached state of a prefill of several prompts is from that of its prompt alone.
 
-    Returns:
-        the largest difference for each prompt, in multiples of the state's largest value.
+    That is the largest difference for each prompt, in multiples of the state's largest value.
     """
     requests = [Request(length) for length in (70, 80, 70)]
     rig = Mamba2()
@@ -95,7 +94,6 @@ def mamba2_states() -> list[float]:
 
 
 def _tracked(rig: Rig, requests: list[Request], inputs: Any) -> list[torch.Tensor]:
-    """The state that is kept of each request."""
     rig.fill()
     batch = rig.batch(Batch(tuple(requests)))
     rig.forward(batch, inputs)
@@ -106,8 +104,7 @@ def _tracked(rig: Rig, requests: list[Request], inputs: Any) -> list[torch.Tenso
 def mamba2_cached_prefix() -> float:
     """How far the outputs of a short rest of a prompt are from those without tracking.
 
-    Returns:
-        the largest difference, in multiples of the largest output.
+    That is the largest difference, in multiples of the largest output.
     """
     rig = Mamba2()
     outputs = []

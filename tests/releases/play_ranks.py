@@ -52,7 +52,6 @@ def main(rank: int, ranks: int, port: int, names: str, *patches: str) -> None:
 
 
 def _group(rank: int, ranks: int, names: list[str]) -> None:
-    """Make the release's groups, once."""
     state: Any = importlib.import_module(_STATE)
     if state.model_parallel_is_initialized():
         return

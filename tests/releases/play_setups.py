@@ -45,13 +45,11 @@ STATES = ("other-tracking",)
 
 
 def main(names: str, patches: Sequence[str]) -> None:
-    """Publish a server with the features, and print what is played."""
     for line in played(names, patches):
         print(json.dumps(line), flush=True)
 
 
 def played(names: str, patches: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The line of each patch."""
     os.environ["SGLANG_PERF_PATCHES"] = "none"
     chosen = [each for each in FEATURES.all if each.name in names.split(",")]
     if any(each.name == "other-gpu" for each in chosen):
@@ -70,8 +68,7 @@ def played(names: str, patches: Sequence[str]) -> Iterator[dict[str, Any]]:
             (line,) = proof.run([patch], _few)
             # A case that makes none reads those of the process.
             servers = [_Made(each) for each in MADE] or [published.published()]
-            on = {name for each in servers for name in FEATURES.of(each)}
-            yield {**line, "on": sorted(on)}
+            yield {**line, "on": sorted({name for each in servers for name in FEATURES.of(each)})}
 
 
 def _lend_gpu() -> None:

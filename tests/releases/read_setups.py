@@ -82,7 +82,6 @@ def _read(model: str, given: Any, switches: Any) -> dict[str, Any]:
 
 
 def _answers(folder: str) -> dict[str, bool]:
-    """What is read of the release's own configuration of a model."""
     from sglang.srt.configs.model_config import ModelConfig
 
     try:
@@ -95,7 +94,6 @@ def _answers(folder: str) -> dict[str, bool]:
 
 
 def fields() -> set[str]:
-    """The arguments that a server of the release has."""
     from sglang.srt.server_args import ServerArgs
 
     kinds = ("__dataclass_fields__", "__struct_fields__")

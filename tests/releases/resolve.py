@@ -29,7 +29,6 @@ from sglang_perf_patches.model.setups import FEATURES
 
 
 def main(imports: str, release: str) -> None:
-    """Import once, and answer each."""
     servers: list[tuple[dict[str, Any] | None, list[str]]] = json.load(sys.stdin)
     if imports == "minimal":
         resolver.leave_out()
@@ -69,7 +68,6 @@ def _pretend_a_mac(torch: Any) -> None:
 
 
 def resolved(release: str, words: list[str]) -> dict[str, Any]:
-    """What the release makes of one server's arguments."""
     random.seed(0)
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

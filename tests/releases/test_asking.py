@@ -24,6 +24,7 @@ from sglang_perf_patches.cli.verbs import asking
 from sglang_perf_patches.model.feature import Setup
 from sglang_perf_patches.model.selection import Selection
 from tests.releases.recipes.models import MODELS
+from tests.releases.recipes.outcomes import resolved
 
 L40 = """
 Driver.gpus = [(8, 9)]
@@ -103,90 +104,90 @@ def test_kimi_linear_needs_no_patch_of_other_states(tmp_path: Path) -> None:
 MTP = "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-num-draft-tokens 4"
 TOPK = f"{MTP} --speculative-eagle-topk"
 TRACKED = "--mamba-radix-cache-strategy extra_buffer"
-ACTS = {
-    # model, flags, release: patch -> state
-    "mtp on FA3": ("dsr1", f"--tp 8 {TOPK} 1", "0.5.23", {"mla.page-table-bound": "live"}),
-    "Triton": (
-        *("dsr1", f"--tp 8 --attention-backend triton {TOPK} 1", "0.5.23"),
-        {"mla.page-table-bound": "not needed"},
-    ),
-    "DSA": ("dsv32", f"--tp 8 {TOPK} 1", "0.5.23", {"mla.page-table-bound": "not needed"}),
-    "Nemotron with MTP": (
-        *("nemotron", f"--tp 4 {TRACKED} {TOPK} 1", "0.5.23"),
-        {"mamba.lightning-rows": "not needed", "mamba.mamba2-chunk-indices": "live"},
-    ),
-    "Ling": (
-        *("ling", f"{TRACKED}", "0.5.23"),
-        {"mamba.lightning-rows": "live", "mamba.mamba2-chunk-indices": "not needed"},
-    ),
-    "Ling without tracking": (
-        *("ling", "--disable-radix-cache", "0.5.23"),
-        {"mamba.lightning-rows": "not needed"},
-    ),
-    "gpt-oss": ("windows", "", "0.5.23", {"swa.window-pool": "not needed"}),
-    "a Gemma": ("gemma", "", "0.5.23", {"swa.window-pool": "live", "swa.pool-ratio": "gated"}),
-    "a limit": ("windows", "--max-running-requests 24", "0.5.23", {"swa.pool-ratio": "live"}),
-    "a ratio": (
-        *("windows", "--max-running-requests 24 --swa-full-tokens-ratio 0.5", "0.5.23"),
-        {"swa.pool-ratio": "gated"},
-    ),
-    "no prefix cache": (
-        *("windows", "--max-running-requests 24 --disable-radix-cache", "0.5.23"),
-        {"swa.pool-ratio": "not needed"},
-    ),
-    "drafts on replicas": (
-        *("windows", f"--tp 2 --dp 2 --enable-dp-attention {TOPK} 1", "0.5.23"),
-        {"swa.idle-admission": "not needed"},
-    ),
-    "they decode": (
-        *("windows", f"--tp 2 --dp 2 --enable-dp-attention --disaggregation-mode decode {TOPK} 1"),
-        *("0.5.23", {"swa.idle-admission": "gated", "swa.page-size-1": "live"}),
-    ),
-    "another kernel": (
-        *("next", "--linear-attn-backend cutedsl", "0.5.23", {"mamba.gdn-prefill-graph": "gated"}),
-    ),
-    "a Gemma on FlashInfer": (
-        *("gemma", "--attention-backend flashinfer", "0.5.23", {"swa.window-pool": "gated"}),
-    ),
-    "a Gemma decodes": (
-        *("gemma", "--disaggregation-mode decode", "0.5.23"),
-        {"swa.page-size-1": "not needed", "swa.idle-admission": "not needed"},
-    ),
-    "windows off Triton": (
-        *("windows", "--disable-overlap-schedule --enable-lora --attention-backend fa3", "0.5.21"),
-        {"swa.window-metadata": "not needed"},
-    ),
-    "windows on Triton": (
-        *("windows", "--attention-backend triton", "0.5.21", {"swa.window-metadata": "live"}),
-    ),
-    "a storage backend": (
-        *("next", "--enable-hierarchical-cache --hicache-storage-backend file", "0.5.23"),
-        {"mamba.slot-exhaustion": "gated"},
-    ),
+ACTS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
+    "0.5.21": {
+        "windows off Triton": (
+            *("windows", "--disable-overlap-schedule --enable-lora --attention-backend fa3"),
+            {"swa.window-metadata": "not needed"},
+        ),
+        "windows on Triton": (
+            *("windows", "--attention-backend triton", {"swa.window-metadata": "live"}),
+        ),
+    },
+    "0.5.23": {
+        "mtp on FA3": ("dsr1", f"--tp 8 {TOPK} 1", {"mla.page-table-bound": "live"}),
+        "Triton": (
+            *("dsr1", f"--tp 8 --attention-backend triton {TOPK} 1"),
+            {"mla.page-table-bound": "not needed"},
+        ),
+        "DSA": ("dsv32", f"--tp 8 {TOPK} 1", {"mla.page-table-bound": "not needed"}),
+        "Nemotron with MTP": (
+            *("nemotron", f"--tp 4 {TRACKED} {TOPK} 1"),
+            {"mamba.lightning-rows": "not needed", "mamba.mamba2-chunk-indices": "live"},
+        ),
+        "Ling": (
+            *("ling", TRACKED),
+            {"mamba.lightning-rows": "live", "mamba.mamba2-chunk-indices": "not needed"},
+        ),
+        "Ling without tracking": (
+            *("ling", "--disable-radix-cache", {"mamba.lightning-rows": "not needed"}),
+        ),
+        "gpt-oss": ("windows", "", {"swa.window-pool": "not needed"}),
+        "a Gemma": ("gemma", "", {"swa.window-pool": "live", "swa.pool-ratio": "gated"}),
+        "a limit": ("windows", "--max-running-requests 24", {"swa.pool-ratio": "live"}),
+        "a ratio": (
+            *("windows", "--max-running-requests 24 --swa-full-tokens-ratio 0.5"),
+            {"swa.pool-ratio": "gated"},
+        ),
+        "no prefix cache": (
+            *("windows", "--max-running-requests 24 --disable-radix-cache"),
+            {"swa.pool-ratio": "not needed"},
+        ),
+        "drafts on replicas": (
+            *("windows", f"--tp 2 --dp 2 --enable-dp-attention {TOPK} 1"),
+            {"swa.idle-admission": "not needed"},
+        ),
+        "they decode": (
+            "windows",
+            f"--tp 2 --dp 2 --enable-dp-attention --disaggregation-mode decode {TOPK} 1",
+            {"swa.idle-admission": "gated", "swa.page-size-1": "live"},
+        ),
+        "another kernel": (
+            *("next", "--linear-attn-backend cutedsl", {"mamba.gdn-prefill-graph": "gated"}),
+        ),
+        "a Gemma on FlashInfer": (
+            *("gemma", "--attention-backend flashinfer", {"swa.window-pool": "gated"}),
+        ),
+        "a Gemma decodes": (
+            *("gemma", "--disaggregation-mode decode"),
+            {"swa.page-size-1": "not needed", "swa.idle-admission": "not needed"},
+        ),
+        "a storage backend": (
+            *("next", "--enable-hierarchical-cache --hicache-storage-backend file"),
+            {"mamba.slot-exhaustion": "gated"},
+        ),
+    },
 }
+"""Release → servers: a model, flags, and the states of some patches."""
 NAMES = {"dsr1": "deepseek-v3", "dsv32": "deepseek-v3.2", "nemotron": "nemotron-3-super"}
 
 
-@pytest.mark.parametrize("release", ["0.5.21", "0.5.23"])
+@pytest.mark.parametrize("release", ACTS)
 def test_live_is_what_acts_in_this_server(release: str, tmp_path: Path) -> None:
-    cases = {name: case for name, case in ACTS.items() if case[2] == release}
+    cases = ACTS[release]
     servers = []
-    for name, (model, flags, *_) in cases.items():
+    for name, (model, flags, _) in cases.items():
         folder = tmp_path / name.replace(" ", "-")
         folder.mkdir()
         if model in NAMES:
             (folder / "config.json").write_text(json.dumps(MODELS[NAMES[model]]))
         else:
             folder = write(folder, model)
-        servers.append((asdict(gpus.KINDS["H200"]), ["--model-path", str(folder), *flags.split()]))
-    place = released.tree(release)
-    out = released.run(
-        place, str(RESOLVE), "minimal", release, given=json.dumps(servers), HF_HUB_OFFLINE="1"
-    )
+        servers.append(("H200", ["--model-path", folder, *flags.split()]))
+    answers = resolved(released.tree(release), servers, release)
     verdicts = verbs.judged(verbs.tree_at(version=release))
     every = Selection("", tuple(one.patch.id for one in verdicts), frozenset(), frozenset())
-    for (name, (*_, expected)), line in zip(cases.items(), out.splitlines(), strict=True):
-        answered = json.loads(line)
+    for (name, (*_, expected)), answered in zip(cases.items(), answers, strict=True):
         assert "setup" in answered, (name, answered)
         on, lacking, having = answered["setup"]
         outlooks = answer.outlooks(every, verdicts, Setup(on, lacking, frozenset(having)))
@@ -316,9 +317,8 @@ def test_a_model_that_the_hub_does_not_give_is_one_sentence(release: str) -> Non
         ask = ("-m", "sglang_perf_patches", "doctor", "--gpu", "H200", "--")
         place = released.tree(release)
         server = ("-m", "sglang.launch_server", "--model-path", "nobody/model")
-        words = (str(place.python), *server)
         with pytest.raises(AssertionError, match=r"can't fetch config\.json of nobody/model from"):
-            released.run(place, *ask, *words, **hub)
+            released.run(place, *ask, str(place.python), *server, **hub)
 
 
 @pytest.mark.whole_matrix

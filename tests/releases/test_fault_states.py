@@ -20,18 +20,15 @@ CLOSE = 0.02
 
 
 def has(name: str, release: str) -> bool:
-    """Whether the data says that a release has a fault."""
     (fault,) = (each for each in FAULTS if each.name == name)
     return release in releases.from_spans(fault.releases)
 
 
 def found(release: str, job: str) -> Any:
-    """What a job of `fault_jobs` finds on a release."""
     return released.value(released.tree(release), JOBS, job)
 
 
 def each_of(*names: str) -> pytest.MarkDecorator:
-    """These releases."""
     return pytest.mark.parametrize("release", names)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +12,13 @@ import pytest
 
 import released
 from configurations import MODELS, write
-from sglang_perf_patches.cli.ask import gpus, resolver
+from sglang_perf_patches.cli.ask import resolver
 from sglang_perf_patches.faults.known import FAULTS
 from sglang_perf_patches.model import releases
 from tests.releases.recipes.commands import GIVEN
 from tests.releases.recipes.models import MODELS as OF_RECIPES
+from tests.releases.recipes.outcomes import resolved
 
-SCRIPT = Path(__file__).with_name("resolve.py")
 NEWEST = releases.KNOWN[-1]
 MLX = "MLX"
 TRACKED = "--mamba-radix-cache-strategy extra_buffer"
@@ -36,15 +35,9 @@ ON_A_GPU = "on a GPU"
 
 
 class Example(NamedTuple):
-    """A server with a fault, and one without that differs in one thing.
+    """A server of `release` with a fault, and a `good` one that differs in one thing.
 
-    Attributes:
-        release: one that has the fault.
-        bad: model and arguments of the server with it.
-        good: of the one without.
-        gpu: theirs; `MLX` for a Mac.
-        is_sure: whether the arguments tell it.
-        refused: whether the release refuses the first of them.
+    `is_sure`: whether the arguments tell it. `refused`: whether the release refuses the bad one.
     """
 
     release: str
@@ -113,9 +106,7 @@ EXAMPLES = {
         NEWEST, f"glm {NEXTN} {RANKS} 2", f"glm {NEXTN} {RANKS} 8", is_sure=False
     ),
     "control-broadcast": Example(
-        NEWEST,
-        f"glm {RANKS} 8",
-        f"glm {RANKS} 8 --enable-dp-attention-local-control-broadcast",
+        NEWEST, f"glm {RANKS} 8", f"glm {RANKS} 8 --enable-dp-attention-local-control-broadcast"
     ),
     "dflash-windows": Example("0.5.17", f"windows {DFLASH}", f"plain {DFLASH}"),
     "tree-windows": Example(
@@ -191,32 +182,17 @@ def asked(release: str, folder: Path, servers: Sequence[tuple[str, str]]) -> lis
                 model, *words = (
                     str(write(folder, word)) if word in MODELS else word for word in line.split()
                 )
-                kind = None if is_mlx else asdict(gpus.KINDS[gpu])
                 device = ["--device", "mps"] if is_mlx else []
-                given[at] = kind, ["--model-path", model, *device, *words]
+                given[at] = None if is_mlx else gpu, ["--model-path", model, *device, *words]
         if given:
             stock = {"SGLANG_USE_MLX": str(int(is_mlx)), "SGLANG_PERF_PATCHES": "none"}
-            found = answered(release, [*given.values()], **stock)
+            found = resolved(released.tree(release), [*given.values()], release, **stock)
             answers |= dict(zip(given, found, strict=True))
     return [answers[at] for at in range(len(servers))]
 
 
-def answered(release: str, given: Sequence[object], **variables: str) -> list[Any]:
-    """What `resolve` prints about servers that are all on GPUs, or all on a Mac."""
-    out = released.run(
-        *(released.tree(release), str(SCRIPT), "minimal", release),
-        given=json.dumps(given),
-        HF_HUB_OFFLINE="1",
-        **variables,
-    )
-    return [json.loads(line) for line in out.splitlines()]
-
-
 @pytest.mark.whole_matrix  # two servers for each fault are resolved
-@pytest.mark.parametrize(
-    "release",
-    [release for release, names in OF_RELEASE.items() if names],
-)
+@pytest.mark.parametrize("release", [release for release, names in OF_RELEASE.items() if names])
 def test_a_server_with_a_fault_is_warned_and_one_without_is_not(
     release: str, tmp_path: Path
 ) -> None:
@@ -270,8 +246,7 @@ def test_commands_that_people_run_on_old_releases_are_warned(
         folder = tmp_path / recipe.model
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(OF_RECIPES[recipe.model]))
-        words = ["--model-path", str(folder), *shlex.split(recipe.flags)]
-        given.append((asdict(gpus.KINDS[recipe.gpu]), words))
-    answers = answered(release, given, SGLANG_USE_MLX="0")
+        given.append((recipe.gpu, ["--model-path", folder, *shlex.split(recipe.flags)]))
+    answers = resolved(released.tree(release), given, release, SGLANG_USE_MLX="0")
     found = {name: set(answer["faults"]) for name, answer in zip(expected, answers, strict=True)}
     assert found == expected

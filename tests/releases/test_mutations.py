@@ -258,7 +258,6 @@ def fields(module: str, lines: list[str], first: int, read: set[str]) -> Iterato
 
 
 def names_read(definition: Definition, how: set[str]) -> set[str]:
-    """The names that a definition's compiled code loads by some kinds of instructions."""
     try:
         waiting = [compile(definition.text, "m.py", "exec")]
     except SyntaxError:  # pieces of it stand in another block

@@ -79,8 +79,6 @@ class Play:
     """How a check is played.
 
     Attributes:
-        patches: that it is of.
-        features: that are on.
         script: what two ranks run, or a module with jobs.
         jobs: of the module, in one process.
         server: further arguments of the ranks' server; None if the script takes none.
@@ -200,8 +198,7 @@ def _servers(release: str, name: str) -> Iterator[tuple[frozenset[str], list[str
 def test_each_declared_feature_is_played(release: str, name: str) -> None:
     for features, patches in _servers(release, name):
         words = ",".join(sorted(features)), *patches
-        lines = released.answers(released.tree(release), SCRIPT, *words)
-        _require_played(lines, patches, features)
+        _require_played(released.answers(released.tree(release), SCRIPT, *words), patches, features)
 
 
 def test_the_quickest_proof_is_played_with_what_it_declares() -> None:

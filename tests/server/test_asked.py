@@ -106,7 +106,6 @@ def test_a_server_that_ends_was_warned_of(tmp_path: Path) -> None:
 def asked(
     environment: Environment, model: Path, selection: str, folder: Path, words: Sequence[str]
 ) -> Any:
-    """What ``doctor --json`` answers for a server."""
     settings = server_variables(selection, folder)
     given = [
         f"{each}={settings[each]}"

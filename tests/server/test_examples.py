@@ -152,7 +152,6 @@ def parsed(name: str) -> dict[str, Any]:
 
 
 def must_be_understood(words: list[str], selection: str) -> None:
-    """By the release's own parser, and by our selection."""
     assert words[:3] == ["python3", "-m", "sglang.launch_server"]
     check = (
         "import sys; from sglang.srt.server_args import ServerArgs; import argparse;"

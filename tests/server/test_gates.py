@@ -43,7 +43,6 @@ KNOWN = "sglang-perf-patches: known fault of sglang "
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The newest release with `all` and the flag."""
     folder = tmp_path_factory.mktemp("gates")
     environment, model = prepared("0.5.23", folder, "dense")
     with running_server(
@@ -124,7 +123,6 @@ def test_strict_ends_the_server_with_one_line(release: str, tmp_path: Path) -> N
 
 
 def logged(server: Server, text: str, times: int) -> list[str]:
-    """The lines of the log, once it has the text so many times."""
     assert wait_for(lambda: server.log.read_text(errors="replace").count(text) >= times)
     return server.log.read_text(errors="replace").splitlines()
 

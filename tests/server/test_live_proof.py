@@ -216,7 +216,6 @@ def test_servers_that_have_ended_are_not_shown(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models, logs, and the records of all servers."""
     return tmp_path_factory.mktemp("servers")
 
 
@@ -304,7 +303,6 @@ def _metrics(running: Server) -> list[str]:
 
 
 def _log(running: Server) -> list[str]:
-    """Our lines about patches in the server's log."""
     lines = running.log.read_text(errors="replace").splitlines()
     ours = [line for line in lines if "sglang-perf-patches: " in line]
     return [line for line in ours if ": known fault of sglang " not in line]

@@ -79,7 +79,6 @@ class Talk:
         return int(said["meta_info"]["cached_tokens"])
 
     def ask_together(self, asked: Sequence[Asked]) -> list[int]:
-        """Several at once."""
         with ThreadPoolExecutor(len(asked)) as executor:
             return list(executor.map(self.ask, asked))
 
@@ -264,14 +263,12 @@ def replies_are_stocks(
 
 
 def prepared(release: str, folder: Path, kind: str = "hybrid") -> tuple[Environment, Path]:
-    """A release's environment with this checkout, and a model: a hybrid, or a ``dense`` one."""
     environment = sglang_environment(release)
     install_checkout(environment)
     return environment, write_model(environment, folder, kind)
 
 
 def live(server: Server) -> set[str]:
-    """The patches that are live in the scheduler; none of the set may be gated."""
     patches = [
         patch
         for process in processes(server)
@@ -291,7 +288,6 @@ def serving(
     *arguments: str,
     **settings: str,
 ) -> Iterator[Server]:
-    """A server with that selection of patches, and `hybrid_probe`."""
     plugin = folder / "hybrid_probe-1.dist-info"
     plugin.mkdir(exist_ok=True)
     (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: hybrid-probe\nVersion: 1\n")
@@ -309,7 +305,6 @@ def serving(
 
 
 def body(asked: Asked) -> dict[str, Any]:
-    """The request's content."""
     sampling = {"temperature": 0, "max_new_tokens": asked.count, "ignore_eos": True}
     tenant = {"extra_key": asked.tenant} if asked.tenant else {}
     image = {"image_data": png(asked.colour)} if asked.colour else {}
@@ -317,7 +312,6 @@ def body(asked: Asked) -> dict[str, Any]:
 
 
 def png(colour: bytes, side: int = 64) -> str:
-    """An image of one colour."""
     size = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     rows = zlib.compress((b"\0" + colour * side) * side)
     chunks = (
@@ -328,5 +322,4 @@ def png(colour: bytes, side: int = 64) -> str:
 
 
 def words(chance: Random, count: int) -> tuple[int, ...]:
-    """Tokens that are words."""
     return tuple(chance.randrange(3, 500) for _ in range(count))

@@ -24,7 +24,6 @@ _REQUESTS = workload(8)
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """What came of the same requests, by the selection that the server ran with."""
     folder = tmp_path_factory.mktemp("server")
     environment, model = prepared("0.5.23", folder, "dense")
     return {

@@ -59,7 +59,6 @@ class Seen:
     log: str
 
     def is_ours(self, name: str) -> bool:
-        """Whether a definition had code of ours."""
         return self.has_code_of(name, "sglang_perf_patches")
 
     def has_code_of(self, name: str, part: str) -> bool:
@@ -148,7 +147,6 @@ def test_both_servers_answer_alike(wrapped: Seen, replaced: Seen) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models, logs and distributions."""
     return tmp_path_factory.mktemp("second-plugin")
 
 

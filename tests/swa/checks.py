@@ -83,7 +83,6 @@ def resumes_what_fits_in_pages() -> None:
 
 
 def gates(page_size: int) -> None:
-    """Situations that are stock's: each alone turns a served queue into an unserved one."""
     shape = Shape(window=32, page_size=page_size, swa_tokens=1024, full_tokens=4096, context=1024)
     queue = DecodeWorker(shape).queue
     assert windows.unserved(queue) is None

@@ -24,8 +24,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def run_jobs() -> Jobs:
-    """``run_jobs(release, jobs)``: what a process with that release answers, one dict a job."""
-
     def run(release: str, jobs: Sequence[released.Job]) -> list[dict[str, Any]]:
         return released.play(released.tree(release), _HERE / "jobs.py", jobs)
 

@@ -24,7 +24,6 @@ LONG = Play((((2, 900),),), 16, None, smaller=8)
 
 
 def broken_graphs(how: str) -> str | None:
-    """What the proof says while something is broken in a way; None if it passes."""
     publish()
     wanted = LONG if how == "any choice" else ONE
     try:

@@ -54,7 +54,6 @@ _MODULES = (
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """The functions of the other modules are jobs too."""
     found = {id(job): job for module in _MODULES if (job := getattr(module, name, None))}
     if not found:
         raise AttributeError(name)
@@ -77,7 +76,6 @@ def _have_stock() -> None:
 
 
 def states() -> dict[str, list[Any]]:
-    """Each patch's state, and whether its code has run."""
     engine.look_again()
     report = engine.report()
     return (
@@ -88,23 +86,12 @@ def states() -> dict[str, list[Any]]:
 
 
 def prove(patches: list[str]) -> list[dict[str, Any]]:
-    """The lines of these patches' cases, with inputs from hypothesis."""
     _have_stock()
     return list(proof.run(patches, drawn))
 
 
 def broken(names: list[str], selection: str, job: str, arguments: dict[str, Any]) -> str | None:
-    """What a job says while these functions of the patches do nothing; None if it passes.
-
-    Args:
-        names: functions of the set's modules.
-        selection: what is live meanwhile.
-        job: which job.
-        arguments: its arguments.
-
-    Raises:
-        Exception: the job failed in another way than by a check.
-    """
+    """What a job says while these functions of the patches do nothing; None if it passes."""
     try:
         with _out_of_work(names):
             select(selection)

@@ -52,7 +52,6 @@ ROUNDS = (
 
 
 def main(rank: int, ranks: int, port: int, selection: str) -> None:
-    """Boot, capture, serve and print."""
     prepare()
     flash: Any = importlib.import_module(FLASH)
     # As in a server, whose runners are imported before its attention backend is made.

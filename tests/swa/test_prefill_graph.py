@@ -43,7 +43,6 @@ SAYS = {
 
 @pytest.fixture(scope="module", params=RELEASES)
 def answers(request: pytest.FixtureRequest, run_jobs: Jobs) -> dict[str, Any]:
-    """What every job answers on a release."""
     jobs: dict[str, tuple[str, dict[str, Any]]] = {
         "waits": ("waits_for_each_layer", {}),
         "off": ("stocks_once_it_is_off", {}),

@@ -92,13 +92,7 @@ def plan_of_leaving(release: str) -> Plan:
 
 
 def plan_in_depth(release: str, episodes: int, whole: bool) -> Plan:
-    """Every check of a release, with so many random episodes.
-
-    Args:
-        release: which one.
-        episodes: how many of them.
-        whole: whether every check of the host's pool is among them.
-    """
+    """Every check of a release; if `whole`, every one of the host's pool."""
     jobs: Plan = []
 
     def add(key: str, job: str, /, **arguments: Any) -> None:

@@ -29,7 +29,6 @@ WAITS = {"replayed": 2, "decode": 3, "extend": 3}
 
 @pytest.fixture(scope="module", params=RELEASES)
 def answers(request: pytest.FixtureRequest, run_jobs: Jobs) -> dict[str, Any]:
-    """What every job answers on a release."""
     whole = tiers.is_whole(request.config)
     jobs: dict[str, tuple[str, dict[str, Any]]] = {
         "waits": ("waits_for_windows", {}),

@@ -44,7 +44,6 @@ SAYS = {
 
 @pytest.fixture(scope="module", params=EACH)
 def answers(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What every job answers on a release."""
     whole = tiers.is_whole(request.config)
     jobs: dict[str, tuple[str, dict[str, Any]]] = {
         "left to stock": ("left_to_stock", {}),

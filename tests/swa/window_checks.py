@@ -39,7 +39,6 @@ PATCH = "swa.window-pool"
 
 @contextlib.contextmanager
 def booted(selection: str, model: str = "gemma-3", **asked: Any) -> Iterator[WindowServer]:
-    """A server under a selection of patches, which went live before it was published."""
     prepare()
     publish(max_running_requests=8)  # an earlier server of this process is over
     sglang_perf_patches.activate(selection)
@@ -144,7 +143,6 @@ def pressed_hard(episodes: int) -> dict[str, int]:
 
 @cache
 def _of_stock() -> dict[str, Any]:
-    """What a load on stock gives, in which nothing of ours is broken."""
     publish()
     return proof._played("gemma-3", window_loads.LONG, {}, False)
 

@@ -34,7 +34,6 @@ from tests.proof.swa.window_server import WindowServer, checksum, prepare
 
 
 def main(rank: int, ranks: int, port: int, selection: str) -> None:
-    """Boot, play and print."""
     prepare()
     sglang_perf_patches.activate(selection)
     server = WindowServer(rank=rank, port=port, tp_size=ranks)

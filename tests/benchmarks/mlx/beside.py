@@ -73,7 +73,6 @@ class Reply:
 
 
 def main() -> int:
-    """Boot and load by turns."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--release", default="0.5.23")
     parser.add_argument("--here", action="store_true", help="this interpreter's packages")
@@ -93,20 +92,18 @@ def main() -> int:
     parser.add_argument("--loads", default="unique,shared,turns")
     parser.add_argument("--slots", type=int, default=16_384, help="of sglang's pool, in tokens")
     parser.add_argument("--warm", action="store_true", help="send each load once before")
-    parser.add_argument("--keep", type=Path, help="keep model and logs here")
     given = parser.parse_args()
     # A server ends with the block that began it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="mlx-beside-") as scratch:
-        _measure(given, given.keep or Path(scratch))
+        _measure(given, Path(scratch))
     return 0
 
 
 def _measure(given: argparse.Namespace, folder: Path) -> None:
     python = _python(given)
-    folder.mkdir(parents=True, exist_ok=True)
     model = given.model or str(folder / "model")
-    if not given.model and not Path(model).exists():
+    if not given.model:
         code = (
             "import sys; sys.path += sys.argv[3:]; from served import write; write(*sys.argv[1:3])"
         )
@@ -238,11 +235,7 @@ def _words(seed: str, count: int) -> list[str]:
 
 
 def _asked(port: int, prompt: str, given: argparse.Namespace) -> Reply:
-    """Stream one reply.
-
-    Raises:
-        RuntimeError: the server refused.
-    """
+    """Stream one reply; a RuntimeError if the server refuses."""
     body = {"model": "default_model", "prompt": prompt, "max_tokens": given.replies}
     body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
     body |= {"ignore_eos": True}  # mlx_lm.server has no such option; the random models say none

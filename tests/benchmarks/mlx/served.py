@@ -46,12 +46,7 @@ _MODELS: dict[str, dict[str, Any]] = {
         "intermediate_size": 3584,
         **_QWEN35,
     },
-    "hybrid-2b": {
-        "vocab_size": 248_320,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        **_QWEN35,
-    },
+    "hybrid-2b": {"vocab_size": 248_320, "hidden_size": 2048, "intermediate_size": 6144, **_QWEN35},
 }
 """Qwen3-0.6B; and Qwen3-Next's layers, without experts, with the dimensions of Qwen3.5-0.8B and
 2B."""
@@ -62,13 +57,10 @@ _CHAT = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 def write(folder: str, shape: str) -> None:
     """Write config, weights and tokenizer; runs where mlx and ``tests/harness`` are.
 
-    No reply ends early: the end's logit is 0, which is never the largest.
-
-    Args:
-        folder: where to.
-        shape: ``tiny`` (Qwen3 for a CPU), ``window`` (gpt-oss' layers of that size), ``0.6b``
-            (Qwen3-0.6B) or ``0.6b-4bit``; with gated delta nets ``hybrid`` (for a CPU),
-            ``hybrid-0.8b`` or ``hybrid-2b`` (Qwen3.5's dimensions).
+    No reply ends early: the end's logit is 0, which is never the largest. The shapes: ``tiny``
+    (Qwen3 for a CPU), ``window`` (gpt-oss' layers of that size), ``0.6b`` (Qwen3-0.6B) or
+    ``0.6b-4bit``; with gated delta nets ``hybrid`` (for a CPU), ``hybrid-0.8b`` or ``hybrid-2b``
+    (Qwen3.5's dimensions).
     """
     import mlx.core as mx
 

@@ -49,7 +49,6 @@ class Replies:
 
     Attributes:
         seconds: until the last reply was whole.
-        tokens: of each reply.
         latencies: seconds of each.
         cached: tokens of each prompt that the prefix cache had.
         steps: verify steps of all, 0 without speculation.
@@ -64,37 +63,22 @@ class Replies:
     logprobs: list[list[float]]
 
     def figures(self) -> dict[str, float]:
-        """Milliseconds until the last and the median reply was whole."""
         return {"last": 1e3 * self.seconds, "median": 1e3 * statistics.median(self.latencies)}
 
 
 class Server:
-    """The Engine.
+    """The Engine; `words` is the size of its vocabulary.
 
-    Attributes:
-        engine: sglang's own object.
-        folder: for what it writes.
-        words: how many words its vocabulary has.
-        has_cache: whether it keeps prefixes.
-        boot_s: how long it took to boot.
-        said: what its scheduler's process says of the patches and graphs; empty without patches.
+    `said`: what its scheduler's process says of the patches and graphs; empty without patches.
     """
 
     def __init__(
-        self,
-        shape: str,
-        options: Mapping[str, Any],
-        model: Mapping[str, Any],
-        *,
-        asks: bool = True,
+        self, shape: str, options: Mapping[str, Any], model: Mapping[str, Any], *, asks: bool = True
     ) -> None:
-        """Boot it, and wait for what ``injected/`` prepares.
+        """Boot a shape (`shapes.write`), and wait for what ``injected/`` prepares.
 
-        Args:
-            shape: see `shapes.write`.
-            options: fields of ServerArgs; None takes one of the shape's away.
-            model: changes to its configuration.
-            asks: whether `ask` will be called.
+        `options` are fields of ServerArgs, of which None takes one of the shape's away, and `model`
+        changes its configuration. `asks`: whether `ask` will be called.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="rig-"))
         if asks:
@@ -116,18 +100,13 @@ class Server:
         self.said: dict[str, Any] = self.ask("said", limit_s=300) if asks else {}
 
     def close(self) -> None:
-        """End it."""
         self.engine.shutdown()
 
     def ask(self, what: str, *details: Any, limit_s: float = 120) -> Any:
-        """Have every rank's process do something between requests.
+        """Have every rank's process do something between requests; what the first one answers.
 
-        Returns:
-            what the first rank answers; lists are those of all ranks, one behind the other.
-
-        Raises:
-            RuntimeError: it failed there.
-            TimeoutError: no answer came.
+        Lists are those of all ranks, one behind the other. A RuntimeError if it failed there, a
+        TimeoutError if no answer came.
         """
         self._number += 1
         part = self.folder / "asked"
@@ -156,18 +135,15 @@ class Server:
         return {each.suffix[1:]: json.loads(each.read_text("utf-8")) for each in by_rank}
 
     def flush(self) -> None:
-        """Empty the prefix cache, once nothing runs."""
         time.sleep(0.2)
         with contextlib.suppress(AttributeError):
             self.engine.flush_cache()
         time.sleep(0.1)
 
     def seed(self, text: str) -> None:
-        """Have the next prompts follow from a text."""
         self._draw = random.Random(text)
 
     def prompts(self, count: int, length: int) -> Prompts:
-        """New ones."""
         first = 10 if self.words > 100 else 3
         words = [self._draw.randrange(first, self.words) for _ in range(count * length)]
         return [words[start : start + length] for start in range(0, len(words), length)]
@@ -190,10 +166,9 @@ class Server:
     def mixed(
         self, sent: Sequence[tuple[list[int], float | None]], output: int
     ) -> list[tuple[int, list[int]]]:
-        """Send prompts at once, of which those with a number are aborted after so many seconds.
+        """Of prompts sent at once, tokens that the prefix cache had, and those of the replies.
 
-        Returns:
-            how many tokens of each prompt the prefix cache had, and the tokens of its reply.
+        Those with a number are aborted after so many seconds.
         """
 
         async def one(prompt: list[int], ends: float | None) -> tuple[int, list[int]]:
@@ -269,9 +244,8 @@ def quartiles(values: Sequence[float]) -> list[float]:
 def patches_here(server: int | None = None) -> dict[str, list[str]]:
     """The patches that ran in processes of a server, and those that stayed out, with why.
 
-    Without a PID the server is this process's.
-
-    A patch that ran in several processes, such as two ranks, is there as often.
+    Without a PID the server is this process's. A patch that ran in several processes, such as two
+    ranks, is there as often.
     """
     from sglang_perf_patches.telemetry import records
 
@@ -306,7 +280,6 @@ def memory() -> int:
 
 
 def greedily(output: int) -> dict[str, Any]:
-    """The sampling parameters of so many tokens."""
     return {"temperature": 0, "max_new_tokens": output, "ignore_eos": True}
 
 

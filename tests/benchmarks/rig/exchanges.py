@@ -57,7 +57,6 @@ class Board:
         return found
 
     def close(self) -> None:
-        """Let go of the memory."""
         self._view.release()
         self._memory.close()
 
@@ -117,7 +116,6 @@ def work(rank: int, ranks: int, store: str, name: str, results: Any) -> None:
 
 
 def measure(ranks: int) -> dict[str, Any]:
-    """Quartiles over the rounds of the slowest rank's time."""
     context = get_context("spawn")
     memory = shared_memory.SharedMemory(create=True, size=2 * ranks * _SLOT)
     results = context.Queue()
@@ -143,7 +141,6 @@ def measure(ranks: int) -> dict[str, Any]:
 
 
 def main(words: list[str]) -> int:
-    """Measure; 2 on bad usage."""
     if not words or not all(word.isdigit() and int(word) > 1 for word in words[1:]):
         print(__doc__, file=sys.stderr)
         return 2

@@ -58,6 +58,15 @@ LLAMA: dict[str, Any] = {
     "head_dim": 128,
     "rope_theta": 10000.0,
 }
+LLAMA_8B: dict[str, Any] = {
+    **LLAMA,
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
 LLAMA_DRAFT = {"architectures": ["LlamaForCausalLMEagle"], "num_hidden_layers": 1}
 DEEPSEEK: dict[str, Any] = {
     **COMMON,
@@ -124,6 +133,19 @@ GDN: dict[str, Any] = {
     "norm_topk_prob": True,
     "mlp_only_layers": [],
     "full_attention_interval": 4,
+}
+GEMMA_3: dict[str, Any] = {
+    **COMMON,
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "vocab_size": 262208,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 10000.0,
+    "sliding_window": 1024,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
 }
 GPT_OSS: dict[str, Any] = {
     **COMMON,

@@ -40,7 +40,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from engine import quartiles
 from seat import PROMPT, cells, seat
@@ -53,25 +53,17 @@ BITS = int(os.environ.get("BITS", "0"))
 DECODES = os.environ.get("DECODES", "1 16 64").split()
 PROFILES = os.environ.get("PROFILES", "1") == "1"
 WARM = 2
-AnyBoot = TypeVar("AnyBoot", bound="Boot")
 
 
 class Boot:
     """An Engine in a process of its own.
 
-    Attributes:
-        script: what that process runs.
-        plan: as in the docstring of this module.
-        name: of the boot.
-        found: what came of it.
-        shares: whether it stops while it has nothing to do, because others measure then.
+    `found` is what came of it; if it `shares`, it stops while others measure.
     """
 
-    script = __file__
     shares = True
 
     def __init__(self, plan: Mapping[str, Any], folder: Path) -> None:
-        """Start to boot."""
         self.plan = plan
         self.name: str = plan["name"]
         self.found: dict[str, Any] = {**plan}
@@ -81,7 +73,7 @@ class Boot:
         self._read = self._replies.open(encoding="utf-8")
         self._look = 0.0
         self._late = False
-        words = [sys.executable, self.script, "seat", str(self._replies), json.dumps(plan)]
+        words = [sys.executable, __file__, "seat", str(self._replies), json.dumps(plan)]
         if plan.get("patches"):
             words = [sys.executable, "-m", "sglang_perf_patches", "run", *words]
         below = os.environ.get("PYTHONPATH", "")
@@ -152,28 +144,24 @@ class Boot:
         }
 
     def rest(self, on: bool) -> None:
-        """Stop all its processes, or let them continue."""
         if self.shares and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGSTOP if on else signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it, with all that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
 @contextlib.contextmanager
-def booting(
-    out: Path, plan: Sequence[Mapping[str, Any]], boot: type[AnyBoot]
-) -> Iterator[list[AnyBoot]]:
+def booting(out: Path, plan: Sequence[Mapping[str, Any]]) -> Iterator[list[Boot]]:
     """The Engines of a plan, which begin to boot and end with the block; logs are next to `out`."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no Engine stays behind
     folder = out.parent / f"{out.stem}-logs"
     folder.mkdir(parents=True, exist_ok=True)
-    boots: list[AnyBoot] = []
+    boots: list[Boot] = []
     try:
-        boots.extend(boot(each, folder) for each in plan)
+        boots.extend(Boot(each, folder) for each in plan)
         for each in boots:
             each.shares = len(boots) > 1
         yield boots
@@ -190,7 +178,7 @@ def main(out: Path, plan: Sequence[Mapping[str, Any]]) -> int:
     def has_time() -> bool:
         return time.monotonic() - began < LIMIT_S
 
-    with booting(out, plan, Boot) as boots:
+    with booting(out, plan) as boots:
 
         def write() -> None:
             result = {"boots": {boot.name: boot.found for boot in boots}, "groups": groups}
@@ -216,7 +204,6 @@ def main(out: Path, plan: Sequence[Mapping[str, Any]]) -> int:
 
 
 def parts() -> dict[str, Callable[[Sequence[Boot]], dict[str, Any]]]:
-    """What is measured of a group, by name."""
     found: dict[str, Callable[[Sequence[Boot]], dict[str, Any]]] = {
         name: partial(in_turn, cell=cell) for name, cell in cells().items()
     }
@@ -227,8 +214,7 @@ def parts() -> dict[str, Callable[[Sequence[Boot]], dict[str, Any]]]:
     return found
 
 
-def booted(boots: Sequence[AnyBoot], until: float) -> list[AnyBoot]:
-    """Those that have booted in time, at rest."""
+def booted(boots: Sequence[Boot], until: float) -> list[Boot]:
     up = []
     for boot in boots:
         answer = boot.answer(max(1.0, until - time.monotonic()))

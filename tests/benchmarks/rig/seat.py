@@ -32,15 +32,10 @@ def cells() -> dict[str, tuple[int, int, int]]:
     return by_name
 
 
-Does = Mapping[str, Callable[..., Any]]
-"""What an Engine can be asked to do, by name."""
-
-
 class Seat:
     """One Engine of a plan, in this process, which does as told."""
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
-        """Boot it."""
         options, model = parsed(plan.get("options", ()))
         self.server = Server(plan["shape"], options, model, asks=False)
         self._ranks = int(options.get("tp_size") or 1)
@@ -156,25 +151,9 @@ class Seat:
 
 
 def seat(replies: str, plan: Mapping[str, Any]) -> None:
-    """Boot one Engine, then answer until standard input ends."""
-
-    def boot() -> tuple[Server, dict[str, Any], Does]:
-        mine = Seat(plan)
-        names = ("time", "states", "bits", "prefills", "decodes", "host")
-        does = {name: getattr(mine, name) for name in names}
-        return mine.server, {}, does
-
-    answer_until_end(replies, boot)
-
-
-def answer_until_end(
-    replies: str, boot: Callable[[], tuple[Server, Mapping[str, Any], Does]]
-) -> None:
     """Boot one Engine, then do what standard input asks for, a line each, until it ends.
 
-    Args:
-        replies: the file that `fleet.Boot` reads.
-        boot: gives the Engine, what else is to be said when it has booted, and what it can do.
+    `fleet.Boot` reads the file `replies`.
     """
     with open(replies, "w", encoding="utf-8") as out:
 
@@ -183,15 +162,15 @@ def answer_until_end(
             out.flush()
 
         try:
-            server, more, does = boot()
+            mine = Seat(plan)
         except BaseException:
             say({"error": traceback.format_exc()[-2000:]})
             raise
-        say({"boot s": server.boot_s, "GPU MiB": memory(), **more})
+        say({"boot s": mine.server.boot_s, "GPU MiB": memory()})
         for line in sys.stdin:
             what, *details = json.loads(line)
             try:
-                say(does[what](*details))
+                say(getattr(mine, what)(*details))
             except Exception:
                 say({"error": traceback.format_exc()[-2000:]})
-        server.close()
+        mine.server.close()

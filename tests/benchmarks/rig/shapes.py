@@ -18,9 +18,11 @@ from families import (
     DEEPSEEK,
     EAGLE,
     GDN,
+    GEMMA_3,
     GPT_OSS,
     HYBRID,
     LLAMA,
+    LLAMA_8B,
     LLAMA_DRAFT,
     NEMOTRON,
     TRACKED,
@@ -102,19 +104,7 @@ def _gemma_4(target: Mapping[str, Any], assistant: Mapping[str, Any]) -> Shape:
 SHAPES: dict[str, Shape] = {
     "llama": Shape(LLAMA, EAGLE, LLAMA_DRAFT),
     # Llama-3.1-8B's, with a draft of one layer.
-    "llama-8b": Shape(
-        {
-            **LLAMA,
-            "vocab_size": 128256,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-        },
-        EAGLE,
-        LLAMA_DRAFT,
-    ),
+    "llama-8b": Shape(LLAMA_8B, EAGLE, LLAMA_DRAFT),
     # A small DeepSeek-V3 with its own MTP layer as the draft.
     "deepseek": Shape(DEEPSEEK, EAGLE),
     # DeepSeek-V2-Lite's dimensions in DeepSeek-V3's architecture, which has an MTP layer.
@@ -161,46 +151,26 @@ SHAPES: dict[str, Shape] = {
     ),
     "gemma-3-12b": Shape(
         {
-            **COMMON,
-            "architectures": ["Gemma3ForCausalLM"],
-            "model_type": "gemma3_text",
-            "vocab_size": 262208,
+            **GEMMA_3,
             "hidden_size": 3840,
             "intermediate_size": 15360,
             "num_hidden_layers": 48,
             "num_attention_heads": 16,
             "num_key_value_heads": 8,
-            "head_dim": 256,
-            "query_pre_attn_scalar": 256,
-            "rope_theta": 1e6,
-            "rope_local_base_freq": 10000.0,
-            "sliding_window": 1024,
             "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 8,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "tie_word_embeddings": True,
         }
     ),
     "gemma-3-4b": Shape(
         {
-            **COMMON,
-            "architectures": ["Gemma3ForCausalLM"],
-            "model_type": "gemma3_text",
-            "vocab_size": 262208,
+            **GEMMA_3,
             "hidden_size": 2560,
             "intermediate_size": 10240,
             "num_hidden_layers": 34,
             "num_attention_heads": 8,
             "num_key_value_heads": 4,
-            "head_dim": 256,
-            "query_pre_attn_scalar": 256,
-            "rope_theta": 1e6,
-            "rope_local_base_freq": 10000.0,
-            "sliding_window": 1024,
             "layer_types": [
                 "full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(34)
             ],
-            "hidden_activation": "gelu_pytorch_tanh",
-            "tie_word_embeddings": True,
         }
     ),
     # Two of Gemma 4's targets with their assistants, which read the targets' KV.
@@ -235,17 +205,7 @@ SHAPES: dict[str, Shape] = {
         {"hidden_size": 256, "intermediate_size": 2048, "num_attention_heads": 4},
     ),
     # Llama-3.1-8B's dimensions, with stock's own choices.
-    "llama-8b-plain": Shape(
-        {
-            **LLAMA,
-            "vocab_size": 128256,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-        }
-    ),
+    "llama-8b-plain": Shape(LLAMA_8B),
     "gpt-oss-small": Shape(
         {
             **GPT_OSS,
@@ -334,19 +294,10 @@ SHAPES: dict[str, Shape] = {
 
 
 def write(name: str, folder: Path, changes: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """Put a model where an Engine reads it.
+    """Put a model where an Engine reads it; its arguments, and how many words its vocabulary has.
 
-    Args:
-        name: in `SHAPES`, or the folder of a model with weights.
-        folder: for the configurations.
-        changes: to the configuration. With other ``num_hidden_layers`` its layers' types are
-            repeated or cut.
-
-    Returns:
-        arguments of its Engine, and how many words its vocabulary has.
-
-    Raises:
-        ValueError: there is no such shape or folder.
+    `name` is in `SHAPES`, or the folder of a model with weights. With a change of
+    ``num_hidden_layers`` its layers' types are repeated or cut.
     """
     if name not in SHAPES:
         if not (Path(name) / "config.json").is_file():

@@ -34,7 +34,6 @@ Reading = tuple[float, dict[str, tuple[int, float]]]
 
 
 def measured(server: Server, count: int, folder: Path) -> dict[str, Any]:
-    """One batch: the ranks' readings while it decodes."""
     server.generate(server.prompts(count, 256), 32, **_handed_over(server, count))
     began = time.monotonic()
     replies = server.generate(server.prompts(count, 256), TOKENS, **_handed_over(server, count))
@@ -80,7 +79,6 @@ def _between(first: Reading, last: Reading, steps: float) -> dict[str, Any]:
 
 
 def main(words: list[str]) -> int:
-    """Boot, measure; 2 on bad usage."""
     if len(words) < 2:
         print(__doc__, file=sys.stderr)
         return 2

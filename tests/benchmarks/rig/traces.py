@@ -29,15 +29,7 @@ _BETWEEN_RANKS = re.compile(
 
 
 def events(server: Server, work: Callable[[], object], **options: Any) -> list[Event]:
-    """The events of a profile of some work; none if none is written.
-
-    Of several ranks those of the first: what a GPU does is asked of one GPU.
-
-    Args:
-        server: whose processes are profiled.
-        work: what is done meanwhile.
-        options: of ``start_profile``, such as ``activities``.
-    """
+    """The events of a profile of some work, of the first rank; none if none is written."""
     folder = Path(tempfile.mkdtemp(dir=server.folder))
     server.profile(folder, True, **options)
     work()

@@ -15,8 +15,7 @@ sglang_perf_patches run`` with SGLANG_PERF_PATCHES, the release and its packages
 
 Variables: ROUNDS (13); CELLS, the prompts of ``ttft`` ("1x130 1x519 8x512 1x4000"); BATCHES
 ("1 16 64"), PROMPT (256) and TOKENS (160) of ``tpot``; SAID (200), the prompts of ``tokens``;
-MIXED (1000), those of ``mixed``; TOGETHER ("8x60 … 8x810"), those of ``together``. LENT_NAMES=1
-lets an older release start next to newer kernel wheels.
+MIXED (1000), those of ``mixed``; TOGETHER ("8x60 … 8x810"), those of ``together``.
 
 OUT.json is rewritten after each part: ``{"options", "boot s", "said", "patches", PART: …}``. A
 part that takes turns has for each cell ``{FIGURE: {SIDE: {"ms", "ratio"}}}``: quartiles of the
@@ -56,11 +55,7 @@ class Sides:
     """The sides, and which the server shows."""
 
     def __init__(self, server: Server, names: Sequence[str]) -> None:
-        """Take the patches that are live in the server.
-
-        Raises:
-            ValueError: a side has a patch that is not.
-        """
+        """Raises a ValueError if a side has a patch that is not live in the server."""
         self.server = server
         self.live: list[str] = server.said["patches"]
         self.off = {name: self._off(name) for name in dict.fromkeys(["stock", *names])}
@@ -76,7 +71,6 @@ class Sides:
         return [each for each in self.live if (each in named) == name.startswith("-")]
 
     def show(self, name: str) -> None:
-        """Have the server show a side."""
         self.server.ask("show", self.off[name], name)
 
     def by_turns(
@@ -84,9 +78,8 @@ class Sides:
     ) -> dict[str, list[Replies]]:
         """What each side replies, in another order each round.
 
-        Args:
-            make: gives the prompts of a round: the same for all sides, or those of each.
-            output: tokens of each reply.
+        `make` gives the prompts of a round, the same for all sides or those of each, and `output`
+        is the tokens of a reply.
         """
         taken: dict[str, list[Replies]] = {name: [] for name in self.off}
         for number in range(-WARM, ROUNDS):
@@ -94,13 +87,11 @@ class Sides:
             for name in list(self.off)[:: 1 if number % 2 else -1]:
                 self.show(name)
                 mine = prompts[name] if isinstance(prompts, Mapping) else prompts
-                replies = self.server.generate(mine, output)
                 if number >= 0:
-                    taken[name].append(replies)
+                    taken[name].append(self.server.generate(mine, output))
         return taken
 
     def prefill(self, cell: str, times: int) -> None:
-        """New prompts of a cell, so many times."""
         for _ in range(times):
             self.server.generate(self.server.prompts(*map(int, cell.split("x"))), 1)
 
@@ -142,7 +133,6 @@ def same(taken: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Any]:
 
 
 def flat(taken: Mapping[str, Sequence[Replies]]) -> dict[str, list[list[int]]]:
-    """The tokens of all replies of each side."""
     return {name: [t for one in all_of for t in one.tokens] for name, all_of in taken.items()}
 
 
@@ -205,9 +195,8 @@ def continued(sides: Sides) -> dict[str, Any]:
 def tokens(sides: Sides) -> dict[str, Any]:
     """Greedy tokens of many prompts and of longer ones that begin with them, and what they leave.
 
-    Compared are also the tokens' log-probabilities, and the states or the KV at the end.
-
-    One at a time: no race may decide which requests share a batch.
+    Compared are also the tokens' log-probabilities, and the states or the KV at the end. One at a
+    time: no race may decide which requests share a batch.
     """
     server, draw = sides.server, random.Random(5)
     lengths = [draw.choice((17, 64, 65, 300, 519, 1100, 2500)) for _ in range(SAID // 2)]
@@ -364,7 +353,6 @@ USUAL = ("tokens", "together", "ttft", "tpot", "prefills", "decodes")
 
 
 def main(words: Sequence[str]) -> int:
-    """Boot, measure; 2 on bad usage."""
     if len(words) < 3:
         print(__doc__, file=sys.stderr)
         return 2
@@ -373,10 +361,6 @@ def main(words: Sequence[str]) -> int:
     if unknown := set(parts) - set(PARTS):
         print(f"turns: no part {min(unknown)!r}: {', '.join(PARTS)}", file=sys.stderr)
         return 2
-    if os.environ.get("LENT_NAMES"):
-        from tests.proof import stubs
-
-        stubs.lend_beside_wheels()
     options, model = parsed(word for word in rest if "=" in word)
     try:
         server = Server(shape, options, model)

@@ -33,7 +33,6 @@ class Reply:
 
 
 def _summary(replies: Sequence[Reply]) -> dict[str, Any]:
-    """How requests ended, and when their first tokens came."""
     firsts = [reply.first for reply in replies if reply.first is not None]
     return {
         "finished": sum(reply.ended == "length" for reply in replies),
@@ -79,8 +78,7 @@ def _start(
         start(_prefill, ids, output, room)
         burst.threads.append(start(_decode, side, ids, output, room, burst.replies[number]))
         if number in aborted:
-            after = 0.02 + 0.9 * (number / len(prompts))
-            burst.threads.append(start(_abort, side, room, after))
+            burst.threads.append(start(_abort, side, room, 0.02 + 0.9 * (number / len(prompts))))
     return burst
 
 

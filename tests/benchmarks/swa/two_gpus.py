@@ -74,7 +74,6 @@ class Side:
 
     @property
     def port(self) -> int:
-        """The port that belongs to the name."""
         return PORTS[self.name]
 
     def probes(self) -> list[Path]:
@@ -82,13 +81,11 @@ class Side:
         return sorted(self.probe.parent.glob(self.probe.name.replace("PID", "*")))
 
     def reset(self) -> None:
-        """Have the probes begin again."""
         for each in self.probes():
             Path(f"{each}.reset").touch()
 
 
 def software() -> dict[str, str]:
-    """What runs, by its version."""
     import sglang
 
     told = {"sglang": sglang.__version__}
@@ -99,7 +96,6 @@ def software() -> dict[str, str]:
 
 
 def gpus() -> list[str]:
-    """The GPUs, and what is taken of their memory."""
     wanted = ["--query-gpu=name,driver_version,memory.used", "--format=csv,noheader"]
     try:
         done = subprocess.run(["nvidia-smi", *wanted], capture_output=True, text=True, timeout=20)
@@ -157,8 +153,7 @@ def servers(
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            ranks = 1 if name == "prefill" else given.ranks
-            sides[name] = Side(name, process, log, probe, ranks)
+            sides[name] = Side(name, process, log, probe, 1 if name == "prefill" else given.ranks)
         began = time.monotonic()
         for side in sides.values():
             _wait(side, min(until, began + 240))
@@ -253,7 +248,6 @@ def _known_options() -> set[str]:
 
 
 def _wait(side: Side, until: float) -> None:
-    """Wait until a server listens, which sglang's does once its model is loaded."""
     while time.monotonic() < until:
         if side.process.poll() is not None:
             break

@@ -36,7 +36,6 @@ class Constrained(Shape):
 
     @property
     def more_arguments(self) -> dict[str, Any]:
-        """With the algorithm."""
         return {**super().more_arguments, "speculative_algorithm": self.algorithm}
 
 
@@ -57,7 +56,6 @@ class ConstrainedServer(HybridServer):
     """
 
     def __init__(self, shape: Constrained) -> None:
-        """Build everything."""
         super().__init__(shape)
         self.freed = 0
         algorithm = speculation()[shape.algorithm]
@@ -67,14 +65,12 @@ class ConstrainedServer(HybridServer):
         self._pending: _Step | None = None
 
     def submit(self, ids: Any, new: int, *, grammar: bool = True) -> Any:
-        """Queue a request, with a grammar or without."""
         req = super().submit(ids, new)
         if grammar:
             req.grammar = SimpleNamespace(finished=False, is_terminated=lambda: False)
         return req
 
     def is_idle(self) -> bool:
-        """Whether no request is anywhere."""
         return super().is_idle() and self._pending is None
 
     def _filter(self) -> None:
@@ -152,7 +148,6 @@ def _prepared(batch: Any) -> dict[str, int]:
 
 
 def track(batch: Any) -> None:
-    """Have the release say where a verify tracks states, as its workers do."""
     try:
         module = importlib.import_module("sglang.srt.speculative.spec_utils")
         function = module.prepare_mamba_track_for_verify

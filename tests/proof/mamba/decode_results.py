@@ -33,7 +33,6 @@ class Launched:
 
 
 def launched(batch: Any, drafts: int) -> Launched:
-    """Prepare the next step of a running batch."""
     batch.prepare_for_decode()
     tracks = batch.req_to_token_pool.enable_mamba_extra_buffer
     if drafts and tracks:
@@ -54,7 +53,6 @@ class Results:
     """What takes results: the release's own, without what it counts, streams and offloads."""
 
     def __init__(self, model_config: Any, tree: Any, pool: Any) -> None:
-        """Make the processor."""
         module = importlib.import_module(f"{_MANAGERS}.scheduler_components.batch_result_processor")
         kind = module.SchedulerBatchResultProcessor
         self._ended = importlib.import_module(f"{_MANAGERS}.schedule_batch").FINISH_LENGTH

@@ -97,7 +97,6 @@ def hosted(random: Random) -> Shape:
 
 
 def served(asked: Shape) -> HybridServer:
-    """A server of this shape."""
     return HostedServer(asked) if isinstance(asked, Hosted) else HybridServer(asked)
 
 
@@ -107,10 +106,7 @@ Draw = Callable[[Random], Shape]
 def play(seed: int, more: Sequence[int] = (), draw: Draw = shape) -> Told:
     """Play an episode, the same one for the same seed as long as the server decides the same.
 
-    Args:
-        seed: of everything that is drawn.
-        more: numbers of tokens that a request may get, besides those of `submit`.
-        draw: what draws the server.
+    A request may get `more` numbers of tokens than those of `submit`.
     """
     random = Random(seed)
     server = served(draw(random))
@@ -214,7 +210,6 @@ HOSTED = (chunks_backed_up, short_of_loads)
 
 
 def drained(server: HybridServer) -> Told:
-    """Drain a server; see `harness`."""
     try:
         server.drain()
     except AssertionError as error:
@@ -229,14 +224,7 @@ def alike(
     more: Sequence[int] = (),
     draw: Draw = shape,
 ) -> Counter[str]:
-    """Play episodes on stock and then patched; how often stock lived, and died where.
-
-    Args:
-        seeds: of the episodes.
-        beside: ids of patches that are live too.
-        more: see `play`.
-        draw: see `play`.
-    """
+    """Play episodes on stock and with these patches too; how often stock lived, and died where."""
     counts: Counter[str] = Counter()
     patches = (PATCH, *beside)
     for seed, expected, actual in both(
@@ -262,7 +250,6 @@ def _death(server: HybridServer, error: AssertionError) -> Told:
 
 
 def submit(server: HybridServer, random: Random, more: Sequence[int] = ()) -> None:
-    """Queue a drawn request, which often shares a prefix with others."""
     family, shared = random.randint(0, 2), random.choice((0, 64, 130, 200))
     unique = random.choice((1, 17, 64, 100, 300))
     ids = [10 + family] * shared
@@ -271,7 +258,6 @@ def submit(server: HybridServer, random: Random, more: Sequence[int] = ()) -> No
 
 
 def act(server: HybridServer, random: Random, more: Sequence[int] = ()) -> None:
-    """Do what is drawn: queue requests, run some steps, abort or retract."""
     match random.choice(("submit", "submit", "run", "run", "run", "abort", "retract")):
         case "submit":
             for _ in range(random.randint(1, 3)):

@@ -42,7 +42,6 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
     """The tapes that were captured into each memory pool and are alive."""
 
     def __init__(self, keep_graph: bool = False) -> None:
-        """Nothing is captured yet."""
         super().__init__()
         assert not keep_graph
         self.steps: list[Callable[[], None]] = []
@@ -62,7 +61,6 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
         self.__enter__()
 
     def capture_end(self) -> None:
-        """Note no more."""
         Tape.recording = None
         self.__exit__(None, None, None)
 
@@ -134,7 +132,6 @@ def _is_view(results: list[Any], arguments: Any) -> bool:
 
 
 def _again(func: Any, args: Any, options: Any, results: list[Any]) -> None:
-    """Compute a result anew, into the memory that the capture's has."""
     result = [v for v in tree_leaves(func(*args, **options)) if isinstance(v, torch.Tensor)]
     for old, new in zip(results, result, strict=True):
         old.copy_(new)
@@ -160,7 +157,6 @@ class Unpinned(TorchFunctionMode):  # type: ignore[misc]
     """No memory is pinned: that needs a GPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Leave it out."""
         kwargs = dict(kwargs or {})
         kwargs.pop("pin_memory", None)
         return args[0] if getattr(func, "__name__", "") == "pin_memory" else func(*args, **kwargs)
@@ -168,7 +164,6 @@ class Unpinned(TorchFunctionMode):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def capturing(backend: Any) -> Iterator[None]:
-    """Within, a breakable backend captures into tapes."""
     note_kernels()
     without_kernels(True)
     try:
@@ -179,7 +174,6 @@ def capturing(backend: Any) -> Iterator[None]:
 
 
 def breakable() -> Any:
-    """Stock's name of the backend of prefill graphs that break at attention."""
     return importlib.import_module(f"{_EXECUTOR}.cuda_graph_config").Backend.BREAKABLE
 
 

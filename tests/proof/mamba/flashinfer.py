@@ -19,9 +19,7 @@ from tests.proof.mamba import fake_cuda_graph, waits
 def kernel(counter: waits.Counter, *, is_captured: bool = False) -> Any:
     """Stock's FlashInferGDNKernel, as it is on a Hopper GPU but for the kernel.
 
-    Args:
-        counter: of the device's tensors. A kernel's reads are no waits.
-        is_captured: whether the call of one request may be in a graph, with unused rows.
+    `is_captured`: whether the call of one request may be in a graph, with unused rows.
     """
     module = importlib.import_module("sglang.srt.layers.attention.linear.kernels.gdn_flashinfer")
     stocks = object.__new__(module.FlashInferGDNKernel)

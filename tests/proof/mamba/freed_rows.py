@@ -28,7 +28,6 @@ def algorithm() -> str:
 
 
 def server(speculation: str, **settings: Any) -> ConstrainedServer:
-    """One with enough slots."""
     asked = {"slots": 40, "drafts": 6, **settings}
     return ConstrainedServer(Constrained(trees()[0], tracked=True, algorithm=speculation, **asked))
 
@@ -56,7 +55,6 @@ def drained(made: ConstrainedServer) -> str:
 
 
 def played(speculation: str) -> str:
-    """The same of `before_a_boundary`, which may die before."""
     try:
         return drained(before_a_boundary(speculation))
     except TypeError as error:

@@ -88,7 +88,6 @@ BREAKS = (
 
 
 def draw_replays(random: Random) -> Replays:
-    """One or two drawn batches in a bucket of up to twice their tokens."""
     batches = tuple(_within(draw(random)) for _ in range(random.randint(1, 2)))
     most = max(batch.tokens for batch in batches)
     bucket = most + random.choice((0, 1, 7, random.randint(0, most)))
@@ -188,7 +187,6 @@ class WithOne(WithBreaks):
         self.taken: list[bool] = []
 
     def replayed(self, wanted: Replays) -> dict[str, Any]:
-        """As `Captured.replayed`."""
         length = flashinfer.chunk_length
         with mock.patch.object(one_request, "chunk_length", return_value=length):
             return super().replayed(wanted)

@@ -50,13 +50,10 @@ def counter() -> waits.Counter:
 
 @cache
 def counted_gdn() -> Counted:
-    """The gated-delta-net rig of this process."""
     return Counted(Rig())
 
 
 def noted(run: Callable[[T], Any]) -> Callable[[T], Noted]:
-    """The same run, with the places that waited."""
-
     def run_and_note(value: T) -> Noted:
         found = counter().found
         found.clear()
@@ -101,7 +98,6 @@ class Counted(Play):
     """A rig on the CPU in place of a GPU."""
 
     def __init__(self, rig: Rig) -> None:
-        """Take the rig's tensors for the device's."""
         super().__init__(rig)
         self.counter = counter()
         rig.backend.device = waits.DEVICE
@@ -134,11 +130,9 @@ class Counted(Play):
             yield
 
     def metadata(self, wanted: Batch) -> dict[str, Any]:
-        """Every field of a forward's metadata, and the chunk indices that its layers ask for."""
         return self.planned(self.batch(wanted))
 
     def planned(self, batch: Any) -> dict[str, Any]:
-        """As `metadata`, of a batch that is there."""
         backend = self.rig.backend
         with self.counting():
             backend.init_forward_metadata(batch)

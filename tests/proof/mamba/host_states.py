@@ -38,7 +38,6 @@ KNOWN = (10, 11)
 
 @contextmanager
 def told(tokens_per_state: int) -> Iterator[None]:
-    """As an operator says it."""
     with mock.patch.dict(os.environ, {VARIABLE: str(tokens_per_state)}):
         yield
 
@@ -103,12 +102,7 @@ class Sizes:
         self.page = server.shape.page
 
     def is_made_of(self, wanted: host_split.Pools | None, more: int = 1) -> bool:
-        """Whether they are of these sizes, rounded up as stock rounds.
-
-        Args:
-            wanted: the sizes.
-            more: slots that are right too; stock counts the device's first one where it divides.
-        """
+        """Whether they are these, rounded up as stock does; it may count the device's first one."""
         if wanted is None:
             return False
         states, tokens = self.states - wanted.states, self.tokens - wanted.tokens

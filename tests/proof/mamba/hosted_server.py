@@ -58,7 +58,6 @@ class HostedServer(HybridServer):
     shape: Hosted
 
     def __init__(self, shape: Hosted) -> None:
-        """Publish the server's arguments and build everything."""
         lend()
         _CLOCK.delay = shape.delay
         self.found: dict[str, tuple[int, int]] = {}
@@ -119,14 +118,12 @@ class HostedServer(HybridServer):
         return int(kv.size), int(states.size)
 
     def host_bytes(self) -> int:
-        """Of both pools."""
         return sum(
             int(entry.host_pool.size) * int(entry.host_pool.size_per_token)
             for entry in self.tree.host_pool_group.entries
         )
 
     def settle_copies(self) -> None:
-        """Take notice of what has been copied, as a scheduler does in each round."""
         if hasattr(self.tree, "flush_pending_backups"):
             self.tree.flush_pending_backups()
         self.tree.check_hicache_events()
@@ -134,7 +131,6 @@ class HostedServer(HybridServer):
     # -- a step's parts --------------------------------------------------------------------------
 
     def step(self) -> None:
-        """The same, a round later."""
         _CLOCK.round += 1
         self.settle_copies()
         super().step()
@@ -177,7 +173,6 @@ class HostedServer(HybridServer):
         return slots
 
     def full(self) -> Any:
-        """The device's pool of KV."""
         return self.rows.full_kv_pool
 
 
@@ -191,25 +186,20 @@ class _Event:
     """Has happened when it is recorded, because all is done at once; it is told of later."""
 
     def __init__(self, **_: Any) -> None:
-        """Take the options of a CUDA event."""
         self._known = 0
 
     def record(self, *_: Any) -> None:
-        """Nothing runs."""
         self._known = _CLOCK.round + _CLOCK.delay
 
     def wait(self, *_: Any) -> None:
-        """It has happened."""
         self._known = 0
 
     synchronize = wait
 
     def query(self) -> bool:
-        """Whether it is known to have happened."""
         return bool(_CLOCK.round >= self._known)
 
     def elapsed_time(self, _: Any) -> float:
-        """In milliseconds."""
         return 0.0
 
 

@@ -79,7 +79,6 @@ class Shape:
 
     @property
     def page(self) -> int:
-        """In tokens."""
         return 64 if self.tracked else 1
 
 
@@ -111,7 +110,6 @@ def bare_state_pool(shape: Shape) -> Any:
 
 
 def prefix_params(shape: Shape, pool: Any, kv: Any) -> Any:
-    """What a prefix cache over them is made of."""
     options = {
         "disable": False,
         "enable_mamba_extra_buffer": shape.tracked,
@@ -122,7 +120,6 @@ def prefix_params(shape: Shape, pool: Any, kv: Any) -> Any:
 
 
 def prefix_cache(shape: Shape, pool: Any, kv: Any) -> Any:
-    """The prefix cache over them."""
     params = prefix_params(shape, pool, kv)
     if shape.tree == "radix":
         return importlib.import_module(f"{MEMORY}.mamba_radix_cache").MambaRadixCache(params)
@@ -166,7 +163,6 @@ def publish_shape(shape: Shape, **options: Any) -> Any:
 def schedule_batch(
     reqs: list[Any], pool: Any, kv: Any, tree: Any, vocabulary: int = VOCABULARY, **options: Any
 ) -> Any:
-    """The release's own ``ScheduleBatch`` of these requests, pools and prefix cache."""
     return called(
         importlib.import_module("sglang.srt.managers.schedule_batch").ScheduleBatch.init_new,
         reqs=reqs,
@@ -179,7 +175,6 @@ def schedule_batch(
 
 
 def model_config(vocabulary: int = VOCABULARY) -> Any:
-    """What is read of the model's configuration."""
     return NoneByDefault(
         vocab_size=vocabulary, hf_text_config=SimpleNamespace(), hf_config=SimpleNamespace()
     )

@@ -52,7 +52,6 @@ class HybridServer:
     """
 
     def __init__(self, shape: Shape) -> None:
-        """Import sglang, publish the server's arguments and build everything."""
         self.shape = shape
         self.ended: list[str] = []
         self.log: list[Any] = []
@@ -90,12 +89,10 @@ class HybridServer:
 
     @property
     def waiting(self) -> list[Any]:
-        """The queue."""
         queue: list[Any] = self.scheduler.waiting_queue
         return queue
 
     def submit(self, ids: Sequence[int], new: int) -> Any:
-        """Queue a request; returns sglang's ``Req``."""
         req = requests.request(
             f"r{self._made}",
             ids,
@@ -168,7 +165,6 @@ class HybridServer:
             self.slot_kept = began
 
     def check_slots(self) -> None:
-        """See that each slot is free, a request's or the tree's."""
         chunked = self.scheduler.chunked_req
         owned = [int(slot) for slot in self.slots.free_slots]
         owned += [int(slot) for slot in self.tree.all_mamba_values_flatten()]
@@ -208,7 +204,6 @@ class HybridServer:
         raise RuntimeError(f"{len(self.waiting)} wait and {len(self.running.reqs)} run for ever")
 
     def is_idle(self) -> bool:
-        """Whether no request is anywhere."""
         sending = self._sent or (self.shape.transfer and self._launched)
         return not (self.waiting or self.running.reqs or sending or self.scheduler.chunked_req)
 
@@ -306,7 +301,6 @@ class HybridServer:
         self._filter()
 
     def _take(self, req: Any, step: Launched, results: Results) -> None:
-        """A request's part in the forward, and its result."""
         drafts, grid = self.shape.drafts, 64
         count = accepted(req, drafts)
         start = len(_ids(req)) - 1
@@ -371,7 +365,6 @@ class HybridServer:
 
 
 def held(req: Any) -> Any:
-    """What has a request's slots: the request, or its record of KV."""
     record = getattr(req, "kv", None)
     return record if hasattr(record, "mamba_pool_idx") else req
 

@@ -38,7 +38,6 @@ def mixed(rig: Rig, running: Any, requests: Sequence[Request]) -> Any:
 
 
 def mixing(rig: Rig, running: Any, requests: Sequence[Request]) -> tuple[Any, Any]:
-    """ScheduleBatch and ForwardBatch of `mixed`."""
     pages, tree = running.token_to_kv_pool_allocator, running.tree_cache
     batch, _ = _extending(rig, pages, tree, requests)
     batch.mix_with_running(running)

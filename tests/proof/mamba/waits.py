@@ -44,7 +44,6 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
     """Counts while it is entered."""
 
     def __init__(self) -> None:
-        """Start without a tensor on the device."""
         super().__init__()
         self.found: list[str] = []
         self._ours: dict[int, Any] = {}
@@ -61,13 +60,11 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
         super().__exit__(*error)
 
     def own(self, *tensors: Any) -> None:
-        """Say of tensors that they are on the device."""
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor):
                 self._ours[id(tensor)] = tensor  # keeps it, so that no other tensor gets its id
 
     def owns(self, value: Any) -> bool:
-        """Whether a tensor is on the device."""
         return isinstance(value, torch.Tensor) and id(value) in self._ours
 
     def launch(self, kernel: str, *arguments: Any) -> None:
@@ -124,7 +121,6 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
         return self._keep(result) if owned or target else result
 
     def _is_apart(self, name: str, value: Any) -> bool:
-        """Whether a value is a tensor of the host that can't meet one of the device."""
         if not isinstance(value, torch.Tensor) or self.owns(value):
             return False
         return value.dim() > 0 or name in _STRICT

@@ -41,7 +41,6 @@ FORWARDS: dict[str, tuple[Batch, ...]] = {
 
 
 def draw_decode(random: Random) -> Batch:
-    """A decode of one to nine requests."""
     count = random.randint(1, 9)
     return Batch(
         tuple(

@@ -44,7 +44,6 @@ EDGES = (Play("few", 2), Play("plain", 40), Play("storage", 40, has_storage=True
 
 
 def drawn(random: Random) -> Play:
-    """Another one."""
     return Play(f"{random.random()}", random.randint(3, 30), random.random() < 0.5)
 
 
@@ -58,12 +57,7 @@ def ranks(
 ) -> list[dict[str, Any]]:
     """What each rank ``got``, and how often it used ``gloo``; ``left``, how often it has to.
 
-    Args:
-        asked: what they play.
-        before: called in each rank's process before each round, with the rank and the round.
-        count: of ranks.
-        killed: see `forked.ranks`.
-        group: the cache's group that has them all.
+    `before` is called in each rank's process before each round, with the rank and the round.
     """
     return forked.ranks(count, partial(play, asked, before, group), killed)
 
@@ -121,7 +115,6 @@ def _cache(asked: Play, group: str) -> Any:
 
 
 def _let_end(controller: Any, chance: Random) -> None:
-    """Some transfers begin, and some have ended."""
     for acks in (controller.ack_write_queue, controller.ack_load_queue):
         del acks[: chance.randrange(3)]
         for _ in range(chance.randrange(3)):
@@ -155,7 +148,6 @@ def _got(through_memory: bool, asked: Play) -> list[Any]:
 
 
 def numbers(inputs: Any) -> int:
-    """Random rounds, and those at the edges."""
     some = [*EDGES, *inputs(drawn)]
     return same(PATCH, partial(_got, True), some, ran=None, stock=partial(_got, False))
 

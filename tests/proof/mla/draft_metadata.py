@@ -46,7 +46,6 @@ def inherited_drafts(_: Inputs) -> int:
 
 
 def drawn(random: Random) -> Case:
-    """A draft."""
     return {
         "steps": random.randint(2, 5),
         "page": random.choice([32, 64]),
@@ -58,7 +57,6 @@ def drawn(random: Random) -> Case:
 
 
 def backends() -> list[Any]:
-    """The draft backends that the release has: TRT-LLM MLA's, and those that inherit it."""
     kinds = [MODULE.TRTLLMMLAMultiStepDraftBackend]
     for name, kind in HEIRS:
         try:

@@ -22,13 +22,7 @@ Play = Callable[[int, dict[str, Any]], None]
 
 
 def ranks(count: int, play: Play, killed: int | None = None) -> list[dict[str, Any]]:
-    """What each of `count` ranks tells, as `rank_of` does.
-
-    Args:
-        count: of ranks.
-        play: see `Play`.
-        killed: the rank whose process `play` kills, and of which nothing is returned.
-    """
+    """What each of `count` ranks tells, as `rank_of` does, but for the one that `play` kills."""
     with tempfile.TemporaryDirectory() as folder:
         pids = []
         for rank in range(count):

@@ -35,7 +35,6 @@ EDGES: tuple[Case, ...] = tuple(
 
 
 def drawn(random: Random) -> Case:
-    """A step after a verify."""
     return {
         "graph": random.random() < 0.5,
         "lengths": some_lengths(random, CAPTURED),
@@ -47,9 +46,7 @@ def drawn(random: Random) -> Case:
 def step(case: Case, **changes: Any) -> dict[str, Any]:
     """Draft once; what the kernels of the draft and of the verify read, and the tree.
 
-    Args:
-        case: ``spare`` is how many more tokens each request has memory for.
-        changes: to the batch.
+    Each request of the case has memory for ``spare`` more tokens.
     """
     served = arguments(speculative_algorithm="FROZEN_KV_MTP")
     with furnished(served, *MODULES):

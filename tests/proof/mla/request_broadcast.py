@@ -67,12 +67,8 @@ def ranks(
 ) -> list[dict[str, Any]]:
     """What each rank gets in each round, how often it used gloo, and what ended it.
 
-    Args:
-        rounds: what comes.
-        before: called in each rank's process before each round, with the rank and the round.
-        count: of ranks.
-        killed: the rank whose process `before` kills, and of which nothing is returned.
-        group: changes to the group of ranks that the receiver sees.
+    `before` is called in each rank's process before each round, with the rank and the round;
+    `group` changes the group of ranks that the receiver sees.
     """
     return forked.ranks(count, partial(play, rounds, before, group), killed)
 
@@ -121,7 +117,6 @@ def play(
 
 
 def _came(request: Any) -> Any:
-    """A request as the first rank takes it from its socket."""
     if "pixels" not in request:
         return request
     item = schedule_batch.MultimodalDataItem(modality=schedule_batch.Modality.IMAGE)
@@ -156,7 +151,6 @@ def _got(through_memory: bool, rounds: list[Round]) -> list[Any]:
 
 
 def requests(inputs: Any) -> int:
-    """Random rounds, and those at the edges."""
     some = [*EDGES, *([([], [])] * 8 + rounds for rounds in inputs(drawn))]
     return same(PATCH, partial(_got, True), some, ran=None, stock=partial(_got, False))
 

@@ -50,7 +50,6 @@ EDGES: tuple[Case, ...] = tuple(
 
 
 def drawn(random: Random) -> Case:
-    """A part of a step after a verify."""
     return {
         "kind": random.choice(KINDS),
         "mode": random.choice(MODES),
@@ -86,7 +85,6 @@ def backend(kind: str, runner: NoneByDefault) -> Any:
 
 
 def drafting(kind: str, runner: NoneByDefault) -> Any:
-    """The multi-step backend of a draft."""
     return {
         "triton": triton_backend.TritonMultiStepDraftBackend,
         "trtllm": TRTLLM.TRTLLMMLAMultiStepDraftBackend,
@@ -95,7 +93,6 @@ def drafting(kind: str, runner: NoneByDefault) -> Any:
 
 
 def step(case: Case) -> dict[str, Any]:
-    """The lengths of a finished verify reach the next step; what its kernels are given."""
     served = arguments(speculative_attention_mode="decode")
     kind, decoding = case["kind"], case["kind"].rpartition("+")[2]
     with furnished(served, *MODULES):
@@ -219,7 +216,6 @@ def build(case: Case, target: Any, batch: NoneByDefault, forward: Batch) -> dict
 
 
 def read(acting: Any, forward: Batch, case: Case) -> dict[str, Any]:
-    """What one backend's kernel reads of its metadata."""
     if isinstance(acting, hybrid_attn_backend.HybridAttnBackend):
         acting = acting._select_backend(forward.forward_mode)
     bs = forward.batch_size

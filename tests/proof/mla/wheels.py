@@ -23,7 +23,6 @@ def flashinfer_mla() -> Any:
 
 
 def trtllm() -> tuple[Any, Any]:
-    """The TRT-LLM MLA backend's module, and the one that it inherits from."""
     parent = flashinfer_mla()
     module: Any = import_module(f"{_ATTENTION}.trtllm_mla_backend")
     module._jit_fixup_module = lambda *_: None  # CUDA, compiled at first use

@@ -78,7 +78,6 @@ def faulty_caches(_: Inputs) -> int:
 
 
 def sampled(_: Inputs) -> int:
-    """Sampled tokens, where the release samples."""
     return same_prompts("float32", [SCRIPTED], sampling=True) if can_sample() else 0
 
 

@@ -127,7 +127,6 @@ def load(server: MlxServer, chance: Random, requests: int = 40) -> None:
 
 
 def stock(_: Inputs) -> int:
-    """Stock dies of the first prompts."""
     try:
         load(MlxServer(WIDE), Random(1))
     except (AttributeError, AssertionError, Different):

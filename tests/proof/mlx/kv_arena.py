@@ -19,7 +19,6 @@ from .failures import after_failures
 
 
 def sampled(inputs: Inputs) -> int:
-    """Sampled tokens, where the release samples."""
     with models.model("qwen3", "float32") as model:
         return same_steps(model, some(inputs, SCRIPTED), sampling=True)
 

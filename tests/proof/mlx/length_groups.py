@@ -20,7 +20,6 @@ FAILING = schedule(
 
 
 def sampled(inputs: Inputs) -> int:
-    """Sampled tokens, where the release samples."""
     if not can_sample():
         return 0
     return same_groups("float32", some(inputs, [CROSSING]), sampling=True)

@@ -20,7 +20,6 @@ PATCH = "mlx.relay-device"
 
 
 def relayed(_: Inputs) -> int:
-    """Two requests' tokens, for a decode step and for a mixed one."""
     with Mps():
         try:
             _steps(_relay())

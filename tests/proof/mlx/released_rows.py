@@ -97,7 +97,6 @@ class _Replies:
         runner.remove_request("reply")
 
     def kept(self) -> bool:
-        """Whether the prefix is as it was."""
         return self._read(self._prefix) == self._before
 
     def written(self) -> bool:

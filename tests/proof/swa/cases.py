@@ -76,15 +76,7 @@ def pressed(
     requests: int = 12,
     over_allocation: int = 0,
 ) -> dict[str, int]:
-    """Retractions, and tokens, of a load that the sliding-window pool is too small for.
-
-    Args:
-        window: sliding window, in tokens.
-        page_size: in tokens.
-        swa_tokens: size of the sliding-window pool.
-        requests: how many, with prompts of 20 tokens and more.
-        over_allocation: see `Shape`.
-    """
+    """Retractions, and tokens, of a load that the sliding-window pool is too small for."""
     shape = Shape(
         window=window,
         page_size=page_size,

@@ -99,7 +99,6 @@ def tree_cache(shape: Shape, rows: Any, allocator: Any, has_host_pool: bool) -> 
 
 
 def batch(worker: Any) -> Any:
-    """The release's ``ScheduleBatch`` of running requests, empty."""
     running = importlib.import_module(BATCHES).ScheduleBatch(reqs=[])
     running.req_to_token_pool = worker.rows
     running.token_to_kv_pool_allocator = worker.allocator
@@ -207,7 +206,6 @@ def _resolve(arguments: Any, resolved: dict[str, Any]) -> None:
 
 
 def _gloo_group() -> Any:
-    """A group of this process alone."""
     import torch.distributed as distributed
 
     if not distributed.is_initialized():

@@ -61,7 +61,6 @@ class Episode:
     """One worker, from empty to drained; every invariant is checked after every step."""
 
     def __init__(self, shape: Shape, lengths: Sequence[int]) -> None:
-        """Submit some prompts and take four steps."""
         self.worker = DecodeWorker(shape)
         self.witness = Witness(self.worker)
         for length in lengths:
@@ -69,29 +68,24 @@ class Episode:
         self.run(4)
 
     def submit(self, length: int, output: int, alike: int) -> None:
-        """Some equal requests."""
         for _ in range(alike):
             self.worker.submit(length, output)
         self.witness.check()
 
     def run(self, steps: int) -> None:
-        """So many scheduling steps."""
         for _ in range(steps):
             self.worker.step()
             self.witness.check()
 
     def admit(self) -> None:
-        """Admission alone."""
         self.worker.admit()
         self.witness.check()
 
     def abort_in_transfer(self, index: int) -> None:
-        """A transfer fails."""
         self.worker.abort_in_transfer(index)
         self.witness.check()
 
     def end_running(self, index: int) -> None:
-        """A running request ends early."""
         self.worker.finish([self.worker.batch.reqs[index]])
         self.witness.check()
 
@@ -110,12 +104,7 @@ class Episode:
 
 
 def play(random: Random, pages: Sequence[int] = PAGES) -> int:
-    """Play a random episode; how often everything was checked.
-
-    Args:
-        random: chooses everything.
-        pages: page sizes to choose from, in tokens.
-    """
+    """Play a random episode; how often everything was checked."""
     chosen = shape(
         page=random.choice(pages),
         window=random.choice(WINDOWS),
@@ -135,7 +124,6 @@ def play(random: Random, pages: Sequence[int] = PAGES) -> int:
 
 
 def any_rule(episode: Episode, random: Random) -> None:
-    """Whatever `random` chooses of what can happen."""
     worker = episode.worker
     rules = ["submit", "run", "run", "admit"]
     rules += ["abort_in_transfer"] if worker.transfers.queue else []

@@ -71,7 +71,6 @@ def without_room(patch: str, inputs: Inputs, pages: Sequence[int]) -> int:
 
 
 def random_episodes(patch: str, inputs: Inputs, pages: Sequence[int]) -> int:
-    """Play random episodes; how often every invariant was checked."""
     seeds = inputs(lambda random: random.getrandbits(32), EPISODES)
     with live_throughout(patch, ran=None):
         return sum(play(Random(seed), pages) for seed in seeds)

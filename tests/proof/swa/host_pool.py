@@ -72,7 +72,6 @@ def free(cache: Any) -> list[tuple[int, int]]:
 
 
 def _groups() -> Any:
-    """The module of ``HostPoolGroup``; it moved after 0.5.18."""
     try:
         return importlib.import_module("sglang.srt.mem_cache.pool_host.group")
     except ImportError:
@@ -163,13 +162,11 @@ class _Controller:
     _l2_load_transfers = _l2_transfers
 
     def submit_device_to_host(self, transfers: Sequence[Any]) -> Any:
-        """Copy from the device's pools."""
         for kept, host, buffer, device in _pairs(transfers):
             kept[host] = buffer[device]
         return _DONE
 
     def submit_host_to_device(self, transfers: Sequence[Any], **_: Any) -> Any:
-        """Copy back."""
         for kept, host, buffer, device in _pairs(transfers):
             buffer[device] = kept[host]
         return _DONE
@@ -179,7 +176,6 @@ _DONE = SimpleNamespace(finish_event=SimpleNamespace(synchronize=lambda: None))
 
 
 def _pairs(transfers: Sequence[Any]) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """Each buffer of the host with its slots, and the device's with those."""
     for entry, host, device in transfers:
         for kept, buffer in zip(entry.host_pool.buffers, _buffers(entry.device_pool), strict=True):
             yield kept, host, buffer, device

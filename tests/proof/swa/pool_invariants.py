@@ -21,7 +21,6 @@ class Witness:
     """
 
     def __init__(self, worker: DecodeWorker) -> None:
-        """Take over the writing of KV."""
         self.worker = worker
         self.written: dict[str, int] = {}
         self.checks = 0
@@ -38,7 +37,6 @@ class Witness:
         self.written[req.rid] = end
 
     def check(self) -> None:
-        """Check every invariant."""
         live = self.worker.live()
         self._pages(live)
         self._mapping(live)
@@ -47,7 +45,6 @@ class Witness:
         self.checks += 1
 
     def check_drained(self) -> None:
-        """Check that nothing is left of the requests that were there."""
         worker, allocator = self.worker, self.worker.allocator
         require(worker.idle, "requests are left")
         page = worker.shape.page_size
@@ -156,7 +153,6 @@ def _fill(pool: Any, slots: Any, values: Any) -> None:
 
 
 def _read(pool: Any, slots: Any) -> Any:
-    """All that the pool holds for some slots, shape ``(slots, values)``."""
     parts = torch.cat([buffer[slots].flatten(1) for buffer in _buffers(pool)], dim=1)
     return parts.view(torch.float32) if parts.itemsize == 1 else parts
 

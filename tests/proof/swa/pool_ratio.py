@@ -45,7 +45,6 @@ def budgets(inputs: Inputs) -> int:
 def _compare(
     where: str, available: int, load: Load, plain: tuple[Any, Any], ours: tuple[Any, Any]
 ) -> None:
-    """Compare the pools, and the configurators, of a budget."""
     full, swa = sizes(ours[0])
     ratio, stocks = (side[1]._swa_full_tokens_ratio for side in (ours, plain))
     if ratio == stocks:
@@ -78,7 +77,6 @@ def _compare(
 
 
 def drawn(random: Random) -> tuple[int, Load]:
-    """Bytes for KV, and the server that has them."""
     full, windowed = random.choice(((12, 12), (10, 52), (4, 20), (18, 18)))
     return 1 << random.randint(30, 37), {
         "window": random.choice((128, 512, 1024, 4096)),

@@ -34,15 +34,9 @@ SETTINGS = {
 def pools(
     available: int, *, window: int, page_size: int, full: int, windowed: int, **changed: Any
 ) -> tuple[Any, Any]:
-    """What the release's factory and configurator make of a budget, and the configurator.
+    """What the release's factory and configurator make of so many bytes for KV; the configurator.
 
-    Args:
-        available: bytes for KV.
-        window: in tokens.
-        page_size: in tokens.
-        full: layers that attend to everything.
-        windowed: layers within the window.
-        changed: arguments other than `SETTINGS`.
+    `full` and `windowed` count layers, and `changed` are arguments other than `SETTINGS`.
     """
     module = importlib.import_module(MODULE)
     arguments = NoneByDefault(**{**SETTINGS, "page_size": page_size, **changed})
@@ -54,7 +48,6 @@ def pools(
 
 
 def sizes(config: Any) -> tuple[int, int]:
-    """Tokens of the full pool and of the sliding-window pool."""
     return int(config.full_max_total_num_tokens), int(config.swa_max_total_num_tokens)
 
 

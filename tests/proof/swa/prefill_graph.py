@@ -123,18 +123,15 @@ class Rig(on_gpu.Rig):
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
-        """As on a GPU."""
         with fake_cuda_graph.capturing(self.stocks.backend):
             yield
 
     def replaying(self) -> Any:
-        """As on a GPU."""
         return fake_cuda_graph.on_cpu()
 
 
 @contextlib.contextmanager
 def on_hopper() -> Iterator[None]:
-    """Within, the device is one of Hopper's."""
     units = SimpleNamespace(multi_processor_count=UNITS)
     with (
         mock.patch.object(flashattention_backend, "get_device_capability", return_value=(9, 0)),
@@ -151,7 +148,6 @@ def play(wanted: Play) -> Any:
 
 
 def replays(inputs: Inputs) -> int:
-    """As `verify`, on a CPU."""
     publish_server()
     return same(PATCH, play, [*some(inputs, EDGES), *inputs(drawn)])
 

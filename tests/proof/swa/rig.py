@@ -45,7 +45,6 @@ class DecodeWorker:
     """
 
     def __init__(self, shape: Shape) -> None:
-        """Import sglang and build everything; raises what sglang raises."""
         self.shape = shape
         self.counts = Counts()
         self.rejected: dict[str, str] = {}
@@ -104,7 +103,6 @@ class DecodeWorker:
         return entry.req
 
     def live(self) -> list[Any]:
-        """Requests that hold KV, in no particular order."""
         return [
             *(entry.req for entry in self.transfers.queue),
             *self.scheduler.waiting_queue,
@@ -113,13 +111,11 @@ class DecodeWorker:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is anywhere."""
         return not (self.live() or self.queue.queue or self.queue.retracted_queue)
 
     # -- steps -----------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """One scheduling step: resume, admit, receive, and decode one token of each request."""
         self.counts.steps += 1
         self.receive()
         self.admit()
@@ -153,7 +149,6 @@ class DecodeWorker:
         return [req.rid for req in reqs[:seen]]
 
     def _consensus(self, agreed: list[str] | None) -> dict[str, Any]:
-        """How the release's ``pop_preallocated`` is told on what the stages agree."""
         if agreed is None:
             return {}
         if stock.takes(self.queue.pop_preallocated, "pp_good_rids"):
@@ -199,7 +194,6 @@ class DecodeWorker:
         self.counts.tokens += len(self.batch.reqs)
 
     def retract(self) -> list[Any]:
-        """Retract as stock's scheduler does when the next step does not fit."""
         takes_arguments = stock.takes(self.batch.retract_decode, "server_args")
         arguments = (self.server_args,) if takes_arguments else ()
         retracted, _, aborted = self.batch.retract_decode(*arguments)
@@ -212,7 +206,6 @@ class DecodeWorker:
         return list(retracted)
 
     def finish(self, reqs: Sequence[Any]) -> None:
-        """Release the KV of running requests and forget them."""
         for req in reqs:
             self.batch.reqs.remove(req)
             requests.release(req, self.tree_cache, keep=False)
@@ -264,7 +257,6 @@ class DecodeWorker:
         return int(record.swa_evicted_seqlen)
 
     def slots(self, req: Any, first: int, end: int) -> Any:
-        """Full-pool slots of a range of a request's tokens, int32."""
         return self.rows.req_to_token[self._row(req), first:end]
 
     # -- slots -----------------------------------------------------------------------------------
@@ -356,7 +348,6 @@ class DecodeWorker:
 
 
 def _record(req: Any, name: str) -> Any:
-    """What has an attribute of a request: the request, or its record of KV."""
     return req if hasattr(req, name) else req.kv
 
 

@@ -16,7 +16,6 @@ FIRST = 3
 
 
 def words(seed: int, count: int) -> list[int]:
-    """So many words, the same for a seed."""
     draw = Random(seed)
     return [draw.randrange(FIRST, WORDS) for _ in range(count)]
 
@@ -32,7 +31,6 @@ class Load:
     rounds: Sequence[Sequence[tuple[list[int], int]]]
 
     def play(self, server: WindowServer) -> None:
-        """Serve all."""
         for asked in self.rounds:
             for ids, new in asked:
                 server.submit(ids, new)
@@ -77,7 +75,6 @@ class Pressed:
 
     @property
     def server(self) -> dict[str, Any]:
-        """Its arguments."""
         return {
             "page_size": self.page,
             "max_total_tokens": self.tokens,
@@ -91,7 +88,6 @@ class Pressed:
         return {"page_size": self.page, "max_total_tokens": 4096, "disable_radix_cache": True}
 
     def play(self, server: WindowServer) -> None:
-        """Send each when it comes, and serve all."""
         happens: dict[int, list[Any]] = {}
         for number, (ids, new, at) in enumerate(self.asked):
             happens.setdefault(at, []).append(partial(server.submit, ids, new, rid=f"r{number}"))
@@ -107,7 +103,6 @@ class Pressed:
         server.serve(comes)
 
     def answers(self, server: WindowServer) -> dict[str, list[int]]:
-        """What each is replied alone."""
         for number, (ids, new, _) in enumerate(self.asked):
             server.submit(ids, new, rid=f"r{number}")
             server.serve()

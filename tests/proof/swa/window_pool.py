@@ -89,15 +89,7 @@ def _played(
 
 
 def pressed_one(load: window_loads.Pressed, counts: dict[str, int] | None = None) -> int:
-    """A drawn load with the patch in small pools, beside each request alone on stock.
-
-    Args:
-        load: as `window_loads.drawn` gives it.
-        counts: where to add how many were retracted, and how many had a cached prefix.
-
-    Returns:
-        how many requests were served.
-    """
+    """How many requests of a drawn load small pools serve, patched, as each alone on stock."""
     with _patched():
         server = WindowServer("gemma-3", **load.server)
         try:

@@ -51,13 +51,9 @@ class WindowServer:
     def __init__(
         self, model: str = "gemma-3", /, *, rank: int = 0, port: int = 0, **asked: Any
     ) -> None:
-        """Publish a server's arguments and boot its scheduler.
+        """Boot a scheduler: of tensor-parallel ranks, which meet at `port`, the one of that number.
 
-        Args:
-            model: of `window_models.MODELS`.
-            rank: of the processes of a tensor-parallel server, which this one is.
-            port: where they meet; 0 for one of its own.
-            asked: arguments of the server; those named ``model_…`` change the configuration.
+        Arguments of the server named ``model_…`` change the configuration.
         """
         prepare()
         self._is_rank = bool(port)
@@ -157,15 +153,13 @@ class WindowServer:
         self.scheduler.process_input_requests([request])
 
     def abort(self, rid: str) -> None:
-        """End a request, as when its client is gone."""
         kinds = importlib.import_module("sglang.srt.managers.io_struct")
         self.scheduler.process_input_requests([kinds.AbortReq(rid=rid)])
 
     def serve(self, comes: Callable[[int], bool] = lambda _: False) -> None:
         """Run the release's own loop, with its check of the pools after each round.
 
-        Args:
-            comes: called before each round, which it is given the number of; whether more comes.
+        Before each round `comes` gets its number, and answers whether more comes.
         """
         scheduler, rounds = self.scheduler, [0]
 
@@ -182,7 +176,6 @@ class WindowServer:
         scheduler.run_event_loop()
 
     def tokens(self, rid: str) -> list[int]:
-        """What a request has been replied."""
         return [int(token) for token in self.reqs[rid].output_ids]
 
     def cached(self, rid: str) -> int:
@@ -212,12 +205,10 @@ class WindowServer:
 
     @property
     def retractions(self) -> int:
-        """How often requests were sent back to the queue."""
         return sum(int(req.retraction_count) for req in self.reqs.values())
 
     @property
     def has_window_pool(self) -> bool:
-        """Whether windows have a pool of their own."""
         kind = importlib.import_module("sglang.srt.mem_cache.swa_memory_pool").SWAKVPool
         return isinstance(self.runner.token_to_kv_pool, kind)
 
@@ -232,7 +223,6 @@ class WindowServer:
         )
 
     def check_drained(self) -> None:
-        """See that all slots can be had again, once nothing runs."""
         scheduler = self.scheduler
         require(scheduler.flush_cache(), "the cache can't be emptied")
         allocator = scheduler.token_to_kv_pool_allocator
@@ -247,7 +237,6 @@ class WindowServer:
 
 
 def checksum(held: torch.Tensor) -> int:
-    """Of all bits."""
     return zlib.crc32(held.contiguous().view(torch.uint8).numpy().tobytes())
 
 

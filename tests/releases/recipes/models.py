@@ -26,6 +26,17 @@ def _windows(layers: int, every: int) -> list[str]:
     return [kinds[(layer + 1) % every == 0] for layer in range(layers)]
 
 
+def _gpt_oss(layers: int) -> Config:
+    return _model(
+        *("GptOssForCausalLM", "gpt_oss"),
+        sliding_window=128,
+        max_position_embeddings=131072,
+        quantization_config={"quant_method": "mxfp4"},
+        num_hidden_layers=layers,
+        layer_types=_windows(layers, 2),
+    )
+
+
 _LATENT = {
     "num_hidden_layers": 61,
     "q_lora_rank": 1536,
@@ -36,11 +47,6 @@ _LATENT = {
     "n_routed_experts": 256,
     "num_nextn_predict_layers": 1,
     "max_position_embeddings": 163840,
-}
-_OSS = {
-    "sliding_window": 128,
-    "max_position_embeddings": 131072,
-    "quantization_config": {"quant_method": "mxfp4"},
 }
 _FP4 = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
 _MLX_4BIT = {"quantization": {"group_size": 64, "bits": 4}}
@@ -82,18 +88,8 @@ MODELS: Mapping[str, Config] = {
         *("BailingMoeV2_5ForCausalLM", "bailing_hybrid"),
         **_fp8(**_LATENT | {"num_hidden_layers": 80, "layer_group_size": 8}),
     ),
-    "gpt-oss-20b": _model(
-        *("GptOssForCausalLM", "gpt_oss"),
-        **_OSS,
-        num_hidden_layers=24,
-        layer_types=_windows(24, 2),
-    ),
-    "gpt-oss-120b": _model(
-        *("GptOssForCausalLM", "gpt_oss"),
-        **_OSS,
-        num_hidden_layers=36,
-        layer_types=_windows(36, 2),
-    ),
+    "gpt-oss-20b": _gpt_oss(24),
+    "gpt-oss-120b": _gpt_oss(36),
     "mimo-v2-flash": _model(
         *("MiMoV2FlashForCausalLM", "mimo_v2_flash"),
         **_fp8(
@@ -194,17 +190,9 @@ MODELS: Mapping[str, Config] = {
         text_config=_model("DeepseekV3ForCausalLM", "deepseek_v3", **_LATENT),
         vision_config={"hidden_size": 1152},
     ),
-    "llama3-8b-4bit": _model(
-        *("LlamaForCausalLM", "llama"),
-        num_hidden_layers=32,
-        **_MLX_4BIT,
-    ),
+    "llama3-8b-4bit": _model("LlamaForCausalLM", "llama", num_hidden_layers=32, **_MLX_4BIT),
     "qwen3-0.6b": _model("Qwen3ForCausalLM", "qwen3", num_hidden_layers=28),
-    "qwen3-0.6b-4bit": _model(
-        *("Qwen3ForCausalLM", "qwen3"),
-        num_hidden_layers=28,
-        **_MLX_4BIT,
-    ),
+    "qwen3-0.6b-4bit": _model("Qwen3ForCausalLM", "qwen3", num_hidden_layers=28, **_MLX_4BIT),
     "qwen3-30b": _model("Qwen3MoeForCausalLM", "qwen3_moe", num_hidden_layers=48),
     "minimax-m2.5": _model("MiniMaxM2ForCausalLM", "minimax_m2", **_fp8(num_hidden_layers=62)),
     "qwen3-235b": _model("Qwen3MoeForCausalLM", "qwen3_moe", num_hidden_layers=94),

@@ -31,22 +31,13 @@ LATENT = (
     *("GlmMoeDsaForCausalLM", "KimiK25ForConditionalGeneration", "KimiLinearForCausalLM"),
     *LIGHTNING,
 )
-SEES = (
-    *DELTA_NETS[1:],
-    *("Gemma4ForConditionalGeneration", "KimiK25ForConditionalGeneration"),
-)
+SEES = (*DELTA_NETS[1:], *("Gemma4ForConditionalGeneration", "KimiK25ForConditionalGeneration"))
 """Models that take images by default; of the others that can, only with ``--enable-multimodal``."""
 _DRAFTING = ("EAGLE", "EAGLE3", "NEXTN")
 
 
 class Server:
-    """A recipe as the release resolved it.
-
-    Args:
-        architecture: of the model's ``config.json``.
-        gpu: a key of `gpus.KINDS`; "MLX" for a Mac.
-        arguments: the resolved arguments, each as its ``repr``.
-    """
+    """A recipe as the release resolved it, each argument as its ``repr``."""
 
     def __init__(self, architecture: str, gpu: str, arguments: Mapping[str, str]) -> None:
         self.architecture = architecture
@@ -63,12 +54,10 @@ class Server:
 
     @property
     def drafts(self) -> bool:
-        """Whether it speculates."""
         return self.speculative_algorithm is not None
 
     @property
     def backends(self) -> tuple[str, str, str]:
-        """The attention backends of prefill, decode and drafts."""
         decode = self.decode_attention_backend or self.attention_backend
         return (
             self.prefill_attention_backend or self.attention_backend,
@@ -78,7 +67,6 @@ class Server:
 
     @property
     def prefill_graphs(self) -> str:
-        """The backend of CUDA graphs for prefills."""
         found = re.search(
             r"prefill=\w+\(backend=(?:<[^']*)?'(\w+)'", self._arguments["cuda_graph_config"]
         )
@@ -231,18 +219,11 @@ FEATURES: Mapping[str, Callable[[Server], bool]] = {
 
 
 def features(server: Server) -> set[str]:
-    """Those that a server has on."""
     return {name for name, is_on in FEATURES.items() if is_on(server)}
 
 
 def state(patch: str, server: Server, tested: Collection[str]) -> str:
-    """What becomes of a patch.
-
-    Args:
-        patch: its id.
-        server: where.
-        tested: the features that it was tested with.
-    """
+    """What becomes of a patch that was tested with these features."""
     if not ACTS[patch](server):
         return "not needed"
     is_off = patch in GATES and GATES[patch](server)

@@ -56,13 +56,11 @@ class Outcome(NamedTuple):
     """What becomes of the patches in a recipe.
 
     Attributes:
-        live: patches that act there.
         gated: patches that would act → the features that keep them off.
         uses: the short names of what the server has on, of `cli.table`.
         with_records: patches that act there if `verify` has kept a record of each on that GPU.
         states: patch that applies on the release, opt-in ones too → its state.
-        on: the features that the server has on.
-        arguments: the resolved arguments, each as its ``repr``.
+        arguments: the resolved ones, each as its ``repr``.
     """
 
     live: frozenset[str]
@@ -75,14 +73,7 @@ class Outcome(NamedTuple):
 
 
 def ask(folder: Path) -> dict[str, Outcome]:
-    """The outcome of every recipe, by name.
-
-    Args:
-        folder: where the models' configurations are written.
-
-    Raises:
-        AssertionError: the release refuses a command.
-    """
+    """The outcome of every recipe, by name; the folder gets the models' configurations."""
     write_models(folder)
     verdicts = verbs.judged(verbs.tree_at(version=RELEASE))
     everything = Selection("all", tuple(PATCHES), frozenset(), frozenset())
@@ -112,27 +103,28 @@ def _states(everything: Selection, verdicts: Any, setup: Setup, **here: bool) ->
 
 
 def write_models(folder: Path) -> None:
-    """Write the configuration of each model into a folder of its name."""
     for name, config in MODELS.items():
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config))
 
 
 def resolved(
-    place: released.Place, servers: Sequence[tuple[str | None, Sequence[str | Path]]]
+    place: released.Place,
+    servers: Sequence[tuple[str | None, Sequence[str | Path]]],
+    release: str = RELEASE,
+    **variables: str,
 ) -> list[dict[str, Any]]:
-    """What the release makes of servers, each a GPU and arguments: see ``resolve.py``."""
+    """What `resolve` prints about servers: a GPU, None on a Mac, and arguments of each."""
     given = [
         (asdict(gpus.KINDS[gpu]) if gpu else None, [str(word) for word in words])
         for gpu, words in servers
     ]
-    words = (str(_RESOLVE), "minimal", RELEASE)
-    out = released.run(place, *words, given=json.dumps(given), HF_HUB_OFFLINE="1")
+    words = (str(_RESOLVE), "minimal", release)
+    out = released.run(place, *words, given=json.dumps(given), HF_HUB_OFFLINE="1", **variables)
     return [json.loads(line) for line in out.splitlines()]
 
 
 def page(outcomes: Mapping[str, Outcome]) -> str:
-    """The text of `TABLE`."""
     lines = []
     for recipe in RECIPES:
         outcome = outcomes[recipe.name]
@@ -142,13 +134,10 @@ def page(outcomes: Mapping[str, Outcome]) -> str:
         live = " ".join(f"`{patch}`" for patch in PATCHES if patch in outcome.live)
         cells = [f"`{recipe.name}`", recipe.source, ", ".join(outcome.uses) or ONE, live, gated]
         lines.append(f"| {' | '.join(cells)} |\n")
-    head = _HEAD.format(release=RELEASE, summary="\n".join(summary(outcomes)))
-    return head + "".join(lines)
+    return _HEAD.format(release=RELEASE, summary="\n".join(summary(outcomes))) + "".join(lines)
 
 
 def summary(outcomes: Mapping[str, Outcome]) -> list[str]:
-    """The counts, one line each."""
-
     def line(what: str, patches: frozenset[str]) -> str:
         live = sum(bool(outcome.live & patches) for outcome in outcomes.values())
         proven = sum(bool(outcome.with_records & patches) for outcome in outcomes.values())

@@ -15,7 +15,6 @@ _ended = time.monotonic()
 
 
 def watch():
-    """Be there when the module is imported."""
     if os.environ.get("CAPTURES"):
         wrapt.register_post_import_hook(_hook, _MODULE)
 

@@ -18,7 +18,6 @@ _EACH_S = 0.02
 
 
 def watch():
-    """Be there when torch.distributed is imported."""
     if _FOLDER:
         wrapt.register_post_import_hook(_hook, "torch.distributed")
 

@@ -27,7 +27,6 @@ class Helper:
 
     @classmethod
     def of(cls, scheduler, switch):
-        """None where the patch is not live."""
         return cls(scheduler, switch) if PATCH in switch.said["patches"] else None
 
     def __init__(self, scheduler, switch):
@@ -93,5 +92,4 @@ class Helper:
             self._runner.prefill_cuda_graph_runner = self._stock if PATCH in off else self._ours
 
     def loads(self):
-        """How many prefixes have come back from the host."""
         return self._loaded

@@ -11,16 +11,9 @@ import time
 def paused(*names, wait_s=20.0):
     """Show stock's code in place of live patches, and of those that need them, during a block.
 
-    Args:
-        names: ids; every live patch without one.
-        wait_s: how long to wait until no thread is in a call of them, in seconds. Work that they
-            hold is not waited for: the caller answers for that.
-
-    Returns:
-        a context manager that gives the ids of all that is paused.
-
-    Raises:
-        TimeoutError: there was no such moment.
+    It gives the ids of all that is paused. Without `names` that is every live patch. No thread may
+    be in a call of them: after `wait_s` that is a TimeoutError. Work that they hold is not waited
+    for, so the caller answers for that.
     """
     from sglang_perf_patches.live import engine  # the other sides of a rig run without
     from sglang_perf_patches.live.member import with_dependents

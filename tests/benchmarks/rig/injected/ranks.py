@@ -15,7 +15,6 @@ _LIFTED = ("gdn_prefill_graph", "mamba2_chunk_indices", "lightning_rows", "slot_
 
 
 def watch():
-    """Be there when the scheduler's modules are imported."""
     wrapt.register_post_import_hook(_serve, "sglang.srt.managers.scheduler")
     if os.environ.get("OFF_RANK"):
         wrapt.register_post_import_hook(_take_off, "sglang.srt.model_executor.model_runner")
@@ -36,9 +35,8 @@ def _serve(module):
             torch.cuda.synchronize()  # a step may still run on another stream
         layers = states.Helper.of(self, None).sums()
         sums = [zlib.crc32(repr(sorted(slots)).encode()) for slots in layers]
-        written = sum(value != 0 for value in layers[-1])
         with open(f"{file}.{dist.get_rank()}", "w") as out:
-            json.dump({"sums": sums, "written": written}, out)
+            json.dump({"sums": sums, "written": sum(value != 0 for value in layers[-1])}, out)
 
     module.Scheduler.rig_zero, module.Scheduler.rig_sums = rig_zero, rig_sums
 

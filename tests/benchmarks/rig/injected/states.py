@@ -8,7 +8,6 @@ class Helper:
 
     @classmethod
     def of(cls, scheduler, switch):
-        """None where there is neither."""
         runner = getattr(getattr(scheduler, "tp_worker", None), "model_runner", None)
         pool = getattr(getattr(runner, "req_to_token_pool", None), "mamba_pool", None)
         if pool is not None:
@@ -31,7 +30,6 @@ class Helper:
         """The states are of both sides."""
 
     def zero(self):
-        """Set all bits to zero."""
         for held in self._held:
             for layer in held:
                 layer.zero_()

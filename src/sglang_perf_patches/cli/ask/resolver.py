@@ -74,6 +74,7 @@ def main(task: dict[str, Any], words: list[str]) -> None:
             stubs.define_torchvision_operators()
             if is_for_another_mac(os.environ):
                 pretend_mac()
+                words = [*words, "--device", "cpu"]  # the last one counts, and no "mps" is here
         for option, device in hub.pairs(words):
             if option in _INFINIBAND and device and stubs.pretend_devices(device):
                 notes.append(f"whether the server's machine has {device} ({option})")
@@ -122,7 +123,7 @@ def _resolved(
         return {"why": f"sglang {task['release']} could not be asked: {told}", "again": True}
     server = published.published()
     setup = FEATURES.setup(server)
-    if is_for_another_mac(os.environ):  # resolved with ``--device cpu``, as no ``mps`` is here
+    if is_for_another_mac(os.environ):
         server = _corrected(server, lambda name, value: "mps" if name == "device" else value)
     answer = {"on": setup.on, "lacking": setup.lacking, "having": sorted(setup.having)}
     return {**answer, "faults": faults.conditions(server)}

@@ -56,8 +56,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--gpu",
         metavar="NAME",
         help="with -- COMMAND: the server's GPU, if it is not the one here: "
-        f"{', '.join(gpus.KINDS)}, or {gpus.NONE} for a CPU. To judge a Mac's server on "
-        "another machine, add --device cpu to COMMAND",
+        f"{', '.join(gpus.KINDS)}, or {gpus.NONE} for a CPU. A Mac's server needs none: "
+        "put SGLANG_USE_MLX=1 in front of COMMAND",
     )
 
 

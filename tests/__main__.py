@@ -32,7 +32,7 @@ QUICK = tuple(
     f"tests/framework/test_{name}.py"
     for name in (
         *("declaration", "description", "gains", "imports", "known", "patch_page"),
-        *("quotes", "selection", "slots", "source", "table", "verdict", "wrappers"),
+        *("quotes", "selection", "slots", "source", "verdict", "wrappers"),
     )
 )
 """The tests of ``quick``: what needs no network and starts few processes."""

@@ -60,9 +60,6 @@ def modules():
     return a, b
 
 
-# -- one place after another -----------------------------------------------------------------------
-
-
 def struck_one_by_one(attempt, fault, watched, apart, *scenario):
     whole = forked(attempt, watched, None, fault, 0, *scenario)
     times = whole.pop("times", {})
@@ -79,9 +76,6 @@ def struck_one_by_one(attempt, fault, watched, apart, *scenario):
             for at, later in zip(runs, itertools.cycle(again))
         ),
     ]
-
-
-# -- what is attempted -----------------------------------------------------------------------------
 
 
 HAPPENS = {

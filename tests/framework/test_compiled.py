@@ -157,8 +157,6 @@ def in_file(path: Path) -> Iterator[CodeType]:
         waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 
-# -- in a process ----------------------------------------------------------------------------------
-
 UNKNOWN = """
 import sglang.srt.a as a
 use(STEP, HELPER)

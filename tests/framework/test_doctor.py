@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from running import ask, serving
+from running import SERVE, ask, serving
 from throwaway import PUBLISHING, Throwaway, change
 
 from linux_mlx.patience import wait_for
@@ -258,7 +258,8 @@ def test_it_sees_what_is_live_and_has_run(throwaway: Throwaway) -> None:
 
 def test_a_server_of_another_environment_is_named_apart(throwaway: Throwaway) -> None:
     """A patch is gated in it; that is no problem of this environment."""
-    with serving(throwaway, BAD="gates") as process:
+    gated = SERVE.replace("use(STEP, ", "use(").replace("one.bad", "one.step")
+    with serving(throwaway, "-c", gated, BAD="gates") as process:
         assert checks(throwaway)["live"][0] == "bad"
         throwaway.put("sitecustomize.py", "import sys\nsys.prefix = '/elsewhere'\n")
         where = f"process {process.pid}: it runs in another environment, {sys.prefix}"

@@ -16,9 +16,6 @@ import tiers
 from linux_mlx.patience import limit_s
 from sglang_perf_patches import downloads
 
-# -- a fault, or the end, at any call; an interruption at any line ---------------------------------
-
-
 ON = dict.fromkeys(("one.ten", "two.both", "two.helper"), True)
 OFF = dict.fromkeys(ON, False)
 """What `inject` says of all patches where they are on, and off."""
@@ -215,9 +212,6 @@ def test_an_unexpected_fault_under_strict_ends_with_one_line(throwaway: Throwawa
     assert "two.helper is failed: AttributeError" in done.stderr
 
 
-# -- damaged fingerprints --------------------------------------------------------------------------
-
-
 @pytest.fixture
 def damaged(throwaway: Throwaway) -> Path:
     """A copy of this project whose fingerprints of one set may be damaged."""
@@ -268,9 +262,6 @@ def test_fingerprints_that_are_missing_refuse(damaged: Path, throwaway: Throwawa
     assert "'applies'" in throwaway.run(script).stdout
     damaged.write_text("{}")
     assert "'applies'" not in throwaway.run(script).stdout
-
-
-# -- imports ---------------------------------------------------------------------------------------
 
 
 def test_an_import_that_fails_half_way_and_then_succeeds(throwaway: Throwaway) -> None:

@@ -39,9 +39,6 @@ items = st.builds(
 selections = st.text() | st.lists(items, max_size=6).map(",".join)
 
 
-# -- selections ------------------------------------------------------------------------------------
-
-
 def chosen(text: str) -> Selection | None:
     """What a text chooses; None if it is refused, with one sentence."""
     try:
@@ -98,8 +95,6 @@ def test_order_spaces_and_repetition_do_not_matter(words: list[str], random: obj
     assert (once is None) == (again is None)
     assert once is None or again is None or once.ids == again.ids
 
-
-# -- mangled trees ---------------------------------------------------------------------------------
 
 MODULE = '''
 """A module."""
@@ -353,9 +348,6 @@ def test_a_path_that_is_no_tree(
     assert "Traceback" not in out
     (line,) = err.splitlines()
     assert line.startswith("sglang-perf-patches: ")
-
-
-# -- mangled releases ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -155,8 +155,6 @@ assert "{kind.rpartition(".")[2]}" not in placed
 """)
 
 
-# -- torch.compile ---------------------------------------------------------------------------------
-
 COMPILE = """
 import torch
 import sglang.srt.a as a, sglang.srt.b as b

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from throwaway import REPOSITORY, Throwaway
+from throwaway import NO_SGLANG, REPOSITORY, Throwaway
 
 SETS = """
 import throwaway_patches as t
@@ -91,4 +91,4 @@ def test_a_folder_of_another_kind_is_still_no_sglang(throwaway: Throwaway, tmp_p
     assert done.returncode == 2
     assert "ready" not in done.stdout  # the catalogue, without a verdict
     sentence, _ = done.stderr.splitlines()
-    assert sentence.endswith("sglang is not installed for this Python; use one that has it")
+    assert sentence == NO_SGLANG

@@ -1,4 +1,4 @@
-"""A record of ``verify`` lifts the gate of an untested GPU, and nothing else does.
+"""The GPU is a feature of a server, which gates; a record of ``verify`` lifts that gate.
 
 The driver's library and torch are stand-ins, which name a GPU; the checks run on the CPU. So this
 shows what a record is bound to, not that any kernel was compared on that GPU.
@@ -268,3 +268,64 @@ def test_a_reason_names_the_command_if_it_makes_a_record() -> None:
         assert verified.hint(patch.id) == (command if devices == {"cuda"} else ""), patch.id
     why = f"the GPU is new{UNPROVEN}{verified.hint('mamba.gdn-prefill-graph')}"
     assert cause(why).endswith("sglang-perf-patches verify mamba.gdn-prefill-graph")
+
+
+@pytest.fixture
+def with_driver(throwaway: Throwaway) -> Throwaway:
+    throwaway.put("driver.py", DRIVER)
+    return serve(throwaway, "old")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device", "said"),
+    [
+        ([(8, 9)], "cuda", ("gated", "the GPU is not a Hopper (H100, H200)")),
+        ([(9, 0), (8, 9)], "cuda", ("gated", "the GPU is not a Hopper (H100, H200)")),
+        ([(9, 0), (9, 0)], "cuda", ("live", "")),
+        ([], "cuda", ("live", "")),
+        ([(8, 9)], "mps", ("live", "")),
+    ],
+    ids=["L40", "two kinds", "two H100", "no driver", "not on the GPU"],
+)
+def test_a_gpu_that_no_check_ran_on_gates(
+    with_driver: Throwaway, gpus: list[tuple[int, int]], device: str, said: tuple[str, str]
+) -> None:
+    with_driver.play(f"""
+from driver import *
+Driver.gpus = {gpus}
+use(proven(STEP), proven(TEN, "other-gpu"), HELPER)
+ours.activate("all")
+import sglang.srt.a as a, sglang.srt.server_args as arguments
+assert state() == ("live", "")
+publish(device={device!r})
+word, why = state()
+assert (word, why.partition(": this patch was not tested")[0]) == {said!r}, (word, why)
+assert state("one.ten") == ("live", "")
+assert a.Worker().step(1) == (1020 if word == "live" else 20)
+assert cuda.started == 0, "torch is asked only where CUDA runs already"
+""")
+
+
+def test_where_cuda_runs_torch_tells_which_gpu_it_is(with_driver: Throwaway) -> None:
+    with_driver.play("""
+from driver import *
+from sglang_perf_patches import gpu
+assert gpu.capability() == "9.0" and cuda.started == 0
+cuda.is_started = True
+assert gpu.capability() == "8.9" and cuda.started == 1
+""")
+
+
+def test_the_driver_is_asked_once_and_let_go_before_anybody_forks(with_driver: Throwaway) -> None:
+    with_driver.play("""
+from driver import *
+from sglang_perf_patches import gpu
+assert gpu.capability() == "9.0"
+assert Driver.calls[0] == "nvmlInit_v2" and Driver.calls[-1] == "nvmlShutdown"
+before = list(Driver.calls)
+child = os.fork()
+if not child:
+    os._exit(0 if gpu.capability() == "9.0" and Driver.calls == before else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert gpu.capability() == "9.0" and Driver.calls == before
+""")

@@ -19,6 +19,7 @@ from linux_mlx.patience import limit_s
 from sglang_perf_patches import downloads
 
 REPOSITORY = Path(__file__).parents[2]
+NO_SGLANG = "sglang-perf-patches: sglang is not installed for this Python; use one that has it"
 
 MODULE_A = '''
 """A module that a patch changes."""

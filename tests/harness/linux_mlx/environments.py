@@ -50,34 +50,30 @@ def sglang_environment(release: str) -> Environment:
     return environment((_OTHERS if (_OTHERS / name).is_file() else _REQUIREMENTS) / name)
 
 
-def environment(requirements: Path) -> Environment:
+def environment(
+    requirements: Path, fill: Callable[[Environment, Sequence[str]], None] | None = None
+) -> Environment:
     """The environment for a file of pinned requirements; built unless a finished one exists.
 
     The folder's name depends on its contents, so a changed pin creates a new environment. Only a
     complete build leaves the marker file ``finished``. If several processes need the environment,
     one of them builds it.
     """
-    return _environment(requirements, _fill)
-
-
-def _environment(
-    requirements: Path, fill: Callable[[Environment, Sequence[str]], None]
-) -> Environment:
     pins = _pins(requirements)
     kind = "\n".join([*pins, platform.python_version(), platform.machine()])
     key = hashlib.sha256(kind.encode()).hexdigest()[:12]
-    environment = Environment(_cache() / f"{requirements.stem}-{key}")
-    finished = environment.folder / "finished"
-    with _alone(environment):
-        if not (finished.exists() and environment.python.exists()):
-            shutil.rmtree(environment.folder, ignore_errors=True)
-            environment.folder.mkdir(parents=True)
-            _lock(environment).write_text("\n".join(pins) + "\n")
-            _say(f"making an environment in {environment.folder}")
-            _run([sys.executable, "-m", "venv", environment.folder], environment, "python -m venv")
-            fill(environment, pins)
+    made = Environment(_cache() / f"{requirements.stem}-{key}")
+    finished = made.folder / "finished"
+    with _alone(made):
+        if not (finished.exists() and made.python.exists()):
+            shutil.rmtree(made.folder, ignore_errors=True)
+            made.folder.mkdir(parents=True)
+            _lock(made).write_text("\n".join(pins) + "\n")
+            _say(f"making an environment in {made.folder}")
+            _run([sys.executable, "-m", "venv", made.folder], made, "python -m venv")
+            (fill or _fill)(made, pins)
             finished.touch()
-    return environment
+    return made
 
 
 def install_checkout(into: Environment) -> None:
@@ -156,7 +152,7 @@ def _pip(into: Environment, arguments: Sequence[str | Path], what: str) -> None:
 def _uv() -> Environment:
     """The environment that uv has for itself."""
     requirements = _REQUIREMENTS / "uv.txt"
-    return _environment(requirements, lambda made, pins: _pip(made, pins, ", ".join(pins)))
+    return environment(requirements, lambda made, pins: _pip(made, pins, ", ".join(pins)))
 
 
 def _as_pip(uv: Environment) -> dict[str, str]:

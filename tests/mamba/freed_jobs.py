@@ -5,11 +5,8 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import Any
 from unittest import mock
-
-warnings.simplefilter("ignore")
 
 from tests.proof import stubs
 

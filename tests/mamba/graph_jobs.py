@@ -11,13 +11,10 @@ import contextlib
 import dataclasses
 import gc
 import importlib
-import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
-
-warnings.simplefilter("ignore")
 
 from tests.proof import stubs
 
@@ -64,11 +61,8 @@ SPELLINGS: dict[str, dict[str, Any]] = {
 
 def parts() -> dict[str, Any]:
     at_boot = (tables, tiles, gates, chunks, kernels, buckets, ones, pools)
-    chosen = (*at_boot, of_a_rank, warm_ups, waits, leaving)
-    return {part.__name__: part() for part in chosen}
+    return {part.__name__: part() for part in (*at_boot, of_a_rank, warm_ups, waits, leaving)}
 
-
-# -- the tables ------------------------------------------------------------------------------------
 
 _requests = st.lists(
     st.tuples(st.integers(1, 90), st.integers(0, 9)), min_size=1, max_size=9
@@ -136,9 +130,6 @@ def tiles() -> dict[str, list[Any]]:
     return {"stock's": sorted(set(launched)), "others": others}
 
 
-# -- who is served ---------------------------------------------------------------------------------
-
-
 def gates() -> dict[str, list[str]]:
     """What gates the patch on servers, by how they are started: the release resolves it."""
     context = importlib.import_module("sglang.srt.runtime_context")
@@ -150,8 +141,7 @@ def gates() -> dict[str, list[str]]:
         answer = called(
             arguments, model_path="dummy", attention_backend="triton", device="cpu", **given_
         )
-        held = context.create_context(answer, role="scheduler")
-        on = FEATURES.of(Published(answer, held)).keys()
+        on = FEATURES.of(Published(answer, context.create_context(answer, role="scheduler"))).keys()
         reasons[name] = sorted(on - PATCH.rest["proven_with"].keys())
     return reasons
 
@@ -167,21 +157,17 @@ def kernels() -> dict[str, str | None]:
     kernel = flashinfer.kernel(counted_gdn().counter)
     pool = backend.req_to_token_pool.mamba_pool
     halved = dataclasses.replace(pool.mamba_cache, temporal=pool.mamba_cache.temporal.bfloat16())
-    cases: dict[str, list[Any]] = {
-        "Hopper": [],
-        "Blackwell": [mock.patch.object(kernel, "use_state_pool", True)],
-        "SM120": [mock.patch.object(kernel, "_prefill_needs_fp32_state", True)],
-        "bfloat16": [mock.patch.object(pool, "mamba_cache", halved)],
-        "unknown": [mock.patch.object(backend.kernel_dispatcher, "extend_kernel", object())],
+    extends = (backend.kernel_dispatcher, "extend_kernel")
+    changes: dict[str, tuple[Any, str, Any]] = {
+        "Hopper": (*extends, kernel),
+        "Blackwell": (kernel, "use_state_pool", True),
+        "SM120": (kernel, "_prefill_needs_fp32_state", True),
+        "bfloat16": (pool, "mamba_cache", halved),
+        "unknown": (*extends, object()),
     }
     results = {}
-    for name, changes in cases.items():
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(
-                mock.patch.object(backend.kernel_dispatcher, "extend_kernel", kernel)
-            )
-            for change in changes:
-                stack.enter_context(change)
+    for name, change in changes.items():
+        with mock.patch.object(*extends, kernel), mock.patch.object(*change):
             results[name] = gdn_prefill_graph.unserved(backend, importlib.import_module)
     return results
 
@@ -255,9 +241,6 @@ def pools() -> dict[str, bool]:
     except AssertionError:
         return {"has a new pool": first is not second, "a pool without graphs is refused": True}
     raise ValueError("captured into a pool whose graphs were freed")
-
-
-# -- what a replay does ----------------------------------------------------------------------------
 
 
 def waits() -> dict[str, list[int]]:

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import gc
 import os
-import warnings
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
-
-warnings.simplefilter("ignore")
 
 from tests.proof import stubs
 

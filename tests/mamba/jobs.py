@@ -12,15 +12,12 @@ import importlib
 import os
 import sys
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from random import Random
 from typing import Any
 from unittest import mock
-
-warnings.simplefilter("ignore")
 
 from tests.proof import stubs
 
@@ -54,14 +51,13 @@ def passes() -> Any:
         "sglang": sglang.__version__,
         "layers": len(harness.counted_gdn().rig.layers),
     }
-    parts = (forwards, fallbacks, mamba2)
     for number, selection in enumerate(("none", "mamba", "none")):
         label = "stock" if number == 0 else "stock again" if selection == "none" else selection
         report = sglang_perf_patches.activate(selection, strict=True)
         here: dict[str, Any] = {
             "states": {s.id: s.state for s in report.patches if s.id.startswith("mamba.")}
         }
-        for part in parts:
+        for part in (forwards, fallbacks, mamba2):
             started = time.monotonic()
             here[part.__name__] = part()
             print(f"{label} {part.__name__} {time.monotonic() - started:.1f} s", file=sys.stderr)
@@ -143,7 +139,6 @@ def broken() -> Any:
     """What the project's own comparison says of patches broken on purpose."""
     gdn = harness.counted_gdn()
     zero = "mamba.zero-sync"
-    mixed_waits = partial(mixed, gdn)
     to_device = host.to_device
 
     def flipped(tensors: Any, device: Any) -> Any:
@@ -161,6 +156,9 @@ def broken() -> Any:
     def tracking() -> int:
         return alike(zero, gdn.forwards, [PREFIX], most=waits_as_upstream)
 
+    def chunked() -> int:
+        return alike(CHUNKS, partial(mixed, gdn), plain)
+
     old: dict[str, tuple[Any, str, Any, Callable[[], int]]] = {
         "no answers": (zero_sync, "_keep_answers", _nothing, tracking),
         "wrong answers": (zero_sync, "_keep_answers", none, tracking),
@@ -169,18 +167,8 @@ def broken() -> Any:
     # upstream's own change knows what is tracked
     breaks = {} if hasattr(metadata.ForwardMetadata, "has_mamba_track_mask") else old
     breaks |= {
-        "chunk copies": (
-            host,
-            "to_device",
-            flipped,
-            lambda: alike(CHUNKS, mixed_waits, plain),
-        ),
-        "chunks": (
-            chunk_indices,
-            "logical",
-            lambda lens, size: ([0] * len(lens), [0] * len(lens)),
-            lambda: alike(CHUNKS, mixed_waits, plain),
-        ),
+        "chunk copies": (host, "to_device", flipped, chunked),
+        "chunks": (chunk_indices, "logical", lambda lens, _: ([0] * len(lens),) * 2, chunked),
     }
     if source_has("linear.lightning_backend", "mamba_track"):
         rig = harness.Counted(Lightning("seg_la"))

@@ -19,12 +19,10 @@ os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"  # stock wants a NUMA node for
 import qwen_jobs
 
 import sglang_perf_patches
-from sglang_perf_patches.live import published
-from sglang_perf_patches.model.setups import FEATURES
 from sglang_perf_patches.sets.mamba import mamba2_chunk_indices as body
 from sglang_perf_patches.sets.mamba.mamba2_chunk_indices import PATCH
 from tests.proof.swa import window_models
-from tests.proof.swa.window_server import WindowServer, prepare
+from tests.proof.swa.window_server import WindowServer, prepare, tell
 
 NAME = "nemotron-h"
 window_models.MODELS[NAME] = {
@@ -74,14 +72,7 @@ def main(rank: int, ranks: int, port: int, selection: str, arguments: str) -> No
             value.data.neg_()
     with mock.patch.object(body, "logical", side_effect=body.logical) as logical:
         computed = qwen_jobs.computed(server)
-    patch = sglang_perf_patches.report().of(PATCH.id)
-    told = {
-        "computed": computed,
-        "chunks": logical.call_count,
-        "patch": [patch.state, patch.reason],
-        "on": sorted(FEATURES.of(published.published())),
-    }
-    print(json.dumps(told), flush=True)
+    tell(PATCH.id, computed=computed, chunks=logical.call_count)
 
 
 def _lend() -> None:

@@ -33,14 +33,10 @@ def lend() -> None:
 def decode(
     lengths: torch.Tensor, last: torch.Tensor, free: torch.Tensor, out: torch.Tensor, page: int
 ) -> None:
-    """A slot for one more token of each request.
+    """A slot for one more token of each request, into `out`.
 
-    Args:
-        lengths: tokens with the new one, (batch,).
-        last: slot of the token before, (batch,).
-        free: the pages that are free, in the order in which they are taken.
-        out: gets the slots, (batch,).
-        page: tokens of a page.
+    `lengths`, `last` and `out` are (batch,): tokens with the new one, and slots. `free` has the
+    pages in the order in which they are taken.
     """
     begins = (lengths - 1) % page == 0
     pages = free[(torch.cumsum(begins, 0) - 1).clamp(min=0)]

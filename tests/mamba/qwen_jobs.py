@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import warnings
 from contextlib import nullcontext
 from random import Random
 from typing import Any
@@ -15,7 +14,6 @@ from unittest import mock
 from tests.proof import stubs
 
 stubs.lend()
-warnings.filterwarnings("ignore")
 for name in ("sglang", "sglang_perf_patches"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
@@ -125,24 +123,27 @@ def replies() -> dict[str, Any]:
 
 def with_features(names: str) -> dict[str, Any]:
     """What `SERVERS` has by those names: eager, and equally replayed from tables."""
-    return _like_eager(**SERVERS[names])
+    return like_eager(**SERVERS[names])
 
 
 def with_images() -> dict[str, Any]:
     with mock.patch(f"{__name__}.ROUNDS", WITH_IMAGE):
-        return _like_eager()
+        return like_eager()
 
 
-def _like_eager(**asked: Any) -> dict[str, Any]:
+def like_eager(**asked: Any) -> dict[str, Any]:
     eager = replies_of(buckets=(), **asked)
     patched = replies_of(GRAPH, **asked)
     require_same("the patched graph", eager["played"], patched["played"])
-    prefills = [each for each in patched["played"]["batches"] if each[0] == "prefill"]
+    played = patched["played"]
+    prefills = [each for each in played["batches"] if each[0] == "prefill"]
     return {
         "cached": sum(sum(each[3]) for each in prefills),
         "on": sorted(FEATURES.of(published.published())),
         "prefills": len(prefills),
         "on tables": len(patched["on tables"]) - len(BUCKETS),
+        "decodes": len(played["batches"]) - len(prefills),
+        "tokens": sum(map(len, played["tokens"].values())),
     }
 
 

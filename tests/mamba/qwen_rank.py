@@ -23,10 +23,9 @@ import torch
 from torch import distributed
 
 import sglang_perf_patches
-from sglang_perf_patches.live import engine, published
-from sglang_perf_patches.model.setups import FEATURES
+from sglang_perf_patches.live import engine
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import prefill_tables
-from tests.proof.swa.window_server import WindowServer
+from tests.proof.swa.window_server import WindowServer, tell
 
 _BASE = qwen_jobs.BASE
 APART = (
@@ -61,14 +60,8 @@ def main(rank: int, ranks: int, port: int, selection: str, arguments: str) -> No
     with filled as fills, qwen_server.served(buckets, **asked) as server:
         computed = qwen_jobs.computed(server)
         engine.look_again()  # a gate is noted at the next check
-        graph = sglang_perf_patches.report().of(qwen_jobs.GRAPH)
-    told = {
-        "computed": computed,
-        "on tables": [sum(call.args[1]) for call in fills.call_args_list],
-        "patch": [graph.state, graph.reason],
-        "on": sorted(FEATURES.of(published.published())),
-    }
-    print(json.dumps(told), flush=True)
+        on_tables = [sum(call.args[1]) for call in fills.call_args_list]
+        tell(qwen_jobs.GRAPH, computed=computed, on_tables=on_tables)
 
 
 def _reduce_scatter(group: Any, part: torch.Tensor, whole: torch.Tensor) -> None:

@@ -12,15 +12,10 @@ import os
 from typing import Any
 from unittest import mock
 
-os.environ |= {
-    "SGLANG_SIMULATE_ACC_LEN": "2",
-    "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
-}
+os.environ |= {"SGLANG_SIMULATE_ACC_LEN": "2", "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token"}
 
 import qwen_jobs
 import torch
-
-from sglang_perf_patches.verify.comparing import require_same
 
 # Longer replies: each is of several verifies.
 qwen_jobs.ROUNDS = tuple(tuple((ids, 2 * new) for ids, new in asked) for asked in qwen_jobs.ROUNDS)
@@ -36,18 +31,7 @@ _ASKED = {
 def replies() -> dict[str, Any]:
     """Equal batches, tokens, logits and states: eager, and from tables between verifies."""
     _lend()
-    eager = qwen_jobs.replies_of(buckets=(), **_ASKED)
-    patched = qwen_jobs.replies_of(qwen_jobs.GRAPH, **_ASKED)
-    require_same("the patched graph", eager["played"], patched["played"])
-    played = patched["played"]
-    prefills = [each for each in played["batches"] if each[0] == "prefill"]
-    return {
-        "prefills": len(prefills),
-        "cached": sum(sum(each[3]) for each in prefills),
-        "on tables": len(patched["on tables"]) - len(qwen_jobs.BUCKETS),
-        "verifies": len(played["batches"]) - len(prefills),
-        "tokens": sum(map(len, played["tokens"].values())),
-    }
+    return qwen_jobs.like_eager(**_ASKED)
 
 
 def _lend() -> None:

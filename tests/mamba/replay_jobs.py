@@ -7,12 +7,9 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
-
-warnings.simplefilter("ignore")
 
 from tests.proof import stubs
 
@@ -43,9 +40,7 @@ _EXECUTOR = "sglang.srt.model_executor"
 class OfRank(Batch):
     """A batch of one of two ranks of data-parallel attention.
 
-    Attributes:
-        other: tokens of the other rank, and its requests.
-        idle: whether this rank has no request, and made one up.
+    `other`: tokens of the other rank, and its requests. `idle`: this one has none, and made one up.
     """
 
     other: tuple[int, int] = (0, 0)

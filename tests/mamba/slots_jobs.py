@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import logging
-import warnings
 from array import array
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
-
-warnings.simplefilter("ignore")
 
 from tests.proof import stubs
 
@@ -133,9 +129,8 @@ def waits() -> Any:
             waiting = [req.rid for req in server.waiting]
             server.abort(server.waiting[0])
             server.check_drained()
-            told = list(lines)
             results.append(
-                {"stock": stock, "waiting": waiting, "said": told, **_locked(tree, lines)}
+                {"stock": stock, "waiting": waiting, "said": list(lines), **_locked(tree, lines)}
             )
     return results
 
@@ -222,12 +217,7 @@ def broken_for_others() -> Any:
 def episodes(count: int, draw: str = "shape", first: int = 0) -> Any:
     """Where stock died in how many of the episodes, in all of which the patch is right.
 
-    Args:
-        count: of the episodes.
-        draw: what draws the server of each, in `exhaustion`: ``drafting`` (with drafts, and states
-            in two buffers, in a late one or in none), ``late`` (``extra_buffer_lazy``), ``sending``
-            (prefill servers) or ``hosted`` (the hierarchical cache, whose copies take their time).
-        first: the seed of the first.
+    `draw` names what draws their servers, in `exhaustion`; `first` is the seed of the first.
     """
     return dict(exhaustion.alike(range(first, first + count), draw=getattr(exhaustion, draw)))
 
@@ -236,15 +226,8 @@ def few_episodes() -> Any:
     return {draw: episodes(count, draw) for draw, count in FEW.items()}
 
 
-def together(given: str) -> Any:
-    """As `episodes`, with further patches live and requests that lack KV; no two play the same.
-
-    Args:
-        given: JSON of ``selections``, ids of the further patches; ``seed`` of the first episode;
-            and ``count`` of the episodes of each selection.
-    """
-    asked = json.loads(given)
-    selections, seed, count = asked["selections"], asked["seed"], asked["count"]
+def together(selections: list[list[str]], seed: int, count: int) -> Any:
+    """As `episodes`, with each of these selections live too and requests that lack KV."""
     for patch in {patch for beside in selections for patch in beside}:
         for variant in by_id(sets.load())[patch].variants:
             if sglang.__version__ in variant.releases:

@@ -16,16 +16,11 @@ import importlib
 import json
 import os
 import sys
-import warnings
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from tests.proof import requests
-
-warnings.simplefilter("ignore")
-
-from tests.proof import stubs
+from tests.proof import requests, stubs
 
 stubs.lend()
 
@@ -138,11 +133,10 @@ def tracked(architectures: list[str]) -> dict[str, bool]:
 def cell(config: Any, number: int) -> int:
     """Bytes of KV of one token, as the release adds them up."""
     latent = getattr(config, "kv_lora_rank", None)
-    heads = config.num_key_value_heads
     model = NoneByDefault(
         hf_config=NoneByDefault(architectures=["HybridForCausalLM"]),
         hf_text_config=NoneByDefault(architectures=["HybridForCausalLM"]),
-        get_num_kv_heads=lambda *_: max(1, heads // number),
+        get_num_kv_heads=lambda *_: max(1, config.num_key_value_heads // number),
         head_dim=getattr(config, "head_dim", None) or config.attention_head_dim,
         v_head_dim=getattr(config, "head_dim", None) or config.attention_head_dim,
         kv_lora_rank=latent,

@@ -23,14 +23,11 @@ def test_a_table_shows_the_last_batch_only(found: Found, release: str) -> None:
     assert found(release, "graph_jobs", "parts")["tables"] > 60
 
 
-@EACH
-def test_a_batch_of_another_tile_does_not_fit(found: Found, release: str) -> None:
-    assert found(release, "graph_jobs", "parts")["tiles"] == {"stock's": [16, 32, 64], "others": []}
-
-
-@EACH
-def test_the_gate_reads_what_the_release_resolved(found: Found, release: str) -> None:
-    assert found(release, "graph_jobs", "parts")["gates"] == {
+PARTS: dict[str, Any] = {
+    # A batch of another tile does not fit.
+    "tiles": {"stock's": [16, 32, 64], "others": []},
+    # The gate reads what the release resolved.
+    "gates": {
         "plain": [],
         "--tp-size 2": [],
         "--attn-dp-size 2": [],
@@ -38,33 +35,18 @@ def test_the_gate_reads_what_the_release_resolved(found: Found, release: str) ->
         "--enable-two-batch-overlap": ["two-batch-overlap"],
         "--attn-cp-size 2": ["context-parallel"],
         "--moe-dense-tp-size 1": [],
-    }
-
-
-@EACH
-def test_other_chunks_are_left_to_stock(found: Found, release: str) -> None:
-    assert (
-        found(release, "graph_jobs", "parts")["chunks"]
-        == "stock's chunks have 32 tokens; ours have 64"
-    )
-
-
-@EACH
-def test_flashinfers_kernel_is_served_where_it_was_proven(found: Found, release: str) -> None:
-    assert found(release, "graph_jobs", "parts")["kernels"] == {
+    },
+    "chunks": "stock's chunks have 32 tokens; ours have 64",
+    # FlashInfer's kernel is served where it was proven.
+    "kernels": {
         "Hopper": None,
         "Blackwell": "FlashInfer's kernel is another one on this GPU",
         "SM120": "FlashInfer's kernel is another one on this GPU",
         "bfloat16": "FlashInfer's kernel would convert states of torch.bfloat16",
         "unknown": "object was not captured in any proof",
-    }
-
-
-@EACH
-def test_only_short_buckets_are_captured_and_no_batch_loses_its_graph(
-    found: Found, release: str
-) -> None:
-    assert found(release, "graph_jobs", "parts")["buckets"] == {
+    },
+    # Only short buckets are captured, and no batch loses its graph.
+    "buckets": {
         "1": True,
         "2048": True,
         "2112": False,
@@ -72,58 +54,37 @@ def test_only_short_buckets_are_captured_and_no_batch_loses_its_graph(
         # A larger bucket may get a batch of few tokens only if another rank has more of them.
         "own batches": False,
         "those of other ranks": True,
-    }
-
-
-@EACH
-def test_a_rank_replays_what_fits_all_ranks_and_computes_nothing_if_idle(
-    found: Found, release: str
-) -> None:
-    """DP attention: all ranks replay the same graph; `test_ranks` has two real ones."""
-    assert found(release, "graph_jobs", "parts")["of_a_rank"] == {
-        "compared": 1,
-        "one request": [False, False],
-    }
-
-
-@EACH
-def test_the_default_sizes_have_a_graph_of_one_request(found: Found, release: str) -> None:
-    """On several GPUs each costs too much of the boot to have them all."""
-    assert found(release, "graph_jobs", "parts")["ones"] == {
+    },
+    # DP attention: all ranks replay the same graph, and an idle one computes nothing.
+    "of_a_rank": {"compared": 1, "one request": [False, False]},
+    # Graphs of one request: on several GPUs each costs too much of the boot to have them all.
+    "ones": {
         "a GPU": [42, 2048],
         "two GPUs": [30, 512],
         "two GPUs, few sizes": [3, 2048],
         "DP attention": [0, 0],
-    }
+    },
+    # Two warm-ups and a capture, once more with the second graph, or only its capture.
+    "warm_ups": [6, 4, 3],
+    # Each runner captures into a pool of its own: a GPU refuses that of graphs that were freed.
+    "pools": {"has a new pool": True, "a pool without graphs is refused": True},
+    # Each layer is waited for as often as by stock, with an external cache's counter; the proof has
+    # that of a hierarchical cache.
+    "waits": {"stock": [0, 1], "patched": [0, 1]},
+}
+"""Part of `graph_jobs.parts` → what it finds."""
 
 
+@pytest.mark.parametrize("part", PARTS)
 @EACH
-def test_only_the_first_graph_of_one_request_is_warmed_up(found: Found, release: str) -> None:
-    """Two warm-ups and a capture, once more with the second graph, or only its capture."""
-    assert found(release, "graph_jobs", "parts")["warm_ups"] == [6, 4, 3]
-
-
-@pytest.mark.whole_matrix  # the proof has as many requests as tables of two rows need
-@EACH
-def test_each_runner_captures_into_a_pool_of_its_own(found: Found, release: str) -> None:
-    """A GPU refuses the pool of graphs that were freed."""
-    assert found(release, "graph_jobs", "parts")["pools"] == {
-        "has a new pool": True,
-        "a pool without graphs is refused": True,
-    }
+def test_what_the_patch_does_beside_the_proof(found: Found, release: str, part: str) -> None:
+    assert found(release, "graph_jobs", "parts")[part] == PARTS[part]
 
 
 @pytest.mark.whole_matrix  # the proof has it too, with tables of two rows
 @EACH
 def test_more_requests_than_tables_hold_replay_stocks_graph(found: Found, release: str) -> None:
     assert found(release, "replay_jobs", "many") == 1
-
-
-@EACH
-def test_each_layer_is_waited_for_as_often_as_by_stock(found: Found, release: str) -> None:
-    """The proof has the counter of a hierarchical cache; this is an external cache's."""
-    waits = found(release, "graph_jobs", "parts")["waits"]
-    assert waits["stock"] == waits["patched"] == [0, 1]
 
 
 @EACH

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +57,13 @@ def _where(release: str, load: str, kind: list[Any]) -> str:
     return "_alloc_mamba_slot"
 
 
+def _require_served(each: dict[str, Any]) -> None:
+    """The patched server lives, decides as stock does until that dies, and serves each request."""
+    assert not each["patched"], each
+    assert each["same"], each
+    assert each["served"], each
+
+
 @EACH
 def test_stock_dies_and_the_patched_server_goes_on(found: Found, release: str) -> None:
     """Each assertion is reached, and until then both decide and hold the same."""
@@ -68,9 +74,7 @@ def test_stock_dies_and_the_patched_server_goes_on(found: Found, release: str) -
         assert where == _where(release, each["load"], each["kind"]), each
         assert where in ASSERTED
         assert "alloc mamba cache" in message or "Not enough space for mamba" in message
-        assert not each["patched"], each
-        assert each["same"], each
-        assert each["served"], each
+        _require_served(each)
 
 
 @EACH
@@ -88,9 +92,7 @@ def test_a_request_that_lacks_kv_gives_its_slot_back(found: Found, release: str)
     for each in found(release, "slots_jobs", "kept_slots"):
         _, where = each["stock"]
         assert (where == "alloc") == (release == "0.5.9"), each
-        assert each["patched"] == ""
-        assert each["same"], each
-        assert each["served"], each
+        _require_served(each)
         assert each["kept"][1] is None, each
 
 
@@ -150,9 +152,7 @@ def test_with_a_host_stock_dies_and_the_patched_server_goes_on(found: Found, rel
     assert where["chunks_backed_up"] == "_alloc_mamba_slot"
     assert where["short_of_loads"] == "prepare_load_back"
     for each in deaths.values():
-        assert not each["patched"], each
-        assert each["same"], each
-        assert each["served"], each
+        _require_served(each)
 
 
 @pytest.mark.parametrize("release", HOSTED)
@@ -172,10 +172,9 @@ def test_a_request_whose_state_is_loaded_stays_out_as_in_stock(found: Found) -> 
 def test_with_the_other_patches(found: Found, request: pytest.FixtureRequest, release: str) -> None:
     """With each default patch, and with all: the same, and requests that lack KV among others."""
     others = [name for name in applying("mamba", release) if name not in ALONE]
-    selections = [[name] for name in others] + ([others] if len(others) > 1 else [])
+    selections = (*((name,) for name in others), *([tuple(others)] if len(others) > 1 else ()))
     count = 20 if tiers.is_whole(request.config) else 2
-    given = json.dumps({"selections": selections, "seed": 5000, "count": count})
-    counts = found(release, "slots_jobs", "together", given=given)
+    counts = found(release, "slots_jobs", "together", selections=selections, seed=5000, count=count)
     assert sum(counts.values()) == count * len(selections)
 
 

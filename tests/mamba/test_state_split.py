@@ -197,8 +197,7 @@ def test_the_command_prints_each_way_and_the_host(
     windowed |= {"num_hidden_layers": 24, "num_key_value_heads": 8, "sliding_window": 128}
     assert "--swa-full-tokens-ratio 0." in printed(windowed)[1]
     assert printed({**windowed, "sliding_window": None})[0] == 0
-    unknown = {**MODELS["Nemotron-H"], "mamba_ssm_dtype": "float8"}
-    code, text = printed(unknown, *words)
+    code, text = printed({**MODELS["Nemotron-H"], "mamba_ssm_dtype": "float8"}, *words)
     assert (code, text) == (2, "size_pools: OperatorError: its states are of type float8\n")
     small = ("--kv-gib", "0.1", *words)
     assert "hold no request of 4096 tokens" in printed(MODELS["Qwen3-Next"], *small)[1]

@@ -60,8 +60,7 @@ def memory_that_a_rank_cannot_open() -> None:
 
 def a_rank_without_a_thread_to_spare() -> None:
     """What a rank needs it has before the others count on it."""
-    full = RuntimeError("can't start new thread")
-    with mock.patch.object(body, "Peers", side_effect=full):
+    with mock.patch.object(body, "Peers", side_effect=RuntimeError("can't start new thread")):
         _all_by_gloo("the ranks have no memory that they share")
 
 

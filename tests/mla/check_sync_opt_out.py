@@ -36,11 +36,7 @@ BOUNDS = "max_context_len" in TRTLLM.TRTLLMMLABackend.init_forward_metadata.__co
 
 
 def needs(
-    target: str,
-    draft: str | None,
-    extend: str | None,
-    fallback: str = "triton",
-    **given: Any,
+    target: str, draft: str | None, extend: str | None, fallback: str = "triton", **given: Any
 ) -> bool:
     """The scheduler's decision for a worker's backends."""
     served = arguments(**given)
@@ -149,8 +145,7 @@ def large_batch(kind: str) -> None:
         target.init_cuda_graph_state(CAPTURED, CAPTURED * DRAFT)
         child = target.decode_backend
         guarded = torch.full((child.cuda_graph_custom_mask.numel() + 4096,), 7, dtype=torch.uint8)
-        room = guarded[: child.cuda_graph_custom_mask.numel()]
-        child.cuda_graph_custom_mask = room
+        child.cuda_graph_custom_mask = guarded[: child.cuda_graph_custom_mask.numel()]
         batch = published(runner, lengths, False)
         forward = forward_batch(runner, batch, case)
         build(case, target, batch, forward)

@@ -78,8 +78,7 @@ def test_ranks_get_the_same_requests_with_further_features(features: set[str]) -
 
 
 @pytest.mark.parametrize(
-    ("patch", "features"),
-    [*product([BROADCAST], _PROOFS), *product([ACKS], _OF_ACKS)],
+    ("patch", "features"), [*product([BROADCAST], _PROOFS), *product([ACKS], _OF_ACKS)]
 )
 def test_the_proof_is_played_with_further_features(patch: str, features: set[str]) -> None:
     words = ",".join(sorted(features))
@@ -89,9 +88,7 @@ def test_the_proof_is_played_with_further_features(patch: str, features: set[str
 
 
 def test_each_declared_feature_is_played_here() -> None:
-    declared = {
-        patch: set(by_id(sets.load())[patch].proven_with or ()) for patch in (BROADCAST, ACKS)
-    }
+    declared = {id: set(by_id(sets.load())[id].proven_with or ()) for id in (BROADCAST, ACKS)}
     assert declared[BROADCAST] == _OWN.union(*_SERVERS, *_PROOFS)
     assert declared[ACKS] == set().union(*_OF_ACKS)
 
@@ -117,8 +114,7 @@ def test_a_queue_that_does_not_fit_is_not_used(tmp_path: Path) -> None:
     if not shutil.which("unshare") or subprocess.run(["unshare", "-rm", small, "true"]).returncode:
         pytest.skip("this machine allows no mount; the check with a stand-in does not need one")
     jobs = Path(__file__).with_name("jobs.py")
-    played = replace(place, python=python)
-    released.value(played, jobs, "large_requests_in_a_small_memory")
+    released.value(replace(place, python=python), jobs, "large_requests_in_a_small_memory")
 
 
 def _arguments(features: set[str]) -> dict[str, Any]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -13,9 +12,20 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from job_tools import SEEDS, counts_each_layer, installed_release, state, verdict_of
+import mlx.core as mx
+import numpy as np
+from graphs import primitives
+from job_tools import SEEDS, counts_each_layer, state, verdict_of
 
 import sglang_perf_patches
+from sglang_perf_patches.compat import source
+from sglang_perf_patches.sets.mlx.kv_arena import arena
+from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
+from sglang_perf_patches.sets.mlx.kv_arena.step import Step, Writer
+from sglang_perf_patches.sets.mlx.pool_write import ATTENTION_POOL, KV_POOL, body, room
+from sglang_perf_patches.verify.mlx import cases, models, rig
+from sglang_perf_patches.verify.mlx import kv_arena as proof
 
 
 def small_buffers() -> dict[str, Any]:
@@ -23,8 +33,6 @@ def small_buffers() -> dict[str, Any]:
 
     The size is stock's own attribute, set lower.
     """
-    from sglang_perf_patches.verify.mlx import cases, models
-
     many = [cases.SCRIPTED, *(cases.random_schedule(Random(seed)) for seed in SEEDS)]
     equal = [[("join", "a", 6), ("join", "b", 6), ("chain", "ab", 9)]]
     results: dict[str, Any] = {}
@@ -35,7 +43,8 @@ def small_buffers() -> dict[str, Any]:
                 "all patched": outcome_of_growth(model, "mlx", 8, schedules),
                 "wide": outcome_of_growth(model, "none", 1024, schedules),
             }
-            with by_stocks_code():
+            # Every step is left to stock's code.
+            with mock.patch.object(kv_arena, "_begin", return_value=None):
                 results[name]["patched"] = outcome_of_growth(model, "mlx.kv-arena", 8, schedules)
     return results
 
@@ -43,9 +52,6 @@ def small_buffers() -> dict[str, Any]:
 def outcome_of_growth(
     made: Any, selection: str, tokens: int, schedules: Sequence[Sequence[Any]]
 ) -> dict[str, Any]:
-    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
-    from sglang_perf_patches.verify.mlx import rig
-
     sglang_perf_patches.activate(selection, strict=True)
     kv_arena.COUNTS.clear()
     player = rig.Player(made)
@@ -62,22 +68,8 @@ def outcome_of_growth(
     return results
 
 
-@contextmanager
-def by_stocks_code() -> Iterator[None]:
-    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
-
-    with mock.patch.object(kv_arena, "_begin", return_value=None):
-        yield
-
-
 def broken_arena() -> dict[str, Any]:
     """What the case of ``mlx.kv-arena`` says of it, and of it broken in one place at a time."""
-    from sglang_perf_patches.sets.mlx.kv_arena import arena
-    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
-    from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
-    from sglang_perf_patches.sets.mlx.kv_arena.step import Step, Writer
-    from sglang_perf_patches.verify.mlx import kv_arena as proof
-
     write, take_back = Writer.write, arena.Rows.take_back
 
     def wrong_token(self: Any, layer: Any, keys: Any, values: Any) -> Any:
@@ -111,12 +103,6 @@ def broken_arena() -> dict[str, Any]:
 
 def arena_memory() -> dict[str, Any]:
     """Which buffers there are over the life of a batch, in bytes, stock and patched."""
-    import mlx.core as mx
-
-    from sglang_perf_patches.sets.mlx.kv_arena import arena
-    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
-    from sglang_perf_patches.verify.mlx import models, rig
-
     results: dict[str, Any] = {}
     names = list("abcdef")
     with models.model("qwen3", "float32") as model:
@@ -187,11 +173,6 @@ def growing_pool(*, episodes: int = 12, steps: int = 60) -> dict[str, Any]:
     first difference of each way to break the growth, "" for none; and the least part of the slots
     that a pool had at an episode's end.
     """
-    installed_release()
-    from sglang_perf_patches.compat import source
-    from sglang_perf_patches.sets.mlx.pool_write import ATTENTION_POOL, KV_POOL, room
-    from sglang_perf_patches.verify.mlx import models, rig
-
     tree = source.Tree(source.find_installed())
     name = ATTENTION_POOL if tree.definition(ATTENTION_POOL) else KV_POOL
     module, _, attribute = name.partition(":")
@@ -232,10 +213,6 @@ def looks_at_slots() -> dict[str, Any]:
 
     A look is a ``memoryview`` of them. Stock's results and the patch's too.
     """
-    installed_release()
-    from sglang_perf_patches.sets.mlx.pool_write import room
-    from sglang_perf_patches.verify.mlx import models, rig
-
     looks: list[int] = []
 
     def counted(slots: Any) -> memoryview:
@@ -260,11 +237,6 @@ def looks_at_slots() -> dict[str, Any]:
 
 def _grown(pool_class: Any, seed: int, steps: int) -> str | float:
     """One episode: the first difference, or the part of the slots that the pool had at its end."""
-    import mlx.core as mx
-    import numpy as np
-
-    from sglang_perf_patches.sets.mlx.pool_write import body
-
     sys.path.append(str(Path(__file__).parents[1] / "benchmarks" / "rig" / "injected"))
     from pausing import paused  # type: ignore[import-not-found]
 
@@ -319,10 +291,6 @@ def _grown(pool_class: Any, seed: int, steps: int) -> str | float:
 
 def arena_nodes() -> dict[str, Any]:
     """The nodes of a step's graph in a steady batch, stock and patched, by the requests in it."""
-    from graphs import primitives
-
-    from sglang_perf_patches.verify.mlx import models, rig
-
     results: dict[str, Any] = {}
     with models.model("qwen3", "float32") as model:
         for selection in ("none", "mlx.kv-arena"):

@@ -6,11 +6,7 @@ from typing import Any
 
 
 def undo(wrapper: Any) -> None:
-    """Leave the decode context its three own fields: a layer that asks for more computes it anew.
-
-    Args:
-        wrapper: the attention wrapper's module of 0.5.11, whose layers ask once for each.
-    """
+    """Leave 0.5.11's decode context its own fields: a layer that asks for more makes it anew."""
 
     def lengths(context: Any) -> Any:
         return wrapper.mx.array(context.seq_lens, dtype=wrapper.mx.int32)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import asdict
 from typing import Any
 from unittest import mock
 
+import mlx.core as mx
+from job_tools import played
+
 import sglang_perf_patches
+from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
+from sglang_perf_patches.verify.mlx import models, rig
 
 
 def changing() -> dict[str, Any]:
@@ -15,9 +20,6 @@ def changing() -> dict[str, Any]:
 
     Then the batch settles, and the counts are of a settled batch's change and of its next steps.
     """
-    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
-    from sglang_perf_patches.verify.mlx import models, rig
-
     results = {}
     with models.model("qwen3", "float32") as model:
         sglang_perf_patches.activate("mlx.kv-arena", strict=True)
@@ -46,8 +48,6 @@ def changing() -> dict[str, Any]:
 
 def memory_while_changing() -> dict[str, Any]:
     """Bytes that a step takes in a batch which changes at every step, and those of its buffers."""
-    from sglang_perf_patches.verify.mlx import models
-
     results: dict[str, Any] = {}
     with models.model("qwen3", "float32") as model:
         for what, selection in (("stock", "none"), ("patched", "mlx.kv-arena")):
@@ -58,10 +58,6 @@ def memory_while_changing() -> dict[str, Any]:
 
 
 def _memory_of_a_changing_step(made: Any) -> dict[str, int]:
-    import mlx.core as mx
-
-    from sglang_perf_patches.verify.mlx import rig
-
     gc.collect()
     before = mx.get_active_memory()
     player = rig.Player(made)
@@ -88,10 +84,6 @@ def far_apart() -> dict[str, Any]:
 
     The least size of stock's buffers, as the patch knows it, is set lower.
     """
-    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
-    from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
-    from sglang_perf_patches.verify.mlx import models, rig
-
     schedule = [
         ("join", "a", 200),
         ("join", "b", 5),
@@ -103,12 +95,8 @@ def far_apart() -> dict[str, Any]:
     results: dict[str, Any] = {}
     with models.model("qwen3", "float32") as model:
         for selection in ("none", "mlx.kv-arena"):
-            sglang_perf_patches.activate(selection, strict=True)
-            kv_arena.COUNTS.clear()
             with mock.patch.object(arena_moves, "STOCK_ROOM", 16):
-                results[selection] = {
-                    "played": asdict(rig.Player(model).play(schedule)),
-                    "counts": dict(kv_arena.COUNTS),
-                }
-            sglang_perf_patches.deactivate()
+                results[selection] = played(
+                    selection, model, [schedule], kv_arena.COUNTS, "mlx.kv-arena"
+                )
     return results

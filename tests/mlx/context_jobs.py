@@ -10,9 +10,15 @@ from importlib import import_module
 from random import Random
 from typing import Any
 
+from before_23470 import undo
+from graphs import primitives
 from job_tools import SEEDS, state
 
 import sglang_perf_patches
+from sglang_perf_patches import sets
+from sglang_perf_patches.compat import source
+from sglang_perf_patches.sets.mlx.references import WRAPPER
+from sglang_perf_patches.verify.mlx import cases, models, rig
 
 # What a request is called when a graph is counted → its prompt's length.
 COUNTED = {"a": 5, "b": 9, "c": 9, "d": 12}
@@ -23,10 +29,6 @@ def before_23470() -> dict[str, Any]:
 
     A tree from before #23470, given by PYTHONPATH, has nothing to undo and is judged as it is.
     """
-    from before_23470 import undo
-
-    from sglang_perf_patches.verify.mlx import models
-
     results: dict[str, Any] = {}
     with models.model("qwen3", "float32") as model, counted_calls() as calls:
 
@@ -35,7 +37,7 @@ def before_23470() -> dict[str, Any]:
             results[what]["calls"] = calls_of_a_step(model, calls)
 
         outcome_of("released")
-        wrapper = import_module(wrapper_name())
+        wrapper = import_module(WRAPPER)
         if hasattr(wrapper.BatchedDecodeContext, "__post_init__"):
             undo(wrapper)
             outcome_of("undone")
@@ -49,10 +51,6 @@ def before_23470() -> dict[str, Any]:
 
 
 def outcome(made: Any) -> dict[str, Any]:
-    from graphs import primitives
-
-    from sglang_perf_patches.verify.mlx import cases, rig
-
     player = rig.Player(made)
     schedules: list[Sequence[cases.Step]] = [cases.SCRIPTED]
     schedules += [cases.random_schedule(Random(seed)) for seed in SEEDS]
@@ -69,8 +67,6 @@ def outcome(made: Any) -> dict[str, Any]:
 
 def calls_of_a_step(made: Any, calls: Counter[str]) -> dict[str, int]:
     """How often one decode step of `COUNTED` calls each counted function."""
-    from sglang_perf_patches.verify.mlx import rig
-
     player = rig.Player(made)
     for who, length in COUNTED.items():
         player.join(who, length)
@@ -82,7 +78,7 @@ def calls_of_a_step(made: Any, calls: Counter[str]) -> dict[str, int]:
 @contextmanager
 def counted_calls() -> Iterator[Counter[str]]:
     """Count the arrays that the attention wrapper's module makes, below what patches put there."""
-    wrapper = import_module(wrapper_name())
+    wrapper = import_module(WRAPPER)
     core: Any = wrapper.mx
     calls: Counter[str] = Counter()
 
@@ -115,9 +111,6 @@ def counted_calls() -> Iterator[Counter[str]]:
 
 def judge_as_before_23470() -> None:
     """Let the patches for code before #23470 take 0.5.11 for it, where it was undone in memory."""
-    from sglang_perf_patches import sets
-    from sglang_perf_patches.compat import source
-
     tree = source.Tree(source.find_installed())
     (mlx,) = (patch_set for patch_set in sets.load() if patch_set.name == "mlx")
     patches = []
@@ -136,9 +129,3 @@ def judge_as_before_23470() -> None:
         patches.append(patch)
     judged = replace(mlx, patches=tuple(patches), known=known)
     sets.load = lambda: (judged,)  # type: ignore[assignment]
-
-
-def wrapper_name() -> str:
-    from sglang_perf_patches.sets.mlx.references import WRAPPER
-
-    return WRAPPER

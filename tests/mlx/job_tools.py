@@ -1,13 +1,36 @@
-"""What the jobs of several patches need."""
+"""What the jobs of several patches need; import it before stock's modules: see `RELEASE`."""
 
 from __future__ import annotations
 
+import gc
+from dataclasses import asdict
 from importlib import metadata
 from random import Random
 from typing import Any
 from unittest import mock
 
+import sglang_perf_patches
+from sglang_perf_patches.compat import source
+from sglang_perf_patches.live import engine
+from sglang_perf_patches.verify import Different
+from sglang_perf_patches.verify.mlx import rig
+from tests.proof import checks, standalone
+
 SEEDS = range(6)
+
+
+def _installed_release() -> str:
+    try:
+        return metadata.version("sglang")
+    except metadata.PackageNotFoundError:
+        import mlx_lm  # noqa: F401 -- before the stand-in for PyTorch, which transformers would take
+
+        standalone.lend()
+        return source.Tree(source.find_installed()).version
+
+
+RELEASE = _installed_release()
+"""The release that is here; if it is only its files, its runner is importable from now on."""
 
 
 def counts_each_layer(self: Any) -> None:
@@ -24,15 +47,9 @@ def counts_each_layer(self: Any) -> None:
 
 def verdict_of(proof: Any, change: tuple[Any, str, Any]) -> str:
     """What a patch's checks say with one attribute changed: equal, different, or an error."""
-    from sglang_perf_patches.verify import Different
-    from tests.proof import checks
-
-    def few(draw: Any, count: int | None = None) -> Any:
-        return [draw(Random(0))]
-
     with mock.patch.object(*change):
         try:
-            compared = sum(check(few) for check in checks(proof.PATCH).values())
+            compared = sum(check(_one_input) for check in checks(proof.PATCH).values())
             return "equal" if compared else "nothing was compared"
         except Different:
             return "different"
@@ -40,22 +57,26 @@ def verdict_of(proof: Any, change: tuple[Any, str, Any]) -> str:
             return f"raised {type(error).__name__}"
 
 
-def installed_release() -> str:
-    try:
-        return metadata.version("sglang")
-    except metadata.PackageNotFoundError:
-        import mlx_lm  # noqa: F401 -- before the stand-in for PyTorch, which transformers would take
+def _one_input(draw: Any, _: int | None = None) -> Any:
+    return [draw(Random(0))]
 
-        from sglang_perf_patches.compat import source
-        from tests.proof import standalone
 
-        standalone.lend()
-        return source.Tree(source.find_installed()).version
+def played(
+    selection: str, made: Any, schedules: Any, counts: Any, patch: str, *, radix: bool = False
+) -> dict[str, Any]:
+    """What schedules give with a selection, and then a patch's counts and state."""
+    sglang_perf_patches.activate(selection)
+    counts.clear()
+    player = rig.Player(made, radix=radix)
+    results: dict[str, Any] = {"played": [asdict(player.play(each)) for each in schedules]}
+    results |= {"counts": dict(counts), "state": asdict(state(patch))}
+    del player  # its requests hold buffers of the patches
+    gc.collect()
+    sglang_perf_patches.deactivate()
+    return results
 
 
 def state(patch: str) -> Any:
-    from sglang_perf_patches.live import engine
-
     report = engine.report()
     assert report is not None
     return report.of(patch)

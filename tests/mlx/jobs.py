@@ -9,9 +9,12 @@ import os
 from dataclasses import asdict
 from importlib import import_module, metadata
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import leaving as plays
+import mlx.core as mx
 from arena_jobs import (
     arena_memory,
     arena_nodes,
@@ -20,24 +23,24 @@ from arena_jobs import (
     looks_at_slots,
     small_buffers,
 )
+from attributes import describe, held, patched_modules
 from changing_jobs import changing, far_apart, memory_while_changing
 from context_jobs import before_23470
-from job_tools import installed_release, state
+from job_tools import RELEASE, played, state
 from row_jobs import broken_groups, broken_prefill, broken_rows, few_rows, restless_stock
 from trial_jobs import broken_trial, queued_faults, trials
 from turn_jobs import give_windows, kept_turns, whose_turn
 
 import sglang_perf_patches
+from sglang_perf_patches.sets.mlx import device, last_row
+from sglang_perf_patches.verify import Missing, comparing
+from sglang_perf_patches.verify.mlx import cases, models, rig
+from tests.proof import OF_RUNNER
 
 
 def off() -> dict[str, Any]:
-    from attributes import describe, held, patched_modules
-    from sglang.srt.plugins import load_plugins
-
-    from tests.proof import OF_RUNNER
-
     if os.environ.get("LOAD_PLUGINS"):
-        load_plugins()
+        import_module("sglang.srt.plugins").load_plugins()
     modules = [import_module(name) for name in patched_modules()]
     results: dict[str, Any] = {
         "plugins": [e.dist.name for e in metadata.entry_points(group="sglang.srt.plugins")],
@@ -62,13 +65,6 @@ def off() -> dict[str, Any]:
 
 def on_cuda() -> dict[str, Any]:
     """The room of a request's buffers where MLX says that it runs on CUDA."""
-    from types import SimpleNamespace
-
-    import mlx.core as mx
-
-    from sglang_perf_patches.sets.mlx import device
-    from sglang_perf_patches.verify import Missing, comparing
-    from sglang_perf_patches.verify.mlx import models, rig
 
     def verified(*patches: str, beside: tuple[str, ...] = ()) -> str:
         try:
@@ -104,10 +100,6 @@ def other_blas() -> dict[str, Any]:
 
     Only the products of its probe and of the head: the model does not call them by its name.
     """
-    import mlx.core as mx
-
-    from sglang_perf_patches.sets.mlx import last_row
-    from sglang_perf_patches.verify.mlx import models, rig
 
     class Head:
         """Like `product`, for a module that multiplies by itself."""
@@ -133,26 +125,17 @@ def other_blas() -> dict[str, Any]:
             head = model.model.lm_head
             dict.__setitem__(model.model, "lm_head", Head(head))
             for selection in ("none", "mlx.last-row"):
-                last_row.COUNTS.clear()
-                sglang_perf_patches.activate(selection)
-                played = asdict(rig.Player(model, radix=True).play(schedule))
-                counts = dict(last_row.COUNTS)
-                results[f"{dtype} {selection}"] = {
-                    "played": played,
-                    "counts": counts,
-                    "state": asdict(state("mlx.last-row")),
-                }
-                sglang_perf_patches.deactivate()
+                results[f"{dtype} {selection}"] = played(
+                    selection, model, [schedule], last_row.COUNTS, "mlx.last-row", radix=True
+                )
             dict.__setitem__(model.model, "lm_head", head)
     return results
 
 
 def together() -> dict[str, Any]:
-    release = installed_release()
-    from sglang_perf_patches.verify.mlx import cases, models, rig
 
     results: dict[str, Any] = {}
-    for name, dtype in kinds(release):
+    for name, dtype in kinds(RELEASE):
         with models.model(name, dtype) as model:
             schedules = [cases.random_episodes(Random(seed)) for seed in range(4)]
             schedules += [cases.HITTING]
@@ -168,9 +151,6 @@ def together() -> dict[str, Any]:
 
 def leaving() -> dict[str, Any]:
     """What patches do that are to be removed while they hold something."""
-    installed_release()
-    import leaving as plays
-
     return {"running": plays.running_requests(), "postponed": plays.postponed_write()}
 
 

@@ -10,11 +10,7 @@ from sglang_perf_patches.live import engine
 from sglang_perf_patches.verify.mlx import cases, models, rig
 
 # Requests of equal and unequal lengths; to be asked while they run, and after they have left.
-RUNNING: tuple[cases.Step, ...] = (
-    ("join", "a", 9),
-    ("join", "b", 12),
-    ("decode", "ab", 4),
-)
+RUNNING: tuple[cases.Step, ...] = (("join", "a", 9), ("join", "b", 12), ("decode", "ab", 4))
 GOING_ON: tuple[cases.Step, ...] = (
     ("decode", "ba", 3),
     ("decode", "ab"),

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
+from itertools import count
 from typing import Any
 from unittest import mock
 
-from job_tools import counts_each_layer, state, verdict_of
+import mlx.core as mx
+from job_tools import counts_each_layer, played, verdict_of
+from mlx_lm.models.cache import ArraysCache
 
-import sglang_perf_patches
+from sglang_perf_patches.live.member import Patching
+from sglang_perf_patches.sets.mlx import first_buffer, grouping, last_row
+from sglang_perf_patches.sets.mlx.batched_prefill import body as batched_prefill
+from sglang_perf_patches.sets.mlx.batched_prefill import passes, rows
+from sglang_perf_patches.sets.mlx.batched_prefill.grouping import Group
+from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
+from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
+from sglang_perf_patches.sets.mlx.kv_arena.step import GroupedStep, Step
+from sglang_perf_patches.sets.mlx.pool_write import body as pool_write
+from sglang_perf_patches.sets.mlx.pool_write import room
+from sglang_perf_patches.verify import Different, Missing
+from sglang_perf_patches.verify.mlx import batched_prefill as prompts
+from sglang_perf_patches.verify.mlx import cases, equivalence, length_groups, models, rig
+from sglang_perf_patches.verify.mlx import first_buffer as buffer
+from sglang_perf_patches.verify.mlx import last_row as row
+from sglang_perf_patches.verify.mlx import pool_write as pool
+from sglang_perf_patches.verify.mlx.batches import play
 
 
 def broken_groups() -> dict[str, Any]:
-    from sglang_perf_patches.sets.mlx import grouping
-    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
-    from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
-    from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
-    from sglang_perf_patches.sets.mlx.kv_arena.step import GroupedStep, Step
-    from sglang_perf_patches.verify.mlx import length_groups as proof
-
     build, masks_of, init = arena_moves.Moves.build, GroupedStep._masks_of, GroupedStep.__init__
     arenas_for = arena_choice.Choice.arenas_for
 
@@ -57,17 +70,10 @@ def broken_groups() -> dict[str, Any]:
             lambda self, caches, lengths, groups: arenas_for(self, caches, lengths, groups)[::-1],
         ),
     }
-    return {what: verdict_of(proof, change) for what, change in broken.items()}
+    return {what: verdict_of(length_groups, change) for what, change in broken.items()}
 
 
 def broken_rows() -> dict[str, Any]:
-    from mlx_lm.models.cache import ArraysCache
-
-    from sglang_perf_patches.sets.mlx.batched_prefill import body as batched_prefill
-    from sglang_perf_patches.sets.mlx.batched_prefill import passes, rows
-    from sglang_perf_patches.sets.mlx.batched_prefill.grouping import Group
-    from sglang_perf_patches.verify.mlx import batched_prefill as proof
-
     batches, layer = batched_prefill.Batches, passes.Layer
     compute, joined, filled = batched_prefill.compute, passes._joined, passes._filled
     init, cut, make_mask = Group.__init__, layer.cut, layer.make_mask
@@ -133,14 +139,13 @@ def broken_rows() -> dict[str, Any]:
         "padding is a row's own": (layer, "of_row", rows_are_long),
         "a pass is too short": (Group, "__init__", too_short),
     }
-    return {what: verdict_of(proof, change) for what, change in broken.items()}
+    return {what: verdict_of(prompts, change) for what, change in broken.items()}
 
 
 def trunk_of_the_first_row() -> type:
     """What `mlx.last-row` puts in the trunk's place, broken: the first row stands for the last."""
-    from sglang_perf_patches.sets.mlx import last_row as body
 
-    class FirstRow(body.CutTrunk):
+    class FirstRow(last_row.CutTrunk):
         def __call__(self, *arguments: Any, **options: Any) -> Any:
             hidden = self._trunk(*arguments, **options)
             self.hidden = hidden
@@ -151,14 +156,6 @@ def trunk_of_the_first_row() -> type:
 
 def restless_stock() -> dict[str, str]:
     """What a check says where stock is not the same twice, and where the patch alone differs."""
-    from itertools import count
-
-    from sglang_perf_patches.sets.mlx import last_row
-    from sglang_perf_patches.verify import Different, Missing
-    from sglang_perf_patches.verify.mlx import batched_prefill as prompts
-    from sglang_perf_patches.verify.mlx import cases, equivalence, models, rig
-    from sglang_perf_patches.verify.mlx.batches import play
-
     digest, numbers = rig.digest, count()
     short = cases.schedule("join a 9, join b 12, chain ab 3")
 
@@ -197,15 +194,6 @@ def restless_stock() -> dict[str, str]:
 
 
 def broken_prefill() -> dict[str, Any]:
-    from sglang_perf_patches.live.member import Patching
-    from sglang_perf_patches.sets.mlx import first_buffer, last_row
-    from sglang_perf_patches.sets.mlx.pool_write import body as pool_write
-    from sglang_perf_patches.sets.mlx.pool_write import room
-    from sglang_perf_patches.verify.mlx import cases, equivalence, models
-    from sglang_perf_patches.verify.mlx import first_buffer as buffer
-    from sglang_perf_patches.verify.mlx import last_row as row
-    from sglang_perf_patches.verify.mlx import pool_write as pool
-
     override = Patching.override
 
     def stocks(inner: Any) -> Any:
@@ -248,10 +236,6 @@ def broken_prefill() -> dict[str, Any]:
 
 def few_rows() -> dict[str, Any]:
     """A device that counts as unproven, where heads give other bits for fewer positions."""
-    import mlx.core as mx
-
-    from sglang_perf_patches.sets.mlx import last_row
-    from sglang_perf_patches.verify.mlx import models, rig
 
     class Head:
         """As a GPU's products: those of fewer than so many rows come from another kernel."""
@@ -272,16 +256,9 @@ def few_rows() -> dict[str, Any]:
             dict.__setitem__(model.model, "lm_head", Head(head, rows))
             schedule = few if rows == 12 else many
             for selection in ("none", "mlx.last-row"):
-                last_row.COUNTS.clear()
                 with mock.patch.object(mx, "default_device", return_value=mx.Device(mx.gpu)):
-                    sglang_perf_patches.activate(selection)
-                    player = rig.Player(model, radix=True)
-                    played = asdict(player.play(schedule))
-                results[f"{rows} {selection}"] = {
-                    "played": played,
-                    "counts": dict(last_row.COUNTS),
-                    "state": asdict(state("mlx.last-row")),
-                }
-                sglang_perf_patches.deactivate()
+                    results[f"{rows} {selection}"] = played(
+                        selection, model, [schedule], last_row.COUNTS, "mlx.last-row", radix=True
+                    )
         dict.__setitem__(model.model, "lm_head", head)
     return results

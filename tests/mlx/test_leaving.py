@@ -28,7 +28,6 @@ def test_a_postponed_write_is_waited_for(found: Found, release: str) -> None:
 def test_running_requests_are_waited_for(found: Found, release: str) -> None:
     of = found(release, "leaving")["running"]
     # mlx.kv-arena needs mlx.pool-write, which stays with it.
-    waits = "mlx.kv-arena to be removed: waits until no request's "
-    assert waits in of["mlx.kv-arena"]["asked"]
+    assert "mlx.kv-arena to be removed: waits until no request's " in of["mlx.kv-arena"]["asked"]
     assert of["mlx.kv-arena"]["afterwards"] == ""
     assert of["mlx.kv-arena"]["played"] == of["none"]["played"]

@@ -104,9 +104,7 @@ def test_on_an_unproven_device_the_head_is_given_as_many_rows_as_stocks_bits_nee
     assert of["12 mlx.last-row"]["counts"] == {"whole": 3, "cut": 1, "checks": 2}
 
 
-def test_on_a_cpu_whose_blas_takes_one_row_in_another_way_the_head_is_checked(
-    found: Found,
-) -> None:
+def test_on_a_cpu_whose_blas_takes_one_row_in_another_way_the_head_is_checked(found: Found) -> None:
     of = found("0.5.23", "other_blas")
     assert of["here"] is True
     assert of["there"] is False

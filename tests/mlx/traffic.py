@@ -15,9 +15,18 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import job_tools  # noqa: F401 -- lends what stands in for sglang
 import mlx.core as mx
-from job_tools import installed_release
-from traffic_worker import Outcome, _worker
+from traffic_worker import Outcome, Worker
+
+import sglang_perf_patches
+from sglang_perf_patches.live import engine
+from sglang_perf_patches.sets.mlx import grouping
+from sglang_perf_patches.sets.mlx.batched_prefill.rows import Part
+from sglang_perf_patches.sets.mlx.kv_arena.step import GroupedStep
+from sglang_perf_patches.sets.mlx.next_turn import body as next_turn
+from sglang_perf_patches.sets.mlx.pool_write import body as pool_write
+from sglang_perf_patches.verify.mlx import models
 
 SPARE = 512 << 10
 """Bytes that a worker may hold beyond what is counted; stock itself holds up to a third of that."""
@@ -45,11 +54,6 @@ def traffic(model: str, selections: Sequence[str], seeds: Sequence[int]) -> dict
 
 def broken(model: str, seeds: Sequence[int]) -> dict[str, str]:
     """What differs with all patches and one fault at a time; "whole" has none."""
-    from sglang_perf_patches.sets.mlx.batched_prefill.rows import Part
-    from sglang_perf_patches.sets.mlx.kv_arena.step import GroupedStep
-    from sglang_perf_patches.sets.mlx.next_turn import body as next_turn
-    from sglang_perf_patches.sets.mlx.pool_write import body as pool_write
-
     turns, grouped, fill = next_turn._Turns.__init__, GroupedStep.__init__, Part.__call__
 
     def puts_all(self: Any, ids: Any, *, cache: Any) -> Any:
@@ -92,10 +96,6 @@ def broken(model: str, seeds: Sequence[int]) -> dict[str, str]:
 @contextmanager
 def _set_up(model: str) -> Iterator[Any]:
     """The model; requests far shorter than those that pay on a GPU are groups by themselves."""
-    installed_release()
-    from sglang_perf_patches.sets.mlx import grouping
-    from sglang_perf_patches.verify.mlx import models
-
     with models.model(model, "float32") as made, mock.patch.object(grouping, "AT_LEAST", 128):
         gc.collect()
         gc.freeze()  # the collector need not walk what was imported each time that memory is noted
@@ -106,12 +106,9 @@ def _played(
     selection: str, made: Any, seed: int, *, prefixes_held: bool = False
 ) -> tuple[Outcome, list[str]]:
     """An outcome, and the patches that ran; for `prefixes_held` see `_hold_prefixes`."""
-    import sglang_perf_patches
-    from sglang_perf_patches.live import engine
-
     gc.collect()
     sglang_perf_patches.activate(selection, strict=True)
-    worker = _worker()(made, seed)
+    worker = Worker(made, seed)
     if prefixes_held:
         _hold_prefixes(worker.runner)
     outcome = worker.run()

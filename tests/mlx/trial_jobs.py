@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 from unittest import mock
 
-from job_tools import installed_release, state
+import mlx.core as mx
+import trials as plays
+from job_tools import RELEASE, played
 
-import sglang_perf_patches
+from sglang_perf_patches.sets.mlx.kv_arena import arena_self_check
+from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
+from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
+from sglang_perf_patches.sets.mlx.kv_arena.step import Writer
+from sglang_perf_patches.verify.mlx import cases, models
 
 
 def broken_trial() -> dict[str, Any]:
     """A device that counts as unproven, where arenas give other values: what happens."""
-    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
-    from sglang_perf_patches.sets.mlx.kv_arena.step import Writer
-    from sglang_perf_patches.verify.mlx import cases, models, rig
-
     write = Writer.write
 
     def wrong_token(self: Any, layer: Any, keys: Any, values: Any) -> Any:
@@ -37,13 +37,9 @@ def broken_trial() -> dict[str, Any]:
             ("whole", "mlx.kv-arena", write),
         ):
             with mock.patch.object(Writer, "write", changed):
-                sglang_perf_patches.activate(selection)
-                kv_arena.COUNTS.clear()
-                player = rig.Player(model, radix=True)
-                results[what] = {"played": [asdict(player.play(each)) for each in schedules]}
-                results[what] |= {"counts": dict(kv_arena.COUNTS)}
-                results[what] |= {"state": asdict(state("mlx.kv-arena"))}
-                sglang_perf_patches.deactivate()
+                results[what] = played(
+                    selection, model, schedules, kv_arena.COUNTS, "mlx.kv-arena", radix=True
+                )
     return results
 
 
@@ -53,10 +49,6 @@ def queued_faults() -> dict[str, Any]:
     Stock, patched on a device without a fault, with each fault, and with a fault while the patch
     waits for every step that it compares.
     """
-    from sglang_perf_patches.sets.mlx.kv_arena import arena_self_check
-    from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
-    from sglang_perf_patches.verify.mlx import cases, models, rig
-
     short: list[cases.Step] = [
         *(("join", who, 9) for who in "ab"),
         ("chain", "ab", 22),
@@ -68,8 +60,6 @@ def queued_faults() -> dict[str, Any]:
     end_step = check.end_step
 
     def waits(self: Any) -> None:
-        import mlx.core as mx
-
         end_step(self)
         mx.synchronize()
 
@@ -85,31 +75,16 @@ def queued_faults() -> dict[str, Any]:
             *((fault, "mlx.kv-arena", fault) for fault in _Device.FAULTS),
             ("waits", "mlx.kv-arena", "queued"),
         ):
-            sglang_perf_patches.activate(selection)
-            kv_arena.COUNTS.clear()
-            player = rig.Player(model)
             schedules = [short, longer] if what in {"stock", "none", "longer"} else [short]
             ends = waits if what == "waits" else end_step
             with device.faulty(fault), mock.patch.object(check, "end_step", ends):
-                results[what] = {
-                    "played": [asdict(player.play(each)) for each in schedules],
-                    "counts": dict(kv_arena.COUNTS),
-                    "faults": device.faults,
-                }
-            if selection != "none":
-                results[what] |= {"state": asdict(state("mlx.kv-arena"))}
-            del player
-            gc.collect()
-            sglang_perf_patches.deactivate()
+                results[what] = played(selection, model, schedules, kv_arena.COUNTS, "mlx.kv-arena")
+                results[what]["faults"] = device.faults
     return results
 
 
 class _Device:
-    """A device on which arenas go wrong in steps that are queued behind one nobody has waited for.
-
-    Attributes:
-        faults: writes that went wrong.
-    """
+    """A device on which arenas go wrong in steps queued behind one that nobody has waited for."""
 
     FAULTS = ("queued", "enlarged", "moved", "unequal", "longer")
     """Each is of queued steps alone, and all but the first of some of them."""
@@ -126,9 +101,6 @@ class _Device:
 
     @contextmanager
     def faulty(self, fault: str) -> Iterator[None]:
-        from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
-        from sglang_perf_patches.sets.mlx.kv_arena.step import Writer
-
         self.faults = 0
         moves, write = arena_moves.Moves, Writer.write
         build, grow = moves.build, moves.grow
@@ -173,8 +145,6 @@ class _Device:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Note what is queued and what is waited for, by stock's code and by that of patches."""
-        import mlx.core as mx
-
         queue = mx.async_eval
 
         def queued(*arrays: Any) -> None:
@@ -228,15 +198,9 @@ def _flat(arrays: Any) -> Iterator[Any]:
 
 
 def trials() -> dict[str, Any]:
-    release = installed_release()
-    import trials as plays
 
-    results = {
-        "in groups": plays.in_groups(),
-        "restless": plays.restless(),
-        "late": plays.late(),
-    }
-    if release == "0.5.23":
+    results = {"in groups": plays.in_groups(), "restless": plays.restless(), "late": plays.late()}
+    if RELEASE == "0.5.23":
         results["prompts"] = plays.prompts()
         results["mistakes"] = plays.mistakes()
     return results

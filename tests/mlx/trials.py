@@ -11,7 +11,15 @@ from unittest import mock
 
 import sglang_perf_patches as ours
 from sglang_perf_patches.live import engine
+from sglang_perf_patches.sets.mlx import grouping
+from sglang_perf_patches.sets.mlx.batched_prefill import body
+from sglang_perf_patches.sets.mlx.batched_prefill import body as prefill
+from sglang_perf_patches.sets.mlx.batched_prefill.passes import Layer
+from sglang_perf_patches.sets.mlx.kv_arena import arena_self_check, choice
+from sglang_perf_patches.sets.mlx.kv_arena import body as arena
+from sglang_perf_patches.sets.mlx.kv_arena.step import GroupedStep, Writer
 from sglang_perf_patches.verify.mlx import batches, cases, models, rig
+from sglang_perf_patches.verify.mlx.length_groups import groups_at
 
 # Two groups; then, one further token at a time, a long one at the next size of kernels.
 GROUPED: tuple[cases.Step, ...] = (
@@ -34,9 +42,6 @@ MANY: batches.Batch = [(who, 40, "", 0) for who in "cdefgh"]
 
 
 def in_groups() -> dict[str, Any]:
-    from sglang_perf_patches.sets.mlx.kv_arena.step import GroupedStep
-    from sglang_perf_patches.verify.mlx.length_groups import groups_at
-
     write = GroupedStep.write
     faults: Counter[str] = Counter()
 
@@ -71,9 +76,6 @@ def restless() -> dict[str, Any]:
 
 def late() -> dict[str, Any]:
     """A batch whose arena goes wrong long after it was tried, or never does."""
-    from sglang_perf_patches.sets.mlx.kv_arena import arena_self_check, choice
-    from sglang_perf_patches.sets.mlx.kv_arena.step import Writer
-
     write = Writer.write
 
     def wrong(self: Any, index: int, keys: Any, values: Any) -> Any:
@@ -93,8 +95,6 @@ def late() -> dict[str, Any]:
 
 
 def prompts() -> dict[str, Any]:
-    from sglang_perf_patches.sets.mlx.batched_prefill import body
-
     compute = body.compute
 
     def wrong(core: Any, masks: Any, runner: Any, group: Any) -> Any:
@@ -125,8 +125,6 @@ def prompts() -> dict[str, Any]:
 
 def mistakes() -> dict[str, Any]:
     """The states of the patch when masks or positions of all its passes are wrong."""
-    from sglang_perf_patches.sets.mlx.batched_prefill.passes import Layer
-
     offset = Layer.offset.fget  # type: ignore[attr-defined]
 
     def seen(self: Any, tokens: int, return_array: bool = False, **window: Any) -> Any:
@@ -149,9 +147,6 @@ def mistakes() -> dict[str, Any]:
 
 
 def _played(selection: str, schedules: Sequence[Sequence[cases.Step]]) -> dict[str, Any]:
-    from sglang_perf_patches.sets.mlx import grouping
-    from sglang_perf_patches.sets.mlx.kv_arena import choice
-
     choice.COUNTS.clear()
     grouping.COUNTS.clear()
     with models.model("qwen3", "float32") as model, _unproven():
@@ -166,9 +161,6 @@ def _played(selection: str, schedules: Sequence[Sequence[cases.Step]]) -> dict[s
 
 @contextmanager
 def _unproven() -> Iterator[None]:
-    from sglang_perf_patches.sets.mlx.batched_prefill import body as prefill
-    from sglang_perf_patches.sets.mlx.kv_arena import body as arena
-
     with ExitStack() as stack:
         for body in (prefill, arena):
             stack.enter_context(mock.patch.object(body, "is_proven", return_value=False))

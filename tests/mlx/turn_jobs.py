@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from job_tools import installed_release
+import job_tools  # noqa: F401 -- lends what stands in for sglang
+import mlx.core as mx
 
 import sglang_perf_patches
+from sglang_perf_patches.live import engine
+from sglang_perf_patches.sets.mlx.next_turn import body as next_turn
+from sglang_perf_patches.verify.mlx import cases, models, rig
 
 
 def whose_turn() -> dict[str, Any]:
     """How many turns prompts with the same tokens continue, by what the radix cache has of them."""
-    installed_release()
-    from sglang_perf_patches.live import engine
-    from sglang_perf_patches.sets.mlx.next_turn import body as next_turn
-    from sglang_perf_patches.verify.mlx import cases, models, rig
-
     turn: list[cases.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
     again: list[cases.Step] = [*turn, ("hit", "b", "a", 200, 20)]
     results: dict[str, Any] = {}
@@ -63,8 +62,7 @@ def whose_turn() -> dict[str, Any]:
         # How stock marks a request that has ended, before it removes the request.
         def ended(player: Any) -> None:
             held = player._held.pop("a")
-            slots = player._pool.slots("a", 0, held)
-            player._donated["a"] = player.tokens("a")[:held], slots
+            player._donated["a"] = player.tokens("a")[:held], player._pool.slots("a", 0, held)
             player.runner.release_request_row("a", held)
 
         steps: list[cases.Step] = [("join", "x", 9), *turn[:-1], again[-1]]
@@ -91,7 +89,6 @@ def give_windows() -> None:
     """Make the tiny model of a server, whose folder a variable names, one with sliding windows."""
     tests = Path(__file__).parents[1]
     sys.path += [str(tests / "benchmarks" / "mlx"), str(tests / "harness")]
-    import mlx.core as mx
     from served import _with_windows
 
     folder = Path(os.environ["FOLDER"])
@@ -101,10 +98,6 @@ def give_windows() -> None:
 
 def kept_turns() -> dict[str, int]:
     """Bytes that kept turns hold after a batch has ended, and those that they count."""
-    installed_release()
-    from sglang_perf_patches.sets.mlx.next_turn import body as next_turn
-    from sglang_perf_patches.verify.mlx import models, rig
-
     sizes: list[int] = []
 
     class Turns(next_turn._Turns):
@@ -133,7 +126,5 @@ def kept_turns() -> dict[str, int]:
 
 
 def _active_memory() -> int:
-    import mlx.core as mx
-
     gc.collect()
     return int(mx.get_active_memory())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import torch
+
 from sglang_perf_patches.verify.stock import MEMORY, NoneByDefault, called
 
 
 def kv_allocator(page: int, tokens: int, **options: Any) -> Any:
     """The allocator of KV in pages of 1 token or more; without a ``kvcache`` none is behind it."""
-    import torch
-
     kinds = importlib.import_module(f"{MEMORY}.allocator")
     kind = kinds.PagedTokenToKVPoolAllocator if page > 1 else kinds.TokenToKVPoolAllocator
     plain = {"dtype": torch.float16, "device": "cpu", "kvcache": NoneByDefault()}
@@ -37,11 +37,7 @@ def unified_cache(params: Any, *components: str) -> Any:
 
 
 def component_module() -> Any:
-    """The package of the unified radix cache's components.
-
-    Raises:
-        ModuleNotFoundError: the release has no such cache.
-    """
+    """The package of the unified radix cache's components; a ModuleNotFoundError without it."""
     try:
         return importlib.import_module(f"{MEMORY}.unified_cache.components")
     except ModuleNotFoundError:

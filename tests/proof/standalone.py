@@ -39,12 +39,7 @@ _OWN = ("sglang.srt.hardware_backend.mlx.", "sglang.srt.environ", "sglang.versio
 
 
 def lend() -> None:
-    """Make the runner importable in this process; call it before sglang is imported.
-
-    Raises:
-        TreeError: there is no sglang.
-        RuntimeError: sglang is already imported in the normal way.
-    """
+    """Make the runner importable in this process; call it before sglang is imported."""
     from sglang_perf_patches.compat import source
 
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):

@@ -12,20 +12,14 @@ import dataclasses
 import functools
 import importlib
 import os
-import sys
 from typing import Any
 
 from sglang_perf_patches import stubs as stock_stubs
-from sglang_perf_patches.stubs import KERNELS, StubFinder, install_packages
 
 
 @functools.cache
 def lend() -> None:
-    """Make this process fit for sglang's kernels on a CPU; before triton or sglang is imported.
-
-    Raises:
-        RuntimeError: one of them is imported already.
-    """
+    """Make this process fit for sglang's kernels on a CPU, before triton or sglang is imported."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     stock_stubs.install()
     torch: Any = importlib.import_module("torch")
@@ -36,37 +30,6 @@ def lend() -> None:
     _lend_triton(torch)
     _lend_operators(torch)
     rig.AROUND = on_cpu.OnCpu
-
-
-def lend_beside_wheels() -> None:
-    """As `install_packages`, on a machine with CUDA wheels that a release was not made with.
-
-    A wheel that is newer than the release lacks names that the release imports; one that can't be
-    loaded, or is missing, is stood in for.
-    """
-    install_packages()
-    stock_stubs.pretend_kernel_sources()
-    stood_in = lend_for_broken(*KERNELS)
-    for name in KERNELS:
-        if name not in stood_in:
-            wheel: Any = importlib.import_module(name)
-            wheel.__getattr__ = stock_stubs.StubModule(name).__getattr__
-
-
-def lend_for_broken(*names: str) -> tuple[str, ...]:
-    """Stand in for those of these modules that can't be loaded here; a package before its own."""
-    broken: list[str] = []
-    for name in names:
-        if name.partition(".")[0] in broken:
-            continue
-        try:
-            importlib.import_module(name)
-        except Exception:
-            for module in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
-                del sys.modules[module]
-            sys.meta_path.insert(0, StubFinder((name,)))
-            broken.append(name)
-    return tuple(broken)
 
 
 def _lend_triton(torch: Any) -> None:

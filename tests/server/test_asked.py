@@ -16,12 +16,9 @@ from linux_mlx.patches import live_and_run, processes
 from linux_mlx.patience import limit_s
 from linux_mlx.processes import Failure
 from linux_mlx.server import running_server, server_command, server_variables
-from tests.server.test_mlx_hybrid import QUANTISED, Asked, body, prepared
+from tests.server.test_mlx_hybrid import ON_LINUX, QUANTISED, Asked, body, prepared
 
-pytestmark = [
-    pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),
-    pytest.mark.whole_matrix,
-]
+pytestmark = [ON_LINUX, pytest.mark.whole_matrix]
 
 NO_CACHE = "--disable-radix-cache"
 GROUPS = "all,mlx.length-groups"

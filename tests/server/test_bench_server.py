@@ -26,8 +26,9 @@ from linux_mlx.environments import (
 )
 from linux_mlx.patience import limit_s
 from linux_mlx.server import free_port, server_command, server_variables, write_model
+from tests.server.test_mlx_hybrid import ON_LINUX
 
-pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
+pytestmark = ON_LINUX
 _LOAD = (
     *("--num-prompts", "16", "--max-concurrency", "8"),
     *("--random-input-len", "48", "--random-output-len", "64"),

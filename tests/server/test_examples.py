@@ -144,8 +144,7 @@ _PARSE = "import json, sys, yaml; print(json.dumps(yaml.safe_load(open(sys.argv[
 
 
 def parsed(name: str) -> dict[str, Any]:
-    python = sglang_environment("0.5.23").python
-    done = example("0.5.23", python, "-c", _PARSE, EXAMPLES / name)
+    done = example("0.5.23", sglang_environment("0.5.23").python, "-c", _PARSE, EXAMPLES / name)
     assert done.returncode == 0, done.stderr
     data: dict[str, Any] = json.loads(done.stdout)
     return data
@@ -158,8 +157,7 @@ def must_be_understood(words: list[str], selection: str) -> None:
         "parser = argparse.ArgumentParser(); ServerArgs.add_cli_args(parser);"
         "parser.parse_args(sys.argv[1:])"
     )
-    python = sglang_environment("0.5.23").python
-    done = example("0.5.23", python, "-c", check, *words[3:])
+    done = example("0.5.23", sglang_environment("0.5.23").python, "-c", check, *words[3:])
     assert done.returncode == 0, done.stderr[-2000:]
     assert selections.parse(selection, by_id(sets.load())).ids
 
@@ -191,8 +189,7 @@ def test_the_manifest_starts_what_sglang_has() -> None:
         assert server[probe]["httpGet"] == {"path": "/health", "port": 30000}
     environment = {item["name"]: item["value"] for item in server["env"]}
     must_be_understood([*server["command"], *server["args"]], environment["SGLANG_PERF_PATCHES"])
-    mounted = {mount["mountPath"] for mount in server["volumeMounts"]}
-    assert environment["PYTHONPATH"] in mounted
+    assert environment["PYTHONPATH"] in {mount["mountPath"] for mount in server["volumeMounts"]}
     assert f"--target={environment['PYTHONPATH']}" in setup["args"][0].split()
     named = {volume["name"] for volume in pod["volumes"]}
     for container in (server, setup):
@@ -221,13 +218,14 @@ def test_the_init_step_brings_the_plugin_and_shadows_no_library(tmp_path: Path) 
     path = f"{image / 'bin'}{os.pathsep}{os.environ['PATH']}"
     named = {item["name"]: item["value"] for item in pod["initContainers"][0]["env"]}
     named |= {"PATH": path, "PYTHONPATH": str(plugin)}
-    done = subprocess.run(
-        ["sh", "-c", script],
-        env=variables(**named),
-        capture_output=True,
-        text=True,
-        timeout=limit_s(),
-    )
+
+    def run() -> subprocess.CompletedProcess[str]:
+        command, limit = ["sh", "-c", script], limit_s()
+        return subprocess.run(
+            command, env=variables(**named), capture_output=True, text=True, timeout=limit
+        )
+
+    done = run()
     assert done.returncode == 0, done.stderr[-2000:]
     assert "mamba.gdn-prefill-graph" in done.stdout
     assert {path.name.partition("-")[0] for path in plugin.iterdir()} <= {
@@ -235,14 +233,7 @@ def test_the_init_step_brings_the_plugin_and_shadows_no_library(tmp_path: Path) 
     }
     assert list(plugin.glob("*.dist-info/entry_points.txt"))
     named["SGLANG_PERF_PATCHES"] = "mamba.gdn-prefill-grpah"  # no such patch
-    done = subprocess.run(
-        ["sh", "-c", script],
-        env=variables(**named),
-        capture_output=True,
-        text=True,
-        timeout=limit_s(),
-    )
-    assert done.returncode == 2
+    assert run().returncode == 2
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.stock_image", "kubernetes.yaml"])

@@ -16,20 +16,11 @@ from linux_mlx.environments import variables
 from linux_mlx.patches import processes
 from linux_mlx.patience import limit_s, wait_for
 from linux_mlx.processes import members
-from linux_mlx.server import (
-    Server,
-    free_port,
-    running_server,
-    server_command,
-    server_variables,
-)
+from linux_mlx.server import Server, free_port, running_server, server_command, server_variables
 from sglang_perf_patches.faults.known import FAULTS
-from tests.server.test_mlx_hybrid import prepared
+from tests.server.test_mlx_hybrid import ON_LINUX, prepared
 
-pytestmark = [
-    pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),
-    pytest.mark.whole_matrix,
-]
+pytestmark = [ON_LINUX, pytest.mark.whole_matrix]
 
 FLAG = "--enable-return-hidden-states"
 CLAUSE = "hidden states, experts or indices are returned"

@@ -24,12 +24,9 @@ from linux_mlx.patches import processes, report
 from linux_mlx.patience import limit_s, wait_for
 from linux_mlx.processes import members
 from linux_mlx.server import Server, arguments_of, running_server
-from tests.server.test_mlx_hybrid import prepared
+from tests.server.test_mlx_hybrid import ON_LINUX, prepared
 
-pytestmark = [
-    pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),
-    pytest.mark.whole_matrix,
-]
+pytestmark = [ON_LINUX, pytest.mark.whole_matrix]
 
 _REQUESTS = workload(4)
 _MANY = ("--dp-size", "2", "--tokenizer-worker-num", "2")
@@ -47,9 +44,7 @@ class Seen:
         text: what `status` printed for people.
         after: the server's processes in `status` once it was shut down.
         group: PID of the launcher.
-        log: our lines in the server's log.
-        metrics: the lines of ``/metrics`` that are ours.
-        replies: to the requests that it was sent before.
+        log: our lines of it; of ``/metrics`` `metrics` has them.
     """
 
     status: dict[str, Process]

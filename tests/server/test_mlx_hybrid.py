@@ -26,10 +26,9 @@ from linux_mlx.processes import Failure
 from linux_mlx.server import Server, running_server, write_model
 from linux_mlx.tiny_model import IMAGE
 
-pytestmark = [
-    pytest.mark.whole_matrix,  # two servers each; the default tier's is `test_mlx_server`'s
-    pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),
-]
+ON_LINUX = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
+# Two servers each; the default tier's is `test_mlx_server`'s.
+pytestmark = [ON_LINUX, pytest.mark.whole_matrix]
 
 EACH = pytest.mark.parametrize(
     "release",
@@ -59,13 +58,7 @@ class Asked:
 
 @dataclass
 class Talk:
-    """What a server was asked and replied.
-
-    Attributes:
-        server: it.
-        takes_images: whether random requests may have one.
-        replies: request → the tokens of its reply.
-    """
+    """What a server was asked and replied: request → the tokens of its reply."""
 
     server: Server
     takes_images: bool = False
@@ -166,11 +159,7 @@ def test_states_take_no_more_than_they_may(tmp_path: Path) -> None:
 
 
 def prefixes_are_found(talk: Talk, chance: Random) -> int:
-    """How much of a prompt the cache has: a state is kept at each 64th token of a new part.
-
-    Returns:
-        how many prompts were found.
-    """
+    """How many prompts the cache had a part of; it keeps a state at each 64th new token."""
     again = Asked(words(chance, 300), 2)
     turn = Asked(words(chance, 180), 32)
     dropped = Asked(words(chance, 200), 8)

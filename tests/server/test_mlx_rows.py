@@ -11,14 +11,11 @@ from linux_mlx.completions import post
 from linux_mlx.patches import live_and_run
 from linux_mlx.processes import Failure
 from linux_mlx.server import running_server
-from tests.server.test_mlx_hybrid import POLICIES, Asked, body, prepared, words
+from tests.server.test_mlx_hybrid import ON_LINUX, POLICIES, Asked, body, prepared, words
 
 PATCH = "mlx.released-rows"
 
-pytestmark = [
-    pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),
-    pytest.mark.whole_matrix,  # a server each
-]
+pytestmark = [ON_LINUX, pytest.mark.whole_matrix]  # a server each
 
 
 @pytest.mark.parametrize(
@@ -44,11 +41,7 @@ def test_a_reply_is_written_over_a_cached_prefix(
     chance = Random(51)
     long, short = Asked(words(chance, 100), 4), Asked(words(chance, 20), 40)
     with running_server(
-        environment,
-        model,
-        selection=selection,
-        log=tmp_path / "log",
-        arguments=arguments.split(),
+        environment, model, selection=selection, log=tmp_path / "log", arguments=arguments.split()
     ) as server:
         said = [post(server.url, "/generate", body(each)) for each in (long, short, long, long)]
         if selection != "none":

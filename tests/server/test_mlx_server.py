@@ -15,9 +15,9 @@ from linux_mlx.completions import post, workload
 from linux_mlx.processes import members
 from linux_mlx.server import running_server
 from mlx_server_on_cpu import Outcome, _print_verdict, serve, what_is_wrong
-from tests.server.test_mlx_hybrid import prepared
+from tests.server.test_mlx_hybrid import ON_LINUX, prepared
 
-pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux")
+pytestmark = ON_LINUX
 
 _REQUESTS = workload(8)
 

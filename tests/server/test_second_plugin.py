@@ -16,12 +16,9 @@ import pytest
 from linux_mlx.completions import Completion, complete, workload
 from linux_mlx.patches import live_and_run, processes
 from linux_mlx.server import running_server
-from tests.server.test_mlx_hybrid import prepared
+from tests.server.test_mlx_hybrid import ON_LINUX, prepared
 
-pytestmark = [
-    pytest.mark.skipif("sys.platform != 'linux'", reason="the shims are for Linux"),
-    pytest.mark.whole_matrix,
-]
+pytestmark = [ON_LINUX, pytest.mark.whole_matrix]
 
 _REQUESTS = workload(6)
 _OURS = "sglang-perf-patches", "perf_patches = sglang_perf_patches.plugin:load"
@@ -43,12 +40,10 @@ class Seen:
     """What came of a server with the other plugin.
 
     Attributes:
-        replies: to the requests.
         states: of the patches in the scheduler, with their reasons.
         run: which of them had run.
         calls: how many times the other plugin's function was called.
         origins: the files of the code that a name had while the server answered.
-        log: what the server said.
     """
 
     replies: list[str]
@@ -160,11 +155,7 @@ def _serve(folder: Path, does: str, places: Sequence[Path], *, run: bool = False
         selection="all",
         log=log,
         launcher=(environment.script("sglang-perf-patches"), "run") if run else (),
-        settings={
-            "THEIR_PLUGIN": does,
-            "THEIR_CALLS": str(calls),
-            "THEIR_LOOK": " ".join(_LOOK),
-        },
+        settings={"THEIR_PLUGIN": does, "THEIR_CALLS": str(calls), "THEIR_LOOK": " ".join(_LOOK)},
         python_path=places,
     ) as server:
         replies = complete(server.url, _REQUESTS)

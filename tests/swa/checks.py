@@ -99,8 +99,7 @@ def gates(page_size: int) -> None:
     queue.scheduler = NoneByDefault(**scheduler)
     for name in ("token_to_kv_pool", "token_to_kv_pool_allocator"):
         kept = getattr(queue, name)
-        other = type("Other", (type(kept),), {})
-        setattr(queue, name, object.__new__(other))
+        setattr(queue, name, object.__new__(type("Other", (type(kept),), {})))
         assert windows.unserved(queue), name
         setattr(queue, name, kept)
     part = queue.token_to_kv_pool_allocator.swa_attn_allocator
@@ -118,12 +117,7 @@ def gates(page_size: int) -> None:
 def gates_by_layout(layout: str) -> None:
     """Our own admission is for one rank, or for replicas without a draft model; tails for all."""
     shape = Shape(
-        window=32,
-        page_size=1,
-        swa_tokens=1024,
-        full_tokens=4096,
-        context=1024,
-        layout=layout,
+        window=32, page_size=1, swa_tokens=1024, full_tokens=4096, context=1024, layout=layout
     )
     queue = DecodeWorker(shape).queue
     assert windows.unserved_by_tails(queue) is None
@@ -275,10 +269,7 @@ def idle_is_served_where_stock_never_evicts() -> None:
 def idle_is_served_beside_long_transfers(page_size: int, swa_tokens: int, served: bool) -> None:
     """Requests stay in transfer while the one of an idle server decodes: it still ends.
 
-    Args:
-        page_size: in tokens.
-        swa_tokens: size of the sliding-window pool.
-        served: whether that holds the request and all that may be in transfer meanwhile.
+    It is `served` if the pool holds it and all that may be in transfer meanwhile.
     """
     shape = Shape(
         window=100,

@@ -25,10 +25,9 @@ LONG = Play((((2, 900),),), 16, None, smaller=8)
 
 def broken_graphs(how: str) -> str | None:
     publish()
-    wanted = LONG if how == "any choice" else ONE
     try:
         with mock.patch.object(*BREAKS[how]):
-            same(PATCH, proof.play, [wanted])
+            same(PATCH, proof.play, [LONG if how == "any choice" else ONE])
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None

@@ -10,7 +10,6 @@ import gc
 import importlib
 import logging
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -19,7 +18,6 @@ from unittest import mock
 from tests.proof import stubs
 
 stubs.lend()
-warnings.filterwarnings("ignore")
 for name in ("sglang", "sglang_perf_patches"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
@@ -78,11 +76,8 @@ def _have_stock() -> None:
 def states() -> dict[str, list[Any]]:
     engine.look_again()
     report = engine.report()
-    return (
-        {p.id: [p.state, p.ran] for p in report.patches if p.id.startswith("swa.")}
-        if report
-        else {}
-    )
+    patches = report.patches if report else ()
+    return {p.id: [p.state, p.ran] for p in patches if p.id.startswith("swa.")}
 
 
 def prove(patches: list[str]) -> list[dict[str, Any]]:

@@ -42,13 +42,10 @@ class Episode(RuleBasedStateMachine):
     layouts: ClassVar[tuple[str, ...]] = ("one",)
 
     @initialize(
-        data=st.data(),
-        shape=SHAPE,
-        lengths=st.lists(st.integers(1, 200), min_size=2, max_size=5),
+        data=st.data(), shape=SHAPE, lengths=st.lists(st.integers(1, 200), min_size=2, max_size=5)
     )
     def start(self, data: st.DataObject, shape: Shape, lengths: list[int]) -> None:
-        layout = data.draw(st.sampled_from(self.layouts))
-        shape = replace(shape, layout=layout)
+        shape = replace(shape, layout=data.draw(st.sampled_from(self.layouts)))
         self.episode = episodes.Episode(shape, lengths)
 
     @rule(data=st.data(), output=st.sampled_from(episodes.OUTPUTS), alike=st.integers(1, 3))
@@ -74,8 +71,7 @@ class Episode(RuleBasedStateMachine):
     @precondition(lambda self: self.episode.worker.batch.reqs)
     @rule(data=st.data())
     def end_running(self, data: st.DataObject) -> None:
-        last = len(self.episode.worker.batch.reqs) - 1
-        self.episode.end_running(data.draw(st.integers(0, last)))
+        self.episode.end_running(data.draw(st.integers(0, len(self.episode.worker.batch.reqs) - 1)))
 
     @precondition(lambda self: len(self.episode.worker.batch.reqs) > 1)
     @rule()
@@ -90,20 +86,11 @@ class Episode(RuleBasedStateMachine):
             self.episode.end()
 
 
-def play(
-    episodes: int,
-    shrink: bool = True,
-    layouts: Sequence[str] = ("one",),
-) -> dict[str, int]:
-    """Play random episodes, and count what happened in them.
+def play(episodes: int, shrink: bool = True, layouts: Sequence[str] = ("one",)) -> dict[str, int]:
+    """Play random episodes on servers of these layouts (see `Shape`); what happened in them.
 
-    Raises what broke, with the shortest sequence of steps to it. Up to 100 episodes are always the
-    same ones, and further ones differ each time.
-
-    Args:
-        episodes: how many.
-        shrink: whether to look for the shortest sequence.
-        layouts: of the servers that are published (see `Shape.layout`).
+    Raises what broke, with the shortest sequence of steps to it if that is looked for. Up to 100
+    episodes are always the same ones, and further ones differ each time.
     """
     machine = type("Episode", (Episode,), {"layouts": tuple(layouts)})
     Episode.played.clear()

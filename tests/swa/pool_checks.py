@@ -8,10 +8,7 @@ from typing import Any
 
 import sglang_perf_patches
 from sglang_perf_patches.verify.stock import publish_server as publish
-from tests.proof.swa.pools import (
-    pools,
-    sizes,
-)
+from tests.proof.swa.pools import pools, sizes
 
 
 def left_to_stock(page_size: int = 1) -> int:

@@ -16,12 +16,9 @@ import json
 import logging
 import os
 import sys
-import warnings
 from random import Random
 from typing import Any
 from unittest import mock
-
-warnings.simplefilter("ignore")
 
 from tests.proof import stubs
 

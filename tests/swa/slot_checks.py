@@ -27,12 +27,7 @@ def stale_slots_are_unmapped(page_size: int = 16) -> None:
 def freed_pages_are_unmapped(page_size: int = 16) -> None:
     """Freeing part of a page's slots unmaps the whole page, and no other (#27779)."""
     shape = Shape(
-        window=64,
-        page_size=page_size,
-        swa_tokens=512,
-        full_tokens=1024,
-        context=1024,
-        reserved=0,
+        window=64, page_size=page_size, swa_tokens=512, full_tokens=1024, context=1024, reserved=0
     )
     worker = DecodeWorker(shape)
     first, second = worker.submit(48, 4), worker.submit(48, 4)
@@ -71,8 +66,7 @@ def copies_hold_what_is_mapped(page_size: int = 16, chunk: int = 8) -> None:
     worker.allocator.load_cpu_copy(copy, slots)
     assert not buffers[0][swa[: length - tail]].any(), "rows that are not mapped were written"
     worker.allocator.full_to_swa_index_mapping[slots] = swa
-    req_evicted = length - tail
-    assert req_evicted > worker.evicted(req)
+    assert length - tail > worker.evicted(req)
     witness.check()
 
 

@@ -234,8 +234,7 @@ def test_servers_are_gated_but_for_what_was_played(answers: dict[str, Any]) -> N
         "states exact": set(),
     }
     for key, expected in gated.items():
-        states = value(answers, key)
-        found = {id for id, (state, _) in states.items() if state == "gated"}
+        found = {id for id, (state, _) in value(answers, key).items() if state == "gated"}
         assert found - {"swa.prefill-graph"} == expected, key  # no prompt is computed here
     for key in ("states ranks", "states exact"):
         assert value(answers, key)["swa.page-size-1"] == ["live", True]

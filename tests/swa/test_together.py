@@ -12,11 +12,7 @@ from groups import GROUPS
 import tiers
 from matrix import applying
 
-TOGETHER = {
-    "swa.tail-prealloc",
-    "swa.page-size-1",
-    "swa.idle-admission",
-}
+TOGETHER = {"swa.tail-prealloc", "swa.page-size-1", "swa.idle-admission"}
 """Those that a decode worker runs."""
 SEED = 700
 
@@ -41,10 +37,7 @@ def test_pairs_and_all_serve_what_they_admit(
     breaks = {"names": names, "selection": "none"}
     played, broken = run_jobs(
         release,
-        [
-            ("together", given),
-            ("broken", {**breaks, "job": "together", "arguments": wrong}),
-        ],
+        [("together", given), ("broken", {**breaks, "job": "together", "arguments": wrong})],
     )
     assert "error" not in played, played["error"]
     assert played["value"]["episodes"] == count * len(selections)

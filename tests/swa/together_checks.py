@@ -23,16 +23,9 @@ DRAINED = 1500
 
 
 def together(selections: list[list[str]], seed: int, count: int, over: int = 0) -> dict[str, int]:
-    """Play episodes with each selection live; what was counted over all.
+    """Play so many episodes with each selection live, no two the same; what was counted over all.
 
-    Args:
-        selections: ids of patches.
-        seed: of the first episode; the next ones follow.
-        count: of each selection; no two play the same ones.
-        over: tokens that a request holds beyond its own, as with speculation.
-
-    Raises:
-        Different: see `episode`; or a patch is not live.
+    A request holds `over` tokens beyond its own, as with speculation.
     """
     told = dict.fromkeys(("episodes", "served", "retracted", "cut"), 0)
     for number, patches in enumerate(selections):

@@ -9,13 +9,9 @@ and the tokens of both pools; and the patch's state, and what the server has on.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
-import warnings
-
-warnings.simplefilter("ignore")
 
 from tests.proof import stubs
 
@@ -26,11 +22,9 @@ for name in ("sglang", "sglang_perf_patches"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
 import sglang_perf_patches
-from sglang_perf_patches.live import published
-from sglang_perf_patches.model.setups import FEATURES
 from tests.proof.swa import window_loads
 from tests.proof.swa.window_pool import PATCH
-from tests.proof.swa.window_server import WindowServer, checksum, prepare
+from tests.proof.swa.window_server import WindowServer, checksum, prepare, tell
 
 
 def main(rank: int, ranks: int, port: int, selection: str) -> None:
@@ -39,22 +33,15 @@ def main(rank: int, ranks: int, port: int, selection: str) -> None:
     server = WindowServer(rank=rank, port=port, tp_size=ranks)
     window_loads.LONG.play(server)
     server.check_drained()
-    logits = {rid: [*map(checksum, rows)] for rid, rows in server.logits.items()}
-    report = sglang_perf_patches.report()
-    patch = report.of(PATCH) if report else None
-    told = {
-        "patch": [patch.state, patch.reason] if patch else ["off", ""],
-        "on": sorted(FEATURES.of(published.published())),
-        "batches": server.batches,
-        "tokens": {rid: server.tokens(rid) for rid in server.reqs},
-        "logits": logits,
-        "heads": server.runner.model_config.get_num_kv_heads(ranks),
-        "pools": [
-            server.runner.max_total_num_tokens,
-            getattr(server.runner, "swa_max_total_num_tokens", None),
-        ],
-    }
-    print(json.dumps(told), flush=True)
+    runner = server.runner
+    tell(
+        PATCH,
+        batches=server.batches,
+        tokens={rid: server.tokens(rid) for rid in server.reqs},
+        logits={rid: [*map(checksum, rows)] for rid, rows in server.logits.items()},
+        heads=runner.model_config.get_num_kv_heads(ranks),
+        pools=[runner.max_total_num_tokens, getattr(runner, "swa_max_total_num_tokens", None)],
+    )
 
 
 if __name__ == "__main__":

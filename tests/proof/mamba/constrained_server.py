@@ -26,11 +26,7 @@ GRID = 64
 
 @dataclass(frozen=True)
 class Constrained(Shape):
-    """The settings of such a server.
-
-    Attributes:
-        algorithm: of the speculation.
-    """
+    """The settings of such a server; the algorithm is that of the speculation."""
 
     algorithm: str = "EAGLE"
 
@@ -49,11 +45,7 @@ class _Step:
 
 
 class ConstrainedServer(HybridServer):
-    """See the module.
-
-    Attributes:
-        freed: how many rows of launched verifies had a request that was released before.
-    """
+    """See the module; `freed` counts rows of verifies whose request was released before."""
 
     def __init__(self, shape: Constrained) -> None:
         super().__init__(shape)
@@ -112,8 +104,7 @@ class ConstrainedServer(HybridServer):
     def _waits_for_results(self, batch: Any) -> bool:
         scheduler = self.scheduler
         scheduler.result_queue = [None] * (self._pending is not None or bool(self._launched))
-        function = scheduler.is_disable_overlap_for_batch
-        return bool(called(function, batch=batch, last_batch=None))
+        return bool(called(scheduler.is_disable_overlap_for_batch, batch=batch, last_batch=None))
 
     def _verify(self, batch: Any, claimed: dict[str, int]) -> _Step:
         track(batch)

@@ -22,7 +22,6 @@ class Launched:
     """A decode or verify that runs, while the results before it are taken.
 
     Attributes:
-        batch: what the release keeps of it for its results.
         into: of each request, the slot that tracks its state, if it tracks one in this step.
         row: request → its place in the batch.
     """

@@ -8,6 +8,7 @@ slot, and the patch gives that back: there both do the same until stock first do
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -36,14 +37,7 @@ ACTIONS = 14
 
 @dataclass
 class Told:
-    """What came of an episode.
-
-    Attributes:
-        log: what was decided and held, step by step.
-        died: the message of stock's assertion; empty if the server drained.
-        where: the function that asserted.
-        slot_kept: see `HybridServer`.
-    """
+    """What came of an episode; `died` is the message of stock's assertion, `where` its function."""
 
     log: list[Any]
     died: str = ""
@@ -219,10 +213,7 @@ def drained(server: HybridServer) -> Told:
 
 
 def alike(
-    seeds: Sequence[int],
-    beside: Sequence[str] = (),
-    more: Sequence[int] = (),
-    draw: Draw = shape,
+    seeds: Sequence[int], beside: Sequence[str] = (), more: Sequence[int] = (), draw: Draw = shape
 ) -> Counter[str]:
     """Play episodes on stock and with these patches too; how often stock lived, and died where."""
     counts: Counter[str] = Counter()
@@ -235,8 +226,7 @@ def alike(
         require(actual.slot_kept is None, f"{where}: a request waits with a slot")
         kept = expected.slot_kept is not None
         log = expected.log[: expected.slot_kept]
-        alike = actual.log[: len(log)] == log
-        require(alike, f"{where}: {_first(log, actual.log)}")
+        require(actual.log[: len(log)] == log, f"{where}: {_first(log, actual.log)}")
         ended = expected.died or kept or len(actual.log) == len(log)
         require(ended, f"{where}: stock drains after fewer steps")
         counts[expected.where or ("kept a slot" if kept else "lived")] += 1
@@ -246,7 +236,9 @@ def alike(
 def _death(server: HybridServer, error: AssertionError) -> Told:
     if isinstance(error, Different) or not str(error).startswith(DEATHS):
         raise error
-    return Told(server.log, str(error), _place(error), server.slot_kept)
+    return Told(
+        server.log, str(error), traceback.extract_tb(error.__traceback__)[-1].name, server.slot_kept
+    )
 
 
 def submit(server: HybridServer, random: Random, more: Sequence[int] = ()) -> None:
@@ -281,10 +273,3 @@ def _first(expected: Sequence[Any], actual: Sequence[Any]) -> str:
         if one != other:
             return f"entry {number} is {other}, on stock {one}"
     return f"it ends after {len(actual)} entries, stock's has {len(expected)}"
-
-
-def _place(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace.tb_frame.f_code.co_name if trace is not None else ""

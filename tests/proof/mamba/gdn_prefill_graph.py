@@ -150,8 +150,7 @@ def replays(inputs: Inputs) -> int:
 
 def replays_with_breaks(inputs: Inputs) -> int:
     """The graph breaks at the kernel's call, with as many waits as stock's."""
-    replayed = noted(WithBreaks(counted_gdn()).replayed)
-    return alike(PATCH, replayed, some(inputs, BREAKS), most=None)
+    return alike(PATCH, noted(WithBreaks(counted_gdn()).replayed), some(inputs, BREAKS), most=None)
 
 
 ONE = (
@@ -174,11 +173,7 @@ WAITS = (6, 0)
 
 
 class WithOne(WithBreaks):
-    """Replays where the kernel of one request is in a graph too.
-
-    Attributes:
-        taken: whether each batch that was replayed took it.
-    """
+    """Replays where the kernel of one request is in a graph too; `taken`: by which batches."""
 
     is_captured = True
 
@@ -187,8 +182,7 @@ class WithOne(WithBreaks):
         self.taken: list[bool] = []
 
     def replayed(self, wanted: Replays) -> dict[str, Any]:
-        length = flashinfer.chunk_length
-        with mock.patch.object(one_request, "chunk_length", return_value=length):
+        with mock.patch.object(one_request, "chunk_length", return_value=flashinfer.chunk_length):
             return super().replayed(wanted)
 
     def _left(self, batch: Any) -> dict[str, Any]:

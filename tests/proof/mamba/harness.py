@@ -69,17 +69,10 @@ def alike(
     *,
     most: int | Callable[[T], int] | None = 0,
 ) -> int:
-    """Run every input on stock and then with a patch; each pair must be equal.
+    """Run every input on stock and then with a patch; each pair must be equal. How many there were.
 
-    Args:
-        patch: its id.
-        run: gives what must be equal.
-        inputs: at least one.
-        most: how often a patched run may wait, or what tells that of an input on stock; None if
-            that says nothing. Otherwise stock must have waited more often in all.
-
-    Returns:
-        how many pairs were compared.
+    A patched run may wait `most` times, or as often as that says of an input on stock, and stock
+    must have waited more often in all; with None the waits say nothing.
     """
     bounds = [most(value) if callable(most) else most for value in inputs]
     spared = 0
@@ -137,12 +130,11 @@ class Counted(Play):
         with self.counting():
             backend.init_forward_metadata(batch)
             start = backend.forward_metadata.query_start_loc
-            asks = start is not None and not batch.forward_mode.is_decode()
             chunks = [
                 function(start, size)
                 for function in _chunk_functions()
                 for size in (16, 64)
-                if asks
+                if start is not None and not batch.forward_mode.is_decode()
             ]
         return {
             "fields": self.fields_of(backend.forward_metadata),
@@ -198,8 +190,6 @@ class Counted(Play):
         held = (batch.mamba_track_mask, batch.mamba_track_seqlens)
         return {"plan": plan, "mode": batch.forward_mode.name, "held": plain(held)}
 
-
-# -- batches that the host does not know, or not wholly -------------------------------------------
 
 CHANGED = Batch((Request(65), Request(70, 64), Request(9, tracked=False)))
 

@@ -84,14 +84,7 @@ def random_episodes(inputs: Inputs) -> int:
 
 
 class Sizes:
-    """What a server's host pools hold.
-
-    Attributes:
-        cells: bytes of a state and of a token, as the device's pools have them.
-        states: how many fit.
-        tokens: of KV.
-        bytes: of both pools, as stock counts them.
-    """
+    """How many `states` and `tokens` of KV a server's host pools hold, and their bytes."""
 
     def __init__(self, server: HostedServer) -> None:
         self.cells = Cells(state_bytes(server.pool.mamba_pool), kv_bytes(server.full()))

@@ -36,7 +36,6 @@ class Hosted(Shape):
         gigabytes: both of the host's pools, as ``--hicache-size`` has it; 0 for the ratio.
         policy: ``--hicache-write-policy``.
         kv_layer: the number of the layer that has KV; layer 0 has states.
-        more: further arguments of the server.
         delay: rounds until the scheduler learns that a copy to or from the host has ended.
     """
 
@@ -51,8 +50,7 @@ class Hosted(Shape):
 class HostedServer(HybridServer):
     """A `HybridServer` with the hierarchical cache.
 
-    Attributes:
-        found: of each request, its tokens that a prefill found on the device and on the host.
+    `found` has of each request its tokens that a prefill found on the device and on the host.
     """
 
     shape: Hosted
@@ -73,8 +71,6 @@ class HostedServer(HybridServer):
         super().__init__(shape)  # publishes a server without a host's cache, the first time
         stock.publish(self._args)
         self.scheduler.enable_hierarchical_cache = True
-
-    # -- what it is made of ----------------------------------------------------------------------
 
     def _make_pool(self) -> Any:
         return bare_state_pool(self.shape)
@@ -110,8 +106,6 @@ class HostedServer(HybridServer):
             self.settle_copies()
         super().check_drained()
 
-    # -- what is looked at -----------------------------------------------------------------------
-
     def host_pools(self) -> tuple[int, int]:
         """Tokens of KV and states that the host's pools hold."""
         kv, states = (entry.host_pool for entry in self.tree.host_pool_group.entries)
@@ -127,8 +121,6 @@ class HostedServer(HybridServer):
         if hasattr(self.tree, "flush_pending_backups"):
             self.tree.flush_pending_backups()
         self.tree.check_hicache_events()
-
-    # -- a step's parts --------------------------------------------------------------------------
 
     def step(self) -> None:
         _CLOCK.round += 1
@@ -174,9 +166,6 @@ class HostedServer(HybridServer):
 
     def full(self) -> Any:
         return self.rows.full_kv_pool
-
-
-# -- stand-ins -----------------------------------------------------------------------------------
 
 
 _CLOCK = SimpleNamespace(round=0, delay=0)

@@ -28,11 +28,9 @@ class Shape:
             have one token, and a state is cached where a prefill ends.
         slots: for states.
         tokens: of KV.
-        rows: most requests at a time.
         chunk: most tokens of a prefill.
         overlap: whether a prefill is made before the results of the last one are there, as with
             overlap scheduling.
-        context: most tokens of a request.
         lazy: whether a tracked request gets its second buffer only where it reaches a boundary.
         drafts: most tokens that a verify accepts; 0 without speculation.
         branches: drafts that branch from a token.

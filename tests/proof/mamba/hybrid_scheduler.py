@@ -41,8 +41,7 @@ def scheduler(shape: Shape, pool: Any, kv: Any, tree: Any) -> Any:
         waiting_queue=[],
         grammar_manager=SimpleNamespace(has_waiting_grammars=lambda: False),
         policy=SimpleNamespace(
-            calc_priority=lambda *_, **__: None,
-            shortest_prefill_chunk_limit=lambda *_: None,
+            calc_priority=lambda *_, **__: None, shortest_prefill_chunk_limit=lambda *_: None
         ),
         page_size=shape.page,
         tree_cache=tree,

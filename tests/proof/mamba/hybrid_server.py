@@ -38,17 +38,9 @@ END = 2
 class HybridServer:
     """A server whose steps are taken one by one.
 
-    Attributes:
-        shape: see `Shape`.
-        pool: the real ``HybridReqToTokenPool``.
-        slots: what gives slots for states.
-        kv: the real allocator of KV.
-        tree: the real prefix cache.
-        waiting: requests in the queue, a list of the scheduler's.
-        ended: ids of requests that ended, in order.
-        log: what was decided, step by step.
-        slot_kept: the length of `log` when a step began that left a waiting request with a slot, as
-            0.5.9 does; None if none did.
+    `slots` gives slots for states; `pool`, `kv` and `tree` are the release's. `log` is what was
+    decided, step by step, and `slot_kept` the length of it when a step began that left a waiting
+    request with a slot, as 0.5.9 does; None if none did.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -74,8 +66,6 @@ class HybridServer:
         self._launched: list[Any] = []
         self._sent: list[tuple[int, Any]] = []  # when each request's KV is sent
 
-    # -- what it is made of ----------------------------------------------------------------------
-
     def _make_pool(self) -> Any:
         return state_pool(self.shape)
 
@@ -84,8 +74,6 @@ class HybridServer:
 
     def _make_tree(self) -> Any:
         return prefix_cache(self.shape, self.pool, self.kv)
-
-    # -- requests --------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> list[Any]:
@@ -130,8 +118,6 @@ class HybridServer:
         self.waiting[:0] = retracted
         self.running.batch_is_full = False  # as wherever stock's batch gets smaller
         self._change()
-
-    # -- steps -----------------------------------------------------------------------------------
 
     def step(self) -> None:
         """One round of the scheduler: a prefill if one can be made, else a decode."""
@@ -192,11 +178,7 @@ class HybridServer:
         )
 
     def drain(self, most: int = 2000) -> None:
-        """Step until nothing waits or runs.
-
-        Raises:
-            RuntimeError: something does after so many steps.
-        """
+        """Step until nothing waits or runs; a RuntimeError if something does after `most`."""
         for _ in range(most):
             if self.is_idle():
                 return
@@ -230,8 +212,6 @@ class HybridServer:
             raise Different(f"after the tree is emptied, free are {self.state()[:2]}")
         if self.pool.available_size() != shape.rows:
             raise Different(f"{self.pool.available_size()} of {shape.rows} rows are free")
-
-    # -- a step's parts --------------------------------------------------------------------------
 
     def _prefill_batch(self) -> Any:
         scheduler = self.scheduler

@@ -9,11 +9,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
-
-import torch
 
 from sglang_perf_patches.verify.mamba.cases import Batch
 
@@ -23,7 +22,7 @@ class _Stream:
 
     def __init__(self, paused: Callable[[], AbstractContextManager[None]]) -> None:
         self._paused = paused
-        self.work: list[Callable[[], None]] = []
+        self.work: list[Callable[[], object]] = []
         self.done = 0
 
     def until(self, end: int) -> None:
@@ -73,10 +72,10 @@ def loading(pool: Any, wanted: Batch, counter_of_waits: Any) -> Iterator[None]:
             pool.register_layer_transfer_counter(None)
 
 
-def _loads(pool: Any, wanted: Batch, layer: int) -> list[Callable[[], None]]:
+def _loads(pool: Any, wanted: Batch, layer: int) -> list[Callable[[], object]]:
     """Copies of one layer's states, which are taken out of their slots until then."""
     cache = pool.mamba_pool.mamba_cache
-    copies: list[Callable[[], None]] = []
+    copies: list[Callable[[], object]] = []
     for row, request in enumerate(wanted.requests):
         if not request.cached:
             continue
@@ -84,9 +83,5 @@ def _loads(pool: Any, wanted: Batch, layer: int) -> list[Callable[[], None]]:
             slot = states[layer, row + 1]
             true = slot.clone()
             slot.copy_(true.flip(-1) * 3)
-            copies.append(lambda slot=slot, true=true: _put(slot, true))  # type: ignore[misc]
+            copies.append(partial(slot.copy_, true))
     return copies
-
-
-def _put(slot: torch.Tensor, true: torch.Tensor) -> None:
-    slot.copy_(true)

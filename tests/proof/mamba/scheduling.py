@@ -67,11 +67,10 @@ def decoding(rig: Rig, batch: Any) -> Any:
 def _forward_batch(rig: Rig, batch: Any) -> Any:
     info = importlib.import_module("sglang.srt.model_executor.forward_batch_info")
     batch_of_worker = getattr(batch, "get_model_worker_batch", lambda: batch)()
-    runner = NoneByDefault(**vars(rig.runner) | _alone_and_plain(batch.model_config))
     return called(
         info.ForwardBatch.init_new,
         batch=batch_of_worker,
-        model_runner=runner,
+        model_runner=NoneByDefault(**vars(rig.runner) | _alone_and_plain(batch.model_config)),
         return_hidden_states_before_norm=False,
     )
 

@@ -96,8 +96,7 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
         if self._paused:
             return func(*args, **kwargs)
         if name == "__get__":
-            is_device = getattr(func, "__self__", None) is torch.Tensor.device
-            if is_device and self.owns(first):
+            if getattr(func, "__self__", None) is torch.Tensor.device and self.owns(first):
                 return _DEVICE
             result = func(*args, **kwargs)
             return self._keep(result) if self.owns(first) else result

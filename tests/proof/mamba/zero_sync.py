@@ -10,14 +10,7 @@ from random import Random
 
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import require, same, some
-from sglang_perf_patches.verify.mamba.cases import (
-    EDGES,
-    METADATA,
-    PREFIX,
-    Batch,
-    Request,
-    draw,
-)
+from sglang_perf_patches.verify.mamba.cases import EDGES, METADATA, PREFIX, Batch, Request, draw
 from sglang_perf_patches.verify.mamba.cases import FORWARDS as PREFILLS
 from tests.proof.mamba.harness import UNKNOWN, alike, counted_gdn, noted
 from tests.proof.mamba.scheduling import SCHEDULED
@@ -51,13 +44,9 @@ def draw_decode(random: Random) -> Batch:
     )
 
 
-UPSTREAM = 14
-"""Waits of a tracked prefill on 0.5.11, which asks the mask once: tests/mamba/test_mamba.py."""
-
-
 def waits_as_upstream(batches: Sequence[Batch]) -> int:
-    """As many as stock's of 0.5.11, whatever the number of layers."""
-    return UPSTREAM * len(batches)
+    """As many as stock's of 0.5.11, which asks the mask once: see tests/mamba/test_mamba.py."""
+    return 14 * len(batches)
 
 
 def forwards(inputs: Inputs) -> int:

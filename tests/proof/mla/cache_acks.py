@@ -68,8 +68,7 @@ def play(
     """One rank: in each round it counts what is ready, and at times reduces something else."""
     cache, chance, all_of = _cache(asked, group), Random(f"{asked.seed} {rank}"), Random(asked.seed)
     told |= {"got": [], "left": 0}
-    reduce = distributed.all_reduce
-    with mock.patch.object(distributed, "all_reduce", side_effect=reduce) as gloo:
+    with mock.patch.object(distributed, "all_reduce", side_effect=distributed.all_reduce) as gloo:
         try:
             for number in range(asked.rounds):
                 before(rank, number)

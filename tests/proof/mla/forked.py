@@ -52,8 +52,7 @@ def ranks(count: int, play: Play, killed: int | None = None) -> list[dict[str, A
 def rank_of(rank: int, count: int, folder: Path, play: Play) -> dict[str, Any]:
     """Play one rank of `count`, which meet in a folder.
 
-    Returns:
-        what `play` fills; ``raised``, what ended it, and ``at``, when.
+    What `play` fills comes back, with ``raised``, what ended it, and ``at``, when.
     """
     distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=count)
     told: dict[str, Any] = {"raised": "", "at": 0.0}

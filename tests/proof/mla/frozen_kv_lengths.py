@@ -82,8 +82,7 @@ def scheduled(case: Case, runner: Any, **changes: Any) -> NoneByDefault:
     own: dict[str, Any] = {
         "forward_mode": ForwardMode.DECODE,
         "spec_info": frozen_kv_mtp_info.FrozenKVMTPDraftInput(
-            bonus_tokens=torch.arange(count),
-            hidden_states=torch.zeros(count, WIDTH),
+            bonus_tokens=torch.arange(count), hidden_states=torch.zeros(count, WIDTH)
         ),
         "reqs": [
             SimpleNamespace(kv=SimpleNamespace(kv_allocated_len=n), kv_allocated_len=n)

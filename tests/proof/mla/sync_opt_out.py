@@ -11,8 +11,7 @@ from sglang.srt.managers import overlap_utils
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative import eagle_info, eagle_utils, spec_info
 
-from sglang_perf_patches.verify import Different
-from sglang_perf_patches.verify.comparing import same
+from sglang_perf_patches.verify.comparing import require, same
 from sglang_perf_patches.verify.mla import cases
 from sglang_perf_patches.verify.mla.cases import Batch, requests_of, verify_input
 from sglang_perf_patches.verify.mla.rig import furnished, model_runner, server_args
@@ -143,12 +142,11 @@ def published(runner: NoneByDefault, lengths: list[int], host: bool) -> NoneByDe
     )
     resolve = getattr(future, "resolve_seq_lens_cpu", None) or future.resolve_seq_lens
     resolve(batch)
-    if batch.seq_lens.tolist() != lengths:
-        raise Different(f"{PATCH}: the relay brought {batch.seq_lens.tolist()}, not {lengths}")
-    if host and batch.seq_lens_cpu.tolist() != lengths:
-        raise Different(f"{PATCH}: the host has {batch.seq_lens_cpu.tolist()}, not {lengths}")
-    if not host and batch.seq_lens_cpu is not None:
-        raise Different(f"{PATCH}: the host's lengths of the last step are still there")
+    arrived, on_host = batch.seq_lens.tolist(), batch.seq_lens_cpu
+    on_host = None if on_host is None else on_host.tolist()
+    require(arrived == lengths, f"{PATCH}: the relay brought {arrived}, not {lengths}")
+    wanted = lengths if host else None
+    require(on_host == wanted, f"{PATCH}: the host has {on_host}, not {wanted}")
     return batch
 
 
@@ -239,8 +237,7 @@ def read(acting: Any, forward: Batch, case: Case) -> dict[str, Any]:
         fields["num_kv_splits"] = metadata.num_kv_splits[:bs].clone()
     if metadata.mask_indptr is not None:
         fields["mask_indptr"] = metadata.mask_indptr[: bs + 1].clone()
-        cells = cells_of(metadata.custom_mask, case["lengths"])
-        fields["cells"] = cells
+        fields["cells"] = cells_of(metadata.custom_mask, case["lengths"])
     return fields
 
 

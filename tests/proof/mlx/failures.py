@@ -22,9 +22,8 @@ FAILING = schedule(
 
 def after_failures(patch: str, dtype: str, schedule: Sequence[Step] = FAILING) -> int:
     """A patched run with failing steps, against stock without those steps."""
-    without = [step for step in schedule if step[0] != "fail"]
     with models.model("qwen3", dtype) as model:
-        expected = asdict(Player(model).play(without))
+        expected = asdict(Player(model).play([step for step in schedule if step[0] != "fail"]))
         with live(patch):
             actual = asdict(_Failing(model).play(schedule))
     require_same(f"{patch}, after a step that failed", expected, actual)

@@ -19,6 +19,7 @@ from sglang_perf_patches.sets.mlx import hybrid_cache
 from sglang_perf_patches.sets.mlx.hybrid_cache import STATES
 from sglang_perf_patches.verify import Different, Inputs
 from sglang_perf_patches.verify.comparing import live, require
+from tests.proof.caches import component_module, unified_cache
 from tests.proof.mamba.hybrid_parts import Shape, arguments, prefix_params
 from tests.proof.mamba.hybrid_server import HybridServer, _ids, held, told
 
@@ -30,11 +31,7 @@ _MLX = "sglang.srt.hardware_backend.mlx"
 
 
 class MlxServer(HybridServer):
-    """A server with MLX's pool and component.
-
-    Attributes:
-        found: tokens of prefixes that prompts went on from.
-    """
+    """A server with MLX's pool and component; `found` counts tokens of prefixes."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
@@ -55,12 +52,10 @@ class MlxServer(HybridServer):
         )
 
     def _make_tree(self) -> Any:
-        tree = importlib.import_module("sglang.srt.mem_cache.unified_radix_cache")
         params = prefix_params(self.shape, self.pool, self.kv)
-        params.tree_components = (tree.ComponentType.FULL, tree.ComponentType.MAMBA)
-        component = self.states.MlxAuxiliaryStateComponent
-        params.component_registry_override = {tree.ComponentType.MAMBA: component}
-        return tree.UnifiedRadixCache(params)
+        kind = component_module().ComponentType.MAMBA
+        params.component_registry_override = {kind: self.states.MlxAuxiliaryStateComponent}
+        return unified_cache(params, "FULL", "MAMBA")
 
     def _forward(self, batch: Any) -> None:
         for row, req in enumerate(batch.reqs):

@@ -31,7 +31,4 @@ def failing(_: Inputs) -> int:
         return after_failures(PATCH, "float32", FAILING)
 
 
-CHECKS = {
-    "sampled": sampled,
-    "failing steps": failing,
-}
+CHECKS = {"sampled": sampled, "failing steps": failing}

@@ -56,11 +56,8 @@ def _draw(chance: Random) -> tuple[int, int, int]:
 class _Replies:
     """A prefix in the pool, and then a reply that is released.
 
-    Args:
-        prompt: tokens of the reply's prompt.
-        tokens: of the reply.
-        lost: how many of them own no slot; their part of the row has the prefix's slots.
-        reused: another prompt with the prefix takes the row before the request is removed.
+    The last `lost` of its tokens own no slot: their part of the row has the prefix's slots. If
+    `reused`, another prompt with the prefix takes the row before the request is removed.
     """
 
     def __init__(

@@ -13,28 +13,11 @@ PROMPTS = (5, 300, 64, 65, 1000, 1, 129, 500, 17)
 
 
 def admitted(
-    window: int,
-    page_size: int,
-    swa_tokens: int,
-    full_tokens: int,
-    prompt: int,
-    max_new_tokens: int = 128,
-    requests: int = 64,
-    over_allocation: int = 0,
-    running: int = 64,
+    prompt: int, max_new_tokens: int = 128, requests: int = 64, running: int = 64, **sizes: Any
 ) -> dict[str, Any]:
     """How many equal requests an empty worker admits, what they hold, and who is refused."""
-    shape = Shape(
-        window=window,
-        page_size=page_size,
-        swa_tokens=swa_tokens,
-        full_tokens=full_tokens,
-        context=prompt + max_new_tokens + 512,
-        running=running,
-        in_transfer=running,
-        over_allocation=over_allocation,
-    )
-    worker = DecodeWorker(shape)
+    context = prompt + max_new_tokens + 512
+    worker = DecodeWorker(Shape(**sizes, context=context, running=running, in_transfer=running))
     for _ in range(requests):
         worker.submit(prompt, max_new_tokens)
     reqs = worker.admit()
@@ -52,12 +35,7 @@ def admitted(
 def history(window: int, page_size: int, prompts: tuple[int, ...] = PROMPTS) -> dict[str, Any]:
     """Order of admission, and tokens of every step, of a load with room for everything."""
     shape = Shape(
-        window=window,
-        page_size=page_size,
-        swa_tokens=65536,
-        running=4,
-        in_transfer=3,
-        reserved=16,
+        window=window, page_size=page_size, swa_tokens=65536, running=4, in_transfer=3, reserved=16
     )
     worker = DecodeWorker(shape)
     for length in prompts:
@@ -69,26 +47,11 @@ def history(window: int, page_size: int, prompts: tuple[int, ...] = PROMPTS) -> 
     return {"order": worker.order, "tokens": tokens, "rejected": worker.rejected}
 
 
-def pressed(
-    window: int,
-    page_size: int,
-    swa_tokens: int,
-    requests: int = 12,
-    over_allocation: int = 0,
-) -> dict[str, int]:
+def pressed(**sizes: Any) -> dict[str, int]:
     """Retractions, and tokens, of a load that the sliding-window pool is too small for."""
-    shape = Shape(
-        window=window,
-        page_size=page_size,
-        swa_tokens=swa_tokens,
-        running=8,
-        in_transfer=8,
-        reserved=0,
-        over_allocation=over_allocation,
-    )
-    worker = DecodeWorker(shape)
+    worker = DecodeWorker(Shape(**sizes, running=8, in_transfer=8, reserved=0))
     witness = Witness(worker)
-    for number in range(requests):
+    for number in range(12):
         worker.submit(20 + 13 * number, 40 + 11 * (number % 5))
     for step in range(700):
         if worker.idle:

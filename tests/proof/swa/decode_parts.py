@@ -15,6 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import torch
+
 from sglang_perf_patches.verify import stock
 from sglang_perf_patches.verify.stock import EXTRA_ARGUMENTS, MEMORY, NoneByDefault, called
 from tests.proof import requests
@@ -70,15 +72,12 @@ def publish(shape: Shape) -> Any:
 
 def pools(shape: Shape, kv_cache_dtype: str) -> tuple[Any, Any]:
     """A pool with one layer of each kind, of 8-bit floats or else float32, and its allocator."""
-    import torch
-
     names = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-    dtype = names.get(kv_cache_dtype, torch.float32)
     return stock.window_pools(
         shape.full_tokens,
         shape.swa_tokens,
         shape.page_size,
-        dtype,
+        names.get(kv_cache_dtype, torch.float32),
         heads=1,
         head_dim=4,
         device="cpu",
@@ -128,7 +127,6 @@ def scheduler(worker: Any) -> Any:
         max_token_pool_size=worker.shape.full_tokens,
         kv_cache_dtype_str="auto",
     )
-    ranks = SimpleNamespace(pp_rank=0, pp_size=1, dp_rank=0, tp_rank=0, tp_size=1, gpu_id=0)
     return NoneByDefault(
         running_batch=worker.batch,
         waiting_queue=[],
@@ -140,7 +138,7 @@ def scheduler(worker: Any) -> Any:
         stream_output=output,
         output_streamer=SimpleNamespace(stream_output=output),
         metrics_reporter=NoneByDefault(),
-        ps=ranks,
+        ps=SimpleNamespace(pp_rank=0, pp_size=1, dp_rank=0, tp_rank=0, tp_size=1, gpu_id=0),
         pp_size=1,
         dp_rank=0,
         gpu_id=0,

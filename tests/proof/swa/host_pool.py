@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 
 def resolved(rows: Any, allocator: Any) -> float | None:
     """Slots of the host's pools over the device's, as the release decides; None if it has none.
@@ -87,8 +89,6 @@ class _Slots:
     shared_allocation_domain = None
 
     def __init__(self, part: Any, ratio: float, page_size: int) -> None:
-        import torch
-
         self.page_size = page_size
         pages = int(part.size * ratio) // page_size + 1
         self.size = self.logical_size = pages * page_size
@@ -108,8 +108,6 @@ class _Slots:
         return len(self.slots)
 
     def free(self, indices: Any) -> int:
-        import torch
-
         self.slots = torch.cat([self.slots, indices])
         return len(indices)
 

@@ -12,13 +12,7 @@ from tests.proof.swa.rig import DecodeWorker
 
 
 class Witness:
-    """Writes recognisable KV for every token, and finds it again.
-
-    Attributes:
-        worker: what is watched.
-        written: request id → tokens whose KV has been written.
-        checks: how often everything was checked.
-    """
+    """Writes recognisable KV for every token, and finds it again; `written` counts its tokens."""
 
     def __init__(self, worker: DecodeWorker) -> None:
         self.worker = worker
@@ -115,10 +109,7 @@ class Witness:
             require(worker.evicted(req) <= start, "a token in the window has been evicted")
             swa = worker.allocator.full_to_swa_index_mapping[slots[start:]]
             read = _read(worker.pool.swa_kv_pool, swa)
-            require(
-                read.eq(values[start:, None]).all(),
-                "sliding-window KV of a token is another",
-            )
+            require(read.eq(values[start:, None]).all(), "window KV of a token is another")
 
     def _refused(self) -> None:
         """An admitted request may be aborted only where no memory is left that could hold it.

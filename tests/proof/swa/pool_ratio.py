@@ -57,11 +57,7 @@ def _compare(
     a_full, a_windowed = cells(plain[1])
     require(full * a_full + swa * a_windowed <= available, f"{where}: more than the budget")
     wanted = fit(
-        ours[1]._swa_needs,
-        full_cell=a_full,
-        swa_cell=a_windowed,
-        ratio=stocks,
-        available=available,
+        ours[1]._swa_needs, full_cell=a_full, swa_cell=a_windowed, ratio=stocks, available=available
     )
     if wanted is None:
         raise Different(f"{where}: no other ratio is needed")

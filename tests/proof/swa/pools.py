@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from sglang_perf_patches.verify.stock import NoneByDefault, replaced
 
 MODULE = "sglang.srt.model_executor.pool_configurator"
@@ -54,10 +56,7 @@ def sizes(config: Any) -> tuple[int, int]:
 def cells(configurator: Any) -> tuple[float, float]:
     """Bytes of a token in the full pool and in the sliding-window pool, over all layers."""
     a_token = configurator._full_per_token, configurator._swa_per_token
-    return (
-        a_token[0] * configurator._full_layers_num,
-        a_token[1] * configurator._swa_layers_num,
-    )
+    return (a_token[0] * configurator._full_layers_num, a_token[1] * configurator._swa_layers_num)
 
 
 @contextlib.contextmanager
@@ -71,8 +70,6 @@ def arguments_of_process(arguments: Any) -> Iterator[None]:
 
 def runner(arguments: Any, window: int, page_size: int, full: int, windowed: int) -> Any:
     """In the place of a ``KVCacheConfigurator``: what is read of it."""
-    import torch
-
     layers = list(range(full + windowed))
     model = SimpleNamespace(
         full_attention_layer_ids=layers[:full],

@@ -42,12 +42,11 @@ def _attend(
 ) -> None:
     out.fill_(torch.nan)
     page, groups = k.shape[1], q.shape[1] // k.shape[2]
-    row_stride = table.stride(0)
     for row in range(len(starts) - 1):
         first, end = int(starts[row]), int(starts[row + 1])
         length = int(lengths[row])
         pages = torch.as_strided(
-            table, (-(-length // page),), (1,), table.storage_offset() + row * row_stride
+            table, (-(-length // page),), (1,), table.storage_offset() + row * table.stride(0)
         ).long()
         keys = k[pages].flatten(0, 1)[:length].float().repeat_interleave(groups, 1)
         values = v[pages].flatten(0, 1)[:length].float().repeat_interleave(groups, 1)

@@ -13,6 +13,8 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from sglang_perf_patches.verify import stock
 from tests.proof import requests
 from tests.proof.swa import host_pool
@@ -33,15 +35,9 @@ from tests.proof.swa.shape import Counts, Shape
 class DecodeWorker:
     """A decode worker whose steps are taken one by one.
 
-    Attributes:
-        allocator: the real ``SWATokenToKVPoolAllocator``.
-        queue: the real ``DecodePreallocQueue``.
-        batch: the real ``ScheduleBatch`` of running requests.
-        counts: see `Counts`.
-        rejected: requests that the queue answered with an error, and the message.
-        order: ids of requests in the order of their admission.
-        written: called with ``(request, first position, end position)`` when KV of a range is
-            due to be written: after a transfer, and after each decode step.
+    `rejected` has the requests that the queue answered with an error, and the message; `order` the
+    ids in the order of admission. `written` is called with ``(request, first position, end
+    position)`` when KV of a range is due: after a transfer, and after each decode step.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -74,8 +70,6 @@ class DecodeWorker:
         self.scheduler = scheduler(self)
         self.queue = queue(self)
         self._made = 0
-
-    # -- requests --------------------------------------------------------------------------------
 
     def submit(self, prompt: int | Sequence[int], max_new_tokens: int) -> Any:
         """Queue a request of so many, or of these, prompt tokens; returns sglang's ``Req``."""
@@ -112,8 +106,6 @@ class DecodeWorker:
     @property
     def idle(self) -> bool:
         return not (self.live() or self.queue.queue or self.queue.retracted_queue)
-
-    # -- steps -----------------------------------------------------------------------------------
 
     def step(self) -> None:
         self.counts.steps += 1
@@ -239,8 +231,6 @@ class DecodeWorker:
             if not self.live() and before == after:
                 return
 
-    # -- what a request holds --------------------------------------------------------------------
-
     def committed(self, req: Any) -> int:
         """Tokens of a request that have KV."""
         return int(_record(req, "kv_committed_len").kv_committed_len)
@@ -259,11 +249,7 @@ class DecodeWorker:
     def slots(self, req: Any, first: int, end: int) -> Any:
         return self.rows.req_to_token[self._row(req), first:end]
 
-    # -- slots -----------------------------------------------------------------------------------
-
     def _tensors(self) -> None:
-        import torch
-
         batch = self.batch
         lengths = [self.committed(req) for req in batch.reqs]
         batch.seq_lens = torch.tensor(lengths)
@@ -289,8 +275,6 @@ class DecodeWorker:
         return slots
 
     def _into_allocated(self, batch: Any, fresh: Sequence[Any]) -> Any:
-        import torch
-
         batch.maybe_evict_swa()
         for req in fresh:
             self._extend(req, 1)
@@ -312,8 +296,6 @@ class DecodeWorker:
         One token is allocated as a decode step does it: for more, stock wants a free page beyond
         those that it takes.
         """
-        import torch
-
         length = self.allocated(req)
         now, then = torch.tensor([length]), torch.tensor([length + tokens])
         last = self.slots(req, length - 1, length).long()

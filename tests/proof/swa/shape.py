@@ -21,12 +21,9 @@ class Shape:
     """The settings of a decode worker.
 
     Attributes:
-        window: sliding window, in tokens; None if the model has none.
-        page_size: in tokens.
+        window: None if the model has none.
         swa_tokens: size of the sliding-window pool.
-        full_tokens: size of the full-attention pool.
         context: longest sequence, in tokens.
-        running: most requests in the batch.
         in_transfer: most requests that are allocated and not in the batch.
         reserved: ``--num-reserved-decode-tokens``.
         transfer_steps: scheduling steps from a request's allocation to the end of its transfer.

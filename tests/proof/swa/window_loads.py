@@ -22,11 +22,7 @@ def words(seed: int, count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Load:
-    """Rounds of requests, each sent when the one before has been served.
-
-    Attributes:
-        rounds: of each request its prompt, and how many tokens it is to get.
-    """
+    """Rounds of prompts, and how many tokens they get; each is sent when the last was served."""
 
     rounds: Sequence[Sequence[tuple[list[int], int]]]
 
@@ -57,13 +53,10 @@ class Pressed:
     """A load that pools are too small for.
 
     Attributes:
-        page: in tokens.
-        tokens: of the full pool.
         ratio: of the window pool's tokens to the full pool's.
         asked: of each request its prompt, how many tokens it is to get, and the step before which
             it comes.
         aborted: number of a request → the step before which its client is gone.
-        more: further arguments of the server.
     """
 
     page: int
@@ -130,5 +123,4 @@ def drawn(random: Random) -> Pressed:
     # Stock admits nothing to a window pool that is smaller than a chunk, a window and two pages.
     small = page < 64
     tokens = random.choice((320, 384, 448) if small else (640, 704))
-    ratio = random.choice((0.5, 0.6, 0.8))
-    return Pressed(page, tokens, ratio, asked, aborted, more)
+    return Pressed(page, tokens, random.choice((0.5, 0.6, 0.8)), asked, aborted, more)

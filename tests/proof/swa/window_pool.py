@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 from sglang_perf_patches.verify import Inputs
@@ -71,8 +71,7 @@ def _patched() -> Iterator[None]:
 def _played(
     model: str, load: window_loads.Load, asked: dict[str, Any], patched: bool
 ) -> dict[str, Any]:
-    server = WindowServer(model, **asked)
-    try:
+    with closing(WindowServer(model, **asked)) as server:
         require(server.has_window_pool == patched, f"{model}: window pool {not patched}")
         if patched:
             layers = sorted(server.runner.model_config.swa_attention_layer_ids)
@@ -84,28 +83,19 @@ def _played(
             "tokens": {rid: server.tokens(rid) for rid in server.reqs},
             "logits": server.logits,
         }
-    finally:
-        server.close()
 
 
 def pressed_one(load: window_loads.Pressed, counts: dict[str, int] | None = None) -> int:
     """How many requests of a drawn load small pools serve, patched, as each alone on stock."""
-    with _patched():
-        server = WindowServer("gemma-3", **load.server)
-        try:
-            load.play(server)
-            server.check_drained()
-            replies = {rid: server.tokens(rid) for rid in server.reqs}
-            if counts is not None:
-                counts["retracted"] += server.retractions
-                counts["hits"] += sum(server.cached(rid) > 0 for rid in server.reqs)
-        finally:
-            server.close()
-    alone = WindowServer("gemma-3", **load.alone)
-    try:
+    with _patched(), closing(WindowServer("gemma-3", **load.server)) as server:
+        load.play(server)
+        server.check_drained()
+        replies = {rid: server.tokens(rid) for rid in server.reqs}
+        if counts is not None:
+            counts["retracted"] += server.retractions
+            counts["hits"] += sum(server.cached(rid) > 0 for rid in server.reqs)
+    with closing(WindowServer("gemma-3", **load.alone)) as alone:
         expected = load.answers(alone)
-    finally:
-        alone.close()
     for rid, tokens in replies.items():
         whole = expected[rid]
         if int(rid[1:]) in load.aborted:

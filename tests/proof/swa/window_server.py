@@ -9,8 +9,10 @@ slots of the window pool are shuffled, so that no slot has the number of its tok
 from __future__ import annotations
 
 import faulthandler
+import functools
 import gc
 import importlib
+import json
 import math
 import os
 import random
@@ -26,7 +28,10 @@ from unittest import mock
 import torch
 import zmq
 
+import sglang_perf_patches
 from linux_mlx.patience import limit_s
+from sglang_perf_patches.live import published
+from sglang_perf_patches.model.setups import FEATURES
 from sglang_perf_patches.verify import stock
 from sglang_perf_patches.verify.comparing import require
 from tests.proof.swa import window_models
@@ -39,13 +44,10 @@ Ids = Sequence[int]
 
 
 class WindowServer:
-    """The scheduler.
+    """The release's scheduler.
 
-    Attributes:
-        scheduler: the release's.
-        logits: rid → the row of logits of each of its tokens.
-        reqs: rid → the release's ``Req``.
-        batches: of each step its kind, and for each request what it computed and what it had.
+    `logits` has the row of logits of each token of a request, `batches` of each step its kind, and
+    for each request what it computed and what it had.
     """
 
     def __init__(
@@ -124,8 +126,6 @@ class WindowServer:
                 each.destroy(linger=0)  # else it waits, once it is freed, for what nobody reads
         gc.collect()
 
-    # -- what comes and goes ---------------------------------------------------------------------
-
     def submit(
         self, ids: Ids, new: int, rid: str = "", *, images: Any = None, **sampling_options: Any
     ) -> None:
@@ -201,8 +201,6 @@ class WindowServer:
             self.logits.setdefault(req.rid, []).append(row.clone())
         return result
 
-    # -- what is held ----------------------------------------------------------------------------
-
     @property
     def retractions(self) -> int:
         return sum(int(req.retraction_count) for req in self.reqs.values())
@@ -215,11 +213,10 @@ class WindowServer:
     def windowed_layers(self) -> list[int]:
         """Layers whose attention has a window, as the model made them."""
         kind = importlib.import_module("sglang.srt.layers.radix_attention").RadixAttention
-        made = [each for each in self.runner.model.modules() if isinstance(each, kind)]
         return sorted(
             each.layer_id
-            for each in made
-            if each.sliding_window_size is not None and each.sliding_window_size > -1
+            for each in self.runner.model.modules()
+            if isinstance(each, kind) and each.sliding_window_size not in (None, -1)
         )
 
     def check_drained(self) -> None:
@@ -238,6 +235,15 @@ class WindowServer:
 
 def checksum(held: torch.Tensor) -> int:
     return zlib.crc32(held.contiguous().view(torch.uint8).numpy().tobytes())
+
+
+def tell(patch: str, **told: Any) -> None:
+    """Print as JSON what a rank found, the state of its patch and what its server has on."""
+    report = sglang_perf_patches.report()
+    state = report.of(patch) if report else None
+    told["patch"] = [state.state, state.reason] if state else ["off", ""]
+    told["on"] = sorted(FEATURES.of(published.published()))
+    print(json.dumps(told), flush=True)
 
 
 def limit() -> None:
@@ -265,14 +271,9 @@ def _fill(model: Any) -> None:
                 value.uniform_(0.5, 1.0, generator=generator)
 
 
-_PREPARED: list[bool] = []
-
-
+@functools.cache
 def prepare() -> None:
     """Import what a patch changes, and give what a CPU without sglang's kernels lacks."""
-    if _PREPARED:
-        return
-    _PREPARED.append(True)
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"
     importlib.import_module("sglang.srt.managers.scheduler")

@@ -142,9 +142,7 @@ def summary(outcomes: Mapping[str, Outcome]) -> list[str]:
         live = sum(bool(outcome.live & patches) for outcome in outcomes.values())
         proven = sum(bool(outcome.with_records & patches) for outcome in outcomes.values())
         more = f" ({proven} with records of `verify`)" if proven > live else ""
-        would = sum(
-            bool((outcome.live | set(outcome.gated)) & patches) for outcome in outcomes.values()
-        )
+        would = sum(bool((each.live | set(each.gated)) & patches) for each in outcomes.values())
         return f"- {what}: live in {live}{more} of the {would} recipes where it would act"
 
     return [

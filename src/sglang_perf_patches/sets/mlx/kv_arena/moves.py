@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -48,11 +49,12 @@ class Moves:
         gc.collect(1)
         # Old and new buffers take memory together until the new ones are evaluated: those of all
         # layers, if that stays within stock's memory use.
-        held = [of_layer for of_layer in caches if self.can_hold(of_layer, lengths)]
+        can_hold = [self.can_hold(of_layer, lengths) for of_layer in caches]
+        held = [*itertools.compress(caches, can_hold)]
         spare = self._room_in_stock(caches, lengths) * len(held) - sum(map(self._room, held))
         is_at_once = len(held) * len(lengths) * arena.capacity <= spare
-        for of_layer in caches:
-            layer = self._layer(arena, of_layer) if of_layer in held else None
+        for of_layer, holds in zip(caches, can_hold, strict=True):
+            layer = self._layer(arena, of_layer) if holds else None
             arena.layers.append(layer)
             if layer is not None and not is_at_once:
                 self._core.eval(layer.keys)

@@ -14,7 +14,8 @@ from ....model.patch import of
 from ....model.patching import MISSING, Patching
 from ..proven import DECODING, IDLE_RANKS, TREES
 from ..references import ADMITTED, BATCH, DECODE, EVICTS, QUEUE, STOCK_RULE
-from ..window import bound, ceil_align, idle, unserved, wanted
+from ..growth import bound
+from ..window import ceil_align, idle, unserved, wanted
 
 _BEFORE, _SINCE = "… 0.5.11", "0.5.12 …"
 

@@ -16,7 +16,7 @@ from ....model.patch import of
 from ....model.patching import Patching
 from ..proven import BESIDE
 from ..references import EVICTS
-from ..window import setting
+from ..growth import setting
 from . import sizes
 
 _MODULE = "sglang.srt.model_executor.pool_configurator"

@@ -1,4 +1,4 @@
-"""What the swa patches share: which queues they serve, and how much KV a request's window takes."""
+"""What the swa patches share: which queues they serve, and the arithmetic of a sliding window."""
 
 from __future__ import annotations
 

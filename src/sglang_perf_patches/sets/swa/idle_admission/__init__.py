@@ -12,9 +12,9 @@ from typing import Any
 from ....model.declaration import Declaration, fixes
 from ....model.patch import of
 from ....model.patching import MISSING, Patching
+from ..growth import bound
 from ..proven import DECODING, IDLE_RANKS, TREES
 from ..references import ADMITTED, BATCH, DECODE, EVICTS, QUEUE, STOCK_RULE
-from ..growth import bound
 from ..window import ceil_align, idle, unserved, wanted
 
 _BEFORE, _SINCE = "… 0.5.11", "0.5.12 …"

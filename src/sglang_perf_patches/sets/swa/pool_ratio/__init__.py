@@ -14,9 +14,9 @@ from typing import Any
 from ....model.declaration import Declaration
 from ....model.patch import of
 from ....model.patching import Patching
+from ..growth import setting
 from ..proven import BESIDE
 from ..references import EVICTS
-from ..growth import setting
 from . import sizes
 
 _MODULE = "sglang.srt.model_executor.pool_configurator"

@@ -343,10 +343,14 @@ def test_a_mac_can_be_asked_about_on_another_machine(publishing: Throwaway) -> N
         "def use_mlx():\n    return _validate_runtime()\n",
     )
     needs = "from sglang.srt.hardware_backend.mlx.runtime import use_mlx\nuse_mlx()\n"
-    publishing.put("sglang/srt/server_args.py", needs + SERVER_ARGS)
-    done = publishing.command("doctor", "--", "SGLANG_USE_MLX=1", *LAUNCH)
-    assert done.returncode == 0, done.stderr
-    assert ", on a Mac (assumed; no patch was ever tested on one)\n" in done.stdout
+    takes = "    given = parser.parse_args(words)"
+    refuses = "    if given.device != 'cpu':\n        raise RuntimeError('no such device')"
+    device = f"    parser.add_argument('--device')\n{takes}\n{refuses}"
+    publishing.put("sglang/srt/server_args.py", needs + SERVER_ARGS.replace(takes, device))
+    for words in ((), ("--device", "mps")):
+        done = publishing.command("doctor", "--", "SGLANG_USE_MLX=1", *LAUNCH, *words)
+        assert done.returncode == 0, done.stderr
+        assert ", on a Mac (assumed; no patch was ever tested on one)\n" in done.stdout
     for off in ((), ("SGLANG_USE_MLX=False",)):
         assert publishing.command(*ASK, *off, *LAUNCH).returncode == 2
 

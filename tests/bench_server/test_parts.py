@@ -262,7 +262,7 @@ def test_json_has_the_rule_and_the_conclusion() -> None:
 def test_processes_are_seen_alike_where_there_is_only_ps() -> None:
     """As on a Mac; this process and its parent, in both tables."""
     if not Path("/proc/self/stat").exists() or not shutil.which("ps"):
-        pytest.skip("there are not both to compare")
+        pytest.skip("needs both /proc and ps")
     by_ps = {process.pid: process for process in procfs.from_ps("-A")}
     ours = {process.pid: process for process in procfs.table()}[os.getpid()]
     theirs = by_ps[os.getpid()]

@@ -20,7 +20,7 @@ from torch import distributed
 
 MOST = 30
 """Buckets, the smallest, of which a server of several ranks captures a further graph: each takes
-some two seconds of its boot. The default has so many of up to 512 tokens."""
+some two seconds of its boot. By default 30 buckets have up to 512 tokens."""
 _made = itertools.count()
 _WARM = "_sglang_perf_patches_warm"
 """On what further graphs share once their kernels are loaded."""

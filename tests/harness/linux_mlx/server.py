@@ -55,7 +55,9 @@ def write_model(environment: Environment, folder: Path, kind: str = "dense") -> 
 
 
 def _keep(made: Path, kept: Path) -> None:
-    """Copy a file or a folder at once, unless another process was faster."""
+    """Copy a file or a folder at once, unless it is there or another process is faster."""
+    if kept.exists():
+        return
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent) as folder, suppress(OSError):
         copy = shutil.copytree if made.is_dir() else shutil.copy2

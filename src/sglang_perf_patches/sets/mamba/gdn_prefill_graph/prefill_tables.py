@@ -45,8 +45,8 @@ class Tracked:
 class Tables(ABC):
     """The tables of one bucket, of `tokens`.
 
-    A batch has `requests` at most, and may track states if `tracks`. A `block` of the convolution
-    has so many tokens. The slots are as `slots_like`; all else is in one int32 tensor.
+    A batch has `requests` at most, and may track states if `tracks`. `block` is the tokens
+    of a block of the convolution. The slots are as `slots_like`; all else is in one int32 tensor.
     """
 
     MOST = 0  # the most requests of a batch that tables of this kind hold

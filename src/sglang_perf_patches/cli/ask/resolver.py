@@ -20,7 +20,7 @@ import sys
 import sysconfig
 import tempfile
 import traceback
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,7 +124,7 @@ def _resolved(
     server = published.published()
     setup = FEATURES.setup(server)
     if is_for_another_mac(os.environ):
-        server = _corrected(server, lambda name, value: "mps" if name == "device" else value)
+        server = _on_mac(server)
     answer = {"on": setup.on, "lacking": setup.lacking, "having": sorted(setup.having)}
     return {**answer, "faults": faults.conditions(server)}
 
@@ -200,18 +200,23 @@ def _is_of_sglang(error: BaseException) -> bool:
     return path.is_relative_to(_LIBRARY) and "site-packages" not in path.parts
 
 
-def _corrected(server: Server, correct: Callable[[str, Any], Any]) -> Any:
-    """A server of which each value is what `correct` makes of its name and value."""
+def _on_mac(server: Server) -> Any:
+    """A Mac's server that was resolved with another device, as no ``mps`` is here."""
     return SimpleNamespace(
-        read=lambda name: correct(name, server.read(name)), unlike_default=server.unlike_default
+        read=lambda name: "mps" if name == "device" else server.read(name),
+        unlike_default=server.unlike_default,
     )
 
 
-def _resolved_only(name: str, value: Any) -> Any:
-    """While arguments are being resolved, what is ``auto`` can't be read."""
-    if value == "auto":
-        raise LookupError(f"{name} is not resolved")
-    return value
+class _Unresolved(published.Published):
+    """A server whose arguments were being resolved: what is ``auto`` can't be read."""
+
+    def read(self, name: str) -> Any:
+        """See `model.feature.Server.read`; what is computed from others reads them in this way."""
+        value = super().read(name)
+        if value == "auto":
+            raise LookupError(f"{name} is not resolved")
+        return value
 
 
 def _conditions(error: BaseException) -> list[str]:
@@ -219,8 +224,7 @@ def _conditions(error: BaseException) -> list[str]:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for value in frame.f_locals.values():
             if type(value).__name__ == "ServerArgs":
-                server = _corrected(published.Published(value), _resolved_only)
-                return [*faults.conditions(server)]
+                return [*faults.conditions(_Unresolved(value))]
     return []
 
 

@@ -75,9 +75,11 @@ def _width(scheduler: Any, name: str) -> int:
     try:
         from sglang.srt.runtime_context import get_context
 
-        holder = get_context().config_bag("parallel")
+        bag_of = get_context().config_bag
     except (ImportError, AttributeError):  # up to 0.5.16
         holder = scheduler.server_args
+    else:
+        holder = bag_of("parallel")
     return int(getattr(holder, name, None) or 1)
 
 

@@ -240,6 +240,7 @@ def server(
         settings=settings if "--dp-size" in arguments else {},
         python_path=[folder / "exporter"] if "--enable-metrics" in arguments else [],
         runtime=folder,
+        forks=False,
     ) as running:
         replies = complete(running.url, _REQUESTS)
         assert len(replies) == len(_REQUESTS)

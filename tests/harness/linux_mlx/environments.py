@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from linux_mlx.processes import Failure, last_lines, started
+from linux_mlx.shims import linux_shims
 
 _REQUIREMENTS = Path(__file__).parent / "requirements"
 _OTHERS = _REQUIREMENTS / "others"  # releases that only the whole matrix boots
@@ -47,7 +48,9 @@ def releases() -> list[str]:
 def sglang_environment(release: str) -> Environment:
     """One release of stock sglang, with the packages its MLX server needs on a Linux CPU."""
     name = f"sglang-{release}.txt"
-    return environment((_OTHERS if (_OTHERS / name).is_file() else _REQUIREMENTS) / name)
+    made = environment((_OTHERS if (_OTHERS / name).is_file() else _REQUIREMENTS) / name)
+    _add_fast_blas(made)
+    return made
 
 
 def environment(
@@ -94,6 +97,17 @@ def install_checkout(into: Environment) -> None:
                 copy(_CHECKOUT / name, Path(folder, name))
             _install(into, ["--constraint", _lock(into), folder], "this checkout")
         installed.write_text(source)
+
+
+def _add_fast_blas(to: Environment) -> None:
+    """Compile what the shims load for MLX, unless this machine has no compiler that can."""
+    made = linux_shims.fast_blas(to.folder)
+    with _alone(to):
+        if not made.exists() and (compiler := shutil.which("gcc")):
+            part = made.with_suffix(".part")
+            options = ("-O3", "-ffp-contract=off", "-shared", "-fPIC", "-o", part)
+            if not subprocess.run([compiler, *options, linux_shims.BLAS], check=False).returncode:
+                part.rename(made)
 
 
 def install_bench_client(into: Environment) -> None:

@@ -20,6 +20,7 @@ from linux_mlx import tiny_model
 from linux_mlx.environments import Environment, variables
 from linux_mlx.patience import limit_s, wait_for
 from linux_mlx.processes import Failure, last_lines, started
+from linux_mlx.shims.twin import TWIN
 
 _SHIMS = Path(__file__).parent / "shims"
 
@@ -51,7 +52,7 @@ def write_model(environment: Environment, folder: Path, kind: str = "dense") -> 
             raise Failure("the tiny model could not be written")
         _keep(model, kept)
         return model
-    return Path(shutil.copytree(kept, model))
+    return Path(shutil.copytree(kept, model, dirs_exist_ok=True))
 
 
 def _keep(made: Path, kept: Path) -> None:
@@ -95,13 +96,15 @@ def running_server(
     settings: Mapping[str, str] | None = None,
     python_path: Sequence[Path] = (),
     runtime: Path | None = None,
+    forks: bool = True,
 ) -> Iterator[Server]:
     """Start the server with `SGLANG_PERF_PATCHES=selection`; the block runs once it is ready.
 
     `launcher` precedes the command, such as `sglang-perf-patches run`, and `arguments` follow it.
     `settings` are further environment variables, and `python_path` further folders with packages.
     When the block ends, no part of the server remains. The server has its own temporary folder,
-    where it leaves sockets; the patches' records are there too, unless `runtime` is set.
+    where it leaves sockets; the patches' records are there too, unless `runtime` is set. With
+    `forks` its processes may begin as forks of a twin, which is one more process of its group.
     """
     port = free_port()
     # An idle scheduler polls, which takes a core from the other tests.
@@ -119,6 +122,8 @@ def running_server(
         environment_of_server = server_variables(
             selection, scratch, python_path=python_path, runtime=runtime
         ) | (settings or {})
+        if forks and not launcher:  # `run` begins before the twin does
+            environment_of_server[TWIN] = "1"
         process = stack.enter_context(started(command, variables=environment_of_server, log=log))
         url = f"http://127.0.0.1:{port}"
         server = Server(environment, selection, url, process.pid, log, runtime or scratch)

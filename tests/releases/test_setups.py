@@ -54,7 +54,7 @@ MODELS: dict[str, set[str]] = {
     "gemma": {"windows"},
     "latent": {"mla"},
 }
-"""Model of `configurations` → what such a model has of `uses.USES`."""
+"""Model of `configurations` → what such a model has of the uses."""
 
 
 @pytest.mark.parametrize("release", releases.KNOWN)

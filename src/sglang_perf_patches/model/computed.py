@@ -1,11 +1,12 @@
-"""Reads properties of a server's model from the release's own ``ModelConfig``, for `uses`."""
+"""Reads what no argument of a server says by itself: of its model, and of several arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-from .feature import MISSING
+from .feature import MISSING, NOTHING
 
 _KEPT = ("_model_config", "model_config")  # attribute of ``ServerArgs``: from 0.5.19 on, and before
 _WINDOWS = ("sliding_window", "sliding_window_size", "sliding_window_pattern")
@@ -116,3 +117,81 @@ ANSWERS: dict[str, Callable[[Any], Any]] = {
     "has_window_pool": _has_window_pool,
     "attends_in_chunks": lambda config: config.is_local_attention_model,
 }
+
+
+Read = Callable[[str], Any]
+"""See `feature.Server.read`."""
+
+_BACKENDS = {
+    "prefill": ("prefill_attention_backend", "attention_backend"),
+    "decode": ("decode_attention_backend", "attention_backend"),
+    "draft": (
+        *("speculative_draft_attention_backend", "decode_attention_backend"),
+        "attention_backend",
+    ),
+}
+
+
+def _attention(phase: str, read: Read) -> Any:
+    """The attention backend of a phase; raises LookupError if the release chooses it later."""
+    for name in _BACKENDS[phase]:
+        backend = read(name)
+        if backend is not MISSING and backend:
+            return backend
+    raise LookupError(phase)
+
+
+def _is_split(read: Read) -> bool:
+    return bool(_attention("prefill", read) != _attention("decode", read))
+
+
+def _attention_ranks(read: Read) -> int:
+    """How many ranks compute the attention of a request."""
+    parts = read("dp_size") if read("enable_dp_attention") else 1
+    newer = read("attn_dp_size")  # newer releases resolve both to this one
+    return int(read("tp_size") // (parts if newer is MISSING else max(parts, newer)))
+
+
+def _prefill_graphs(read: Read) -> Any:
+    config = read("cuda_graph_config")
+    return config if config is MISSING else config.prefill.backend
+
+
+def _delta_kernel(read: Read) -> Any:
+    """The prefill kernel of gated delta nets, by stock's choice.
+
+    ``flashinfer-pool`` is FlashInfer's other kernel: on a Blackwell, or with states that it
+    converts.
+    """
+    names = ("linear_attn_prefill_backend", "linear_attn_backend", "mamba_ssm_dtype")
+    given, base, dtype = map(read, names)
+    kernel = given or base
+    is_narrow = dtype not in (None, "float32")
+    if kernel != "flashinfer" and (kernel != "triton" or given or not is_narrow):
+        return kernel
+    major = str(read("gpu.capability")).partition(".")[0]
+    is_newer = major.isdecimal() and int(major) >= 10
+    if kernel == "flashinfer":
+        return "flashinfer-pool" if is_newer or is_narrow else kernel
+    # Stock's default for these states.
+    tokens = read("chunked_prefill_size") or 0
+    is_pool = major == "10" and dtype == "bfloat16" and 1 <= tokens <= 8192
+    return "flashinfer-pool" if is_pool else kernel
+
+
+def _replicated_drafts(read: Read) -> bool:
+    """Whether several ranks run the same draft model."""
+    sizes = map(read, ("dp_size", "attn_dp_size", "dwdp_size"))
+    several = any(isinstance(size, int) and size > 1 for size in sizes)
+    return several and read("speculative_algorithm") not in NOTHING
+
+
+RESOLVED: dict[str, Callable[[Read], Any]] = {
+    **{f"attention.{phase}": partial(_attention, phase) for phase in _BACKENDS},
+    "attention.is_split": _is_split,
+    "attention.ranks": _attention_ranks,
+    "graphs.prefill": _prefill_graphs,
+    "gdn.prefill": _delta_kernel,
+    "drafts.replicated": _replicated_drafts,
+}
+"""What several arguments resolve to, by the rules of the release's own code."""

@@ -40,30 +40,25 @@ def of_model(arguments: Any, name: str) -> Any:
     return ANSWERS[name](config) if name in ANSWERS else getattr(config, name, MISSING)
 
 
-def _has_delta_nets(config: Any) -> bool:
-    """Whether any part has them, by the heads of their values; Jet's have none of that name."""
-    return any(
-        hasattr(part, "linear_num_value_heads")
-        or str(getattr(part, "model_type", "")).startswith("jet")
-        for part in _parts(config)
-    )
+def _any_part(has: Callable[[Any], bool], config: Any) -> bool:
+    return any(map(has, _parts(config)))
 
 
-def _has_mamba2(config: Any) -> bool:
-    """Whether stock computes a part of the model by Mamba2 layers."""
-    return any(
-        _is_a(part, _MAMBA2) and (not _is_a(part, _GRANITE) or "mamba" in part.layer_types)
-        for part in _parts(config)
-    )
+def _is_delta_net(part: Any) -> bool:
+    """By the heads of its values; Jet's have none of that name."""
+    is_jet = str(getattr(part, "model_type", "")).startswith("jet")
+    return is_jet or hasattr(part, "linear_num_value_heads")
 
 
-def _has_lightning(config: Any) -> bool:
-    """Whether stock computes a part of the model by lightning attention."""
-    return any(
-        (_is_a(part, _BAILING) and not getattr(part, "use_kda", False))
-        or getattr(part, "has_lightning_layers", False)
-        for part in _parts(config)
-    )
+def _is_mamba2(part: Any) -> bool:
+    """Whether stock computes it by Mamba2 layers."""
+    return _is_a(part, _MAMBA2) and (not _is_a(part, _GRANITE) or "mamba" in part.layer_types)
+
+
+def _is_lightning(part: Any) -> bool:
+    """Whether stock computes it by lightning attention."""
+    is_bailing = _is_a(part, _BAILING) and not getattr(part, "use_kda", False)
+    return is_bailing or getattr(part, "has_lightning_layers", False)
 
 
 def _has_mrope(config: Any) -> bool:
@@ -107,10 +102,10 @@ def _parts(config: Any) -> Iterator[Any]:
 ANSWERS: dict[str, Callable[[Any], Any]] = {
     "architecture": _architecture,
     "has_mla": lambda config: config.attention_arch.name == "MLA",
-    "has_states": lambda config: any(hasattr(type(part), _STATES) for part in _parts(config)),
-    "has_delta_nets": _has_delta_nets,
-    "has_mamba2": _has_mamba2,
-    "has_lightning": _has_lightning,
+    "has_states": partial(_any_part, lambda part: hasattr(type(part), _STATES)),
+    "has_delta_nets": partial(_any_part, _is_delta_net),
+    "has_mamba2": partial(_any_part, _is_mamba2),
+    "has_lightning": partial(_any_part, _is_lightning),
     "linear_kernel": lambda config: getattr(config.hf_config, "linear_backend", "seg_la"),
     "has_mrope": _has_mrope,
     "has_windows": _has_windows,
@@ -123,33 +118,27 @@ Read = Callable[[str], Any]
 """See `feature.Server.read`."""
 
 _BACKENDS = {
-    "prefill": ("prefill_attention_backend", "attention_backend"),
-    "decode": ("decode_attention_backend", "attention_backend"),
-    "draft": (
-        *("speculative_draft_attention_backend", "decode_attention_backend"),
-        "attention_backend",
-    ),
+    "prefill": ("prefill_attention_backend",),
+    "decode": ("decode_attention_backend",),
+    "draft": ("speculative_draft_attention_backend", "decode_attention_backend"),
 }
+"""Phase → the arguments that come before the attention backend of the whole server."""
 
 
 def _attention(phase: str, read: Read) -> Any:
     """The attention backend of a phase; raises LookupError if the release chooses it later."""
-    for name in _BACKENDS[phase]:
+    for name in (*_BACKENDS[phase], "attention_backend"):
         backend = read(name)
         if backend is not MISSING and backend:
             return backend
     raise LookupError(phase)
 
 
-def _is_split(read: Read) -> bool:
-    return bool(_attention("prefill", read) != _attention("decode", read))
-
-
-def _attention_ranks(read: Read) -> int:
+def _attention_ranks(read: Read) -> Any:
     """How many ranks compute the attention of a request."""
     parts = read("dp_size") if read("enable_dp_attention") else 1
     newer = read("attn_dp_size")  # newer releases resolve both to this one
-    return int(read("tp_size") // (parts if newer is MISSING else max(parts, newer)))
+    return read("tp_size") // (parts if newer is MISSING else max(parts, newer))
 
 
 def _prefill_graphs(read: Read) -> Any:
@@ -188,7 +177,7 @@ def _replicated_drafts(read: Read) -> bool:
 
 RESOLVED: dict[str, Callable[[Read], Any]] = {
     **{f"attention.{phase}": partial(_attention, phase) for phase in _BACKENDS},
-    "attention.is_split": _is_split,
+    "attention.is_split": lambda read: _attention("prefill", read) != _attention("decode", read),
     "attention.ranks": _attention_ranks,
     "graphs.prefill": _prefill_graphs,
     "gdn.prefill": _delta_kernel,

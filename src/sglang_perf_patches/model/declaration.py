@@ -176,18 +176,16 @@ class Declaration:
 
     def _within(self, spans: str) -> tuple[str, ...]:
         """Those of the patch's own releases that are in the spans, whose ends are such releases."""
-        ends = filter(None, map(str.strip, spans.replace("…", ",").split(",")))
-        if wrong := [end for end in ends if end not in self.releases]:
-            raise ValueError(f"{self.id} is not for {wrong[0]}, which it names in {spans!r}")
         if not spans:
             return self.releases
-        named = from_spans(", ".join(map(self._closed, spans.split(", "))))
+        named: set[str] = set()
+        for span in spans.split(", "):
+            first, to, last = (each.strip() for each in span.partition("…"))
+            first, last = first or self.releases[0], last or self.releases[-1]
+            if wrong := {first, last}.difference(self.releases):
+                raise ValueError(f"{self.id} is not for {wrong.pop()}, which it names in {spans!r}")
+            named.update(from_spans(f"{first}{TO}{last}" if to else first))
         return tuple(release for release in self.releases if release in named)
-
-    def _closed(self, span: str) -> str:
-        """A span with both ends: without one it reaches as far as the patch's releases."""
-        first, to, last = (each.strip() for each in span.partition("…"))
-        return f"{first or self.releases[0]}{TO}{last or self.releases[-1]}" if to else first
 
 
 def _override(reference: str, make: Callable[[Patching, Any], Any], patching: Patching) -> None:

@@ -32,17 +32,17 @@ INERT_ARGS = {
         linear_replayssm_cache_len lmcache_config_file load_balance_method lora_backend
         lora_drain_wait_threshold lora_eviction_policy lora_strict_loading lora_target_modules
         lora_use_virtual_experts mamba_cache_philox_rounds max_ep_size max_loaded_loras
-        max_lora_chunk_size max_lora_rank max_loras_per_batch mooncake_ib_device nsa_prefill_cp_mode
-        num_reserved_decode_tokens offload_mode offload_num_in_group offload_prefetch_step
-        paged_experts_num_resident pdmux_config_path ple_offload_backend ple_offload_dir
-        pp_async_batch_depth pp_max_micro_batch_size prefill_cp_mode prefill_kv_cache_dequant_dtype
-        priority_scheduling_preemption_threshold quantization_param_path record_nolora_graph
-        return_aux_hidden_state_layer_ids schedule_low_priority_values_first shared_experts_tp_size
-        sm_group_num speculative_adaptive_config speculative_domino_candidate_pool_size
-        speculative_draft_load_format speculative_draft_model_path
-        speculative_draft_model_revision speculative_num_draft_tokens speculative_num_steps
-        speculative_skip_dp_mlp_sync tbo_token_distribution_threshold
-        torch_compile_max_bs trust_mm_content_hashes
+        max_lora_chunk_size max_lora_rank max_loras_per_batch mooncake_ib_device
+        nsa_prefill_cp_mode num_reserved_decode_tokens offload_mode offload_num_in_group
+        offload_prefetch_step paged_experts_num_resident pdmux_config_path ple_offload_backend
+        ple_offload_dir pp_async_batch_depth pp_max_micro_batch_size prefill_cp_mode
+        prefill_kv_cache_dequant_dtype priority_scheduling_preemption_threshold
+        quantization_param_path record_nolora_graph return_aux_hidden_state_layer_ids
+        schedule_low_priority_values_first shared_experts_tp_size sm_group_num
+        speculative_adaptive_config speculative_domino_candidate_pool_size
+        speculative_draft_load_format speculative_draft_model_path speculative_draft_model_revision
+        speculative_num_draft_tokens speculative_num_steps speculative_skip_dp_mlp_sync
+        tbo_token_distribution_threshold torch_compile_max_bs trust_mm_content_hashes
         _radix_eviction_policy_explicitly_set _speculative_draft_quantization_explicitly_set
         _swa_full_tokens_ratio_explicitly_set""",
     "chooses kernels or graphs: a patch knows the code that it changes, or asks for the object": """
@@ -58,19 +58,18 @@ INERT_ARGS = {
         disable_prefill_cuda_graph disable_shared_experts_fusion dsa_decode_backend
         dsa_paged_mqa_logits_backend dsa_prefill_backend dsa_topk_backend dsa_triton_union
         dsv4_attn_backend dsv4_prefill_backend dtype enable_aiter_allreduce_fusion
-        enable_cudagraph_gc enable_deepep_waterfill
-        enable_deepseek_v4_fp4_indexer enable_dsa_fused_indexer enable_flashinfer_allreduce_fusion
-        enable_fp32_lm_head enable_fused_moe_sum_all_reduce enable_fused_qk_norm_rope
-        enable_lean_attention enable_mscclpp enable_nccl_nvls enable_p2p_check
-        enable_piecewise_cuda_graph enable_profile_cuda_graph enable_quant_communications
-        enable_scattered_sconv enable_symm_mem enable_tf32_matmul enable_torch_symm_mem
-        enable_w4a4_mxfp4_megamoe enable_waterfill enforce_disable_flashinfer_allreduce_fusion
-        enforce_shared_experts_fusion flashinfer_a2a_dispatch_type
-        flashinfer_allreduce_fusion_backend flashinfer_autotune_skip_ops
-        flashinfer_mla_disable_ragged flashinfer_mxfp4_moe_precision fp4_gemm_runner_backend
-        fp8_gemm_runner_backend fuseep_mode linear_attn_backend linear_attn_decode_backend
-        linear_attn_prefill_backend linear_attn_verify_backend mamba_backend mamba_ssm_dtype
-        moe_runner_backend nsa_decode_backend nsa_prefill_backend
+        enable_cudagraph_gc enable_deepep_waterfill enable_deepseek_v4_fp4_indexer
+        enable_dsa_fused_indexer enable_flashinfer_allreduce_fusion enable_fp32_lm_head
+        enable_fused_moe_sum_all_reduce enable_fused_qk_norm_rope enable_lean_attention
+        enable_mscclpp enable_nccl_nvls enable_p2p_check enable_piecewise_cuda_graph
+        enable_profile_cuda_graph enable_quant_communications enable_scattered_sconv
+        enable_symm_mem enable_tf32_matmul enable_torch_symm_mem enable_w4a4_mxfp4_megamoe
+        enable_waterfill enforce_disable_flashinfer_allreduce_fusion enforce_shared_experts_fusion
+        flashinfer_a2a_dispatch_type flashinfer_allreduce_fusion_backend
+        flashinfer_autotune_skip_ops flashinfer_mla_disable_ragged flashinfer_mxfp4_moe_precision
+        fp4_gemm_runner_backend fp8_gemm_runner_backend fuseep_mode linear_attn_backend
+        linear_attn_decode_backend linear_attn_prefill_backend linear_attn_verify_backend
+        mamba_backend mamba_ssm_dtype moe_runner_backend nsa_decode_backend nsa_prefill_backend
         piecewise_cuda_graph_compiler piecewise_cuda_graph_max_tokens piecewise_cuda_graph_tokens
         pre_warm_nccl prefill_attention_backend qsa_indexer_dtype speculative_attention_mode
         speculative_boundary_reduction speculative_draft_attention_backend
@@ -100,10 +99,10 @@ INERT_ARGS = {
         watermark_key_b watermark_max_probability watermark_mixing_probability""",
     "the model, and how its weights are loaded": """
         checkpoint_engine_wait_weights_before_ready custom_weight_loader decrypted_config_file
-        decrypted_draft_config_file delete_ckpt_after_loading download_dir
-        json_model_override_args load_format model_checksum model_config_parser
-        model_loader_extra_config model_path modelexpress_config
-        remote_instance_weight_loader_backend remote_instance_weight_loader_seed_instance_ip
+        decrypted_draft_config_file delete_ckpt_after_loading download_dir json_model_override_args
+        load_format model_checksum model_config_parser model_loader_extra_config model_path
+        modelexpress_config remote_instance_weight_loader_backend
+        remote_instance_weight_loader_seed_instance_ip
         remote_instance_weight_loader_seed_instance_service_port
         remote_instance_weight_loader_send_weights_group_ports
         remote_instance_weight_loader_start_seed_via_transfer_engine revision
@@ -123,9 +122,9 @@ INERT_ARGS = {
         file_storage_path grpc_http_sidecar_port grpc_mode grpc_port grpc_response_timeout_secs
         grpc_worker_threads hf_chat_template_name host http2_initial_connection_window_size
         http2_max_concurrent_streams image_processor_backend incremental_streaming_output
-        media_url_max_file_size_mb port served_model_name sidecar sidecar_args
-        skip_server_warmup skip_tokenizer_init smg_grpc_mode smg_http_sidecar_port ssl_ca_certs
-        ssl_certfile ssl_keyfile ssl_keyfile_password stream_interval stream_output
+        media_url_max_file_size_mb port served_model_name sidecar sidecar_args skip_server_warmup
+        skip_tokenizer_init smg_grpc_mode smg_http_sidecar_port ssl_ca_certs ssl_certfile
+        ssl_keyfile ssl_keyfile_password stream_interval stream_output
         stream_response_default_include_usage tokenizer_backend tokenizer_mode tokenizer_path
         tokenizer_worker_num tool_server trust_request_chat_template warmups""",
     "processes, machines, logs and metrics": """
@@ -133,17 +132,15 @@ INERT_ARGS = {
         bucket_time_to_first_token collect_tokens_histogram crash_dump_folder
         custom_sigquit_handler decode_log_interval dist_init_addr dist_timeout
         enable_expert_distribution_metrics enable_layerwise_nvtx_marker enable_metrics
-        enable_metrics_for_all_schedulers
-        enable_mfu_metrics enable_request_time_stats_logging enable_trace
-        engine_info_bootstrap_port export_metrics_to_file export_metrics_to_file_dir
+        enable_metrics_for_all_schedulers enable_mfu_metrics enable_request_time_stats_logging
+        enable_trace engine_info_bootstrap_port export_metrics_to_file export_metrics_to_file_dir
         extra_metric_labels forward_pass_metrics_ipc_name forward_pass_metrics_worker_id
         gated_launch_port gc_threshold gc_warning_threshold_secs generation_tokens_buckets
-        gpu_id_step kv_events_config load_publish_endpoint load_snapshot_publish_interval
-        log_level log_level_http log_requests log_requests_format log_requests_level
-        log_requests_target nccl_port nnodes node_rank numa_node otlp_service_name
-        otlp_traces_endpoint prompt_tokens_buckets show_time_cost sleep_on_idle
-        soft_watchdog_timeout spec_trace_dir stat_loggers
-        tokenizer_metrics_allowed_custom_labels tokenizer_metrics_custom_labels_header
+        gpu_id_step kv_events_config load_publish_endpoint load_snapshot_publish_interval log_level
+        log_level_http log_requests log_requests_format log_requests_level log_requests_target
+        nccl_port nnodes node_rank numa_node otlp_service_name otlp_traces_endpoint
+        prompt_tokens_buckets show_time_cost sleep_on_idle soft_watchdog_timeout spec_trace_dir
+        stat_loggers tokenizer_metrics_allowed_custom_labels tokenizer_metrics_custom_labels_header
         trace_modules use_ray uvicorn_access_log_exclude_prefixes watchdog_timeout""",
 }
 """Reason → arguments that make no difference to any patch."""

@@ -13,12 +13,9 @@ _WINDOWS = ("sliding_window", "sliding_window_size", "sliding_window_pattern")
 _CHUNKS = "attention_chunk_size"  # Llama 4's windows
 _STATES = "mamba2_cache_params"  # the property by which sglang sizes the pool of states
 _GRANITE, _BAILING = ("GraniteMoeHybridConfig",), ("BailingHybridConfig",)
-_MAMBA2 = (
-    *("NemotronHConfig", "FalconH1Config", *_GRANITE),
-    *("Mamba2Config", "MambaConfig", "FalconMambaConfig"),
-)
-"""The classes of the release whose models it runs by Mamba2's backend. LFM2 and ZAYA, which have
-short convolutions only, have another backend from 0.5.15 on, and were never tested."""
+_MAMBA2 = ("NemotronHConfig", "FalconH1Config", "Mamba2Config", "MambaConfig", "FalconMambaConfig")
+"""With Granite's, the classes of the release whose models it runs by Mamba2's backend. LFM2 and
+ZAYA have only short convolutions, another backend from 0.5.15 on, and were never tested."""
 
 
 def of_model(arguments: Any, name: str) -> Any:
@@ -52,7 +49,9 @@ def _is_delta_net(part: Any) -> bool:
 
 def _is_mamba2(part: Any) -> bool:
     """Whether stock computes it by Mamba2 layers."""
-    return _is_a(part, _MAMBA2) and (not _is_a(part, _GRANITE) or "mamba" in part.layer_types)
+    if _is_a(part, _GRANITE):
+        return "mamba" in part.layer_types
+    return _is_a(part, _MAMBA2)
 
 
 def _is_lightning(part: Any) -> bool:

@@ -1,15 +1,7 @@
 """How a patch is written: one declaration, and next to it the functions that replace stock's.
 
 The docstring of its module begins with the summary that ``list`` prints. Each function names what
-it replaces once, in its decorator:
-
-    PATCH = Declaration(__name__, "0.5.13 … 0.5.23", worth=fixes("a server crashes if …"), …)
-
-
-    @PATCH.replaces("sglang.srt.managers.overlap_utils:FutureMap.__init__")
-    def init(self, device, *rest, patch, stock):
-        stock(self, device, *rest)
-        patch.ran.seen = True
+it replaces once, in its decorator. A short one is `sets.mlx.relay_device`.
 
 A verdict imports these modules, so they import none of sglang, torch, triton, mlx and numpy, except
 inside a function. The functions of a long patch are in a module ``body`` next to the declaration.

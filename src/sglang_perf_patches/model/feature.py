@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from .inert_args import is_inert
+from .inert_args import NAMES, PREFIXES
 
 MISSING: Any = object()
 """The value of a name that the release does not have."""
@@ -147,7 +147,7 @@ class Features:
 
     def knows(self, argument: str) -> bool:
         """Whether an argument switches a known feature, or is known to switch none."""
-        return argument in self._named or is_inert(argument)
+        return argument in self._named or argument in NAMES or argument.startswith(PREFIXES)
 
     def of(self, server: Server) -> dict[str, str]:
         """Feature that is on → its clause.

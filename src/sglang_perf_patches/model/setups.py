@@ -5,9 +5,9 @@ graphs, chunked prefill, pages of one token. Anything beyond that is a feature: 
 those that it was proven with (`Patch.proven_with`), and any other gates it. An argument that is
 neither here nor in `inert_args` gates patches too, if it differs from its default.
 
-A use is what a patch is for (`Patch.only_with`). A server that lacks it does not need the patch; or
-it gates the patch, if that would have an effect there. What only a running server can tell is no
-use: there the patch's own code gates it.
+A use is what a patch is for (`Patch.only_with`). On a server that lacks it the patch is not needed;
+or gated, if it would have an effect there. What only a running server can tell is no use: there the
+patch's own code gates it.
 
 Each row of the tables below has a name, a clause for messages, and conditions on arguments:
 
@@ -48,16 +48,13 @@ _USUAL: Values = {
     "retraction_policy": (None, "length"),
     "disaggregation_decode_allocation_policy": (None, "early"),
     "disaggregation_decode_retraction_backup": (None, "host_pool"),
-    "kv_cache_dtype": _PLAIN_KV,
-    "speculative_draft_kv_cache_dtype": _PLAIN_KV,
-    "mamba_scheduler_strategy": _UNTRACKED,
-    "mamba_radix_cache_strategy": _UNTRACKED,
+    **dict.fromkeys(("kv_cache_dtype", "speculative_draft_kv_cache_dtype"), _PLAIN_KV),
+    **dict.fromkeys(("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), _UNTRACKED),
     "model_impl": (None, "auto", "sglang"),
     "offload_group_size": (None, -1, 0),
     "swa_full_tokens_ratio": (None, 0.8),
     "gdn.prefill": (None, "triton", "flashinfer"),
-    "SGLANG_USE_MLX": NO_MLX,
-    "SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND": NO_MLX,
+    **dict.fromkeys(("SGLANG_USE_MLX", "SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND"), NO_MLX),
 }
 """Argument → the values of a plain server; `NOTHING` if it is not here."""
 
@@ -83,10 +80,9 @@ expert-all-to-all | experts exchange tokens through an all-to-all backend | moe_
 pipeline | pipeline parallelism is on | pp_size
 context-parallel | context parallelism is on
     | attn_cp_size dcp_size enable_prefill_cp enable_prefill_context_parallel
-    enable_nsa_prefill_context_parallel enable_dsa_prefill_context_parallel
-    enable_cp_decode_attn_tp enable_cp_tp_group_sharing enable_kv_cache_sharding
-    enable_dsa_cache_layer_split enable_layernorm_sp enable_attn_tp_input_scattered
-    enable_megamoe_for_layernorm_sp
+    enable_nsa_prefill_context_parallel enable_dsa_prefill_context_parallel enable_cp_decode_attn_tp
+    enable_cp_tp_group_sharing enable_kv_cache_sharding enable_dsa_cache_layer_split
+    enable_layernorm_sp enable_attn_tp_input_scattered enable_megamoe_for_layernorm_sp
 # what a batch is
 two-batch-overlap | two-batch overlap is on | enable_two_batch_overlap
 one-batch-overlap | one-batch overlap is on | enable_single_batch_overlap
@@ -127,8 +123,7 @@ other-disaggregation | the server's part in disaggregation is unknown or changes
 decode-radix-cache | the decode radix cache is on | disaggregation_decode_enable_radix_cache
 decode-offload | decode KV offload is on | disaggregation_decode_enable_offload_kvcache
 late-slots | KV is received in host memory, or its slots are allocated late
-    | disaggregation_decode_allocation_policy
-    disaggregation_decode_host_receive_threshold!=default
+    | disaggregation_decode_allocation_policy disaggregation_decode_host_receive_threshold!=default
 optimistic-prefill | optimistic prefill is on
     | optimistic_prefill_attempts optimistic_prefill_retries
 # Only a decode server uses these, though every server resolves their argument.
@@ -162,17 +157,15 @@ packed-states | states are quantised, rounded stochastically or replayed
     enable_linear_replayssm enable_linear_replayssm_spec enable_gdn_replayssm_spec
 # the model
 lora | LoRA is on | enable_lora lora_paths uno_lora_path
-quantised-weights | weights are quantised by an argument
-    | quantization torchao_config rl_quant_profile quantize_and_serve modelopt_quant
-    speculative_draft_model_quantization
+quantised-weights | weights are quantised by an argument | quantization torchao_config
+    rl_quant_profile quantize_and_serve modelopt_quant speculative_draft_model_quantization
 other-model-code | the model's code is not sglang's | forward_hooks model_impl
 offloading | weights are kept in the host's memory
     | cpu_offload_gb kt_weight_path enable_paged_experts ple_offload_embedding offload_group_size
 memory-saver | memory can be released and resumed
     | enable_memory_saver enable_weights_cpu_backup enable_draft_weights_cpu_backup
 # how it computes
-deterministic | deterministic inference is on
-    | enable_deterministic_inference rl_on_policy_target
+deterministic | deterministic inference is on | enable_deterministic_inference rl_on_policy_target
 no-cuda-graphs | decodes run without CUDA graphs
     | disable_cuda_graph disable_decode_cuda_graph debug_cuda_graph
 forced-graphs | breakable or piecewise graphs are forced
@@ -184,9 +177,8 @@ returned-insides | hidden states, experts or indices are returned
     | enable_return_hidden_states return_hidden_states_mode enable_return_aux_hidden_states
     enable_return_routed_experts enable_return_indexer_topk
 mlx-sampling | MLX samples the tokens | mlx_enable_sampling
-debugging | the server checks or dumps what it computes
-    | kv_canary debug_tensor_dump_output_folder msprobe_dump_config enable_nan_detection
-    disaggregation_enable_kv_checksum
+debugging | the server checks or dumps what it computes | kv_canary debug_tensor_dump_output_folder
+    msprobe_dump_config enable_nan_detection disaggregation_enable_kv_checksum
 """
 
 _NEEDS = """
@@ -237,8 +229,7 @@ poolless-windows | the model is not Gemma 2 or 3, EXAONE 4 or Olmo 3
 several-requests | one request runs at a time (--max-running-requests 1) | max_running_requests!=1
 decode-server | the server is not a decode server
     | disaggregation_mode!=usual,prefill enable_pd_role_switch
-prefills | a decode server computes no prompts
-    | disaggregation_mode!=decode enable_pd_role_switch
+prefills | a decode server computes no prompts | disaggregation_mode!=decode enable_pd_role_switch
 prefix-cache | the radix cache is off | disable_radix_cache=usual
 one-token-pages | a KV page has several tokens | page_size=usual
 ranks | the server has one rank | tp_size
@@ -255,20 +246,17 @@ _GATING = """
 drafts-of-one | data parallelism is on with a draft model, which was not tested
     | drafts.replicated=usual
 known-gdn-kernel | the prefill kernel of gated delta nets was not tested
-    (--linear-attn-prefill-backend, --linear-attn-backend, --mamba-ssm-dtype)
-    | gdn.prefill=usual
+    (--linear-attn-prefill-backend, --linear-attn-backend, --mamba-ssm-dtype) | gdn.prefill=usual
 known-pool-backend | this --attention-backend was not tested with a window pool of ours
     | attention.prefill=fa3,triton & attention.decode=fa3,triton
 one-backend | prefill and decode have different attention backends, which was not tested
-    (--prefill-attention-backend, --decode-attention-backend)
-    | attention.is_split=usual
+    (--prefill-attention-backend, --decode-attention-backend) | attention.is_split=usual
 request-limit | --max-running-requests is not given | max_running_requests
 stock-window-ratio
     | the operator or the model sizes the sliding-window pool (--swa-full-tokens-ratio)
     | swa_full_tokens_ratio=usual & _swa_full_tokens_ratio_explicitly_set=usual
 no-storage | the hierarchical cache has a storage backend, which was not tested
-    (--hicache-storage-backend)
-    | hicache_storage_backend=usual enable_hierarchical_cache=usual
+    (--hicache-storage-backend) | hicache_storage_backend=usual enable_hierarchical_cache=usual
 known-host-cache | the hierarchical cache has a storage backend, or another write policy, layout or
     backend than the tested one (--hicache-…)
     | hicache_write_policy=write_through & hicache_storage_backend=usual &
@@ -337,7 +325,7 @@ def ruling(
     patch: Patch,
     needed: Iterable[Patch],
     setup: Setup,
-    lacking_record: Callable[[Patch], str | None] = lambda _: "",
+    lacking_record: Callable[[Patch], str | None],
 ) -> Ruling | None:
     """Why a patch does not go live on a server; None if it may, unless its own code gates it.
 

@@ -20,6 +20,7 @@ import pytest
 from sglang_perf_patches import downloads, sets
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.compat.definition import Definition, lines_of
+from sglang_perf_patches.compat.parsing import Module
 from sglang_perf_patches.compat.verdict import judge, judge_each
 from sglang_perf_patches.model.patch import Patch, Variant, module_of, qualname_of, room_of
 
@@ -159,6 +160,12 @@ def copy_of(whole: source.Tree, folder: Path) -> Path:
     return root
 
 
+def parse(tree: source.Tree, module: str) -> None:
+    """Make a module one of those that were parsed."""
+    if module not in tree._modules:
+        tree._modules[module] = Module(whole_path(tree, module), module)
+
+
 def whole_path(tree: source.Tree, module: str) -> Path:
     path = tree.path(module)
     assert path
@@ -185,7 +192,7 @@ def changes(tree: source.Tree, definition: Definition) -> Iterator[_Change]:
         path = tree.path(whence) if name in read else None
         for index, line in enumerate(lines_of(path) if path else ()):
             if re.match(rf"{name}(\s*:[^=]+)?\s*=(?!=)", line):
-                tree._parsed(whence, whole_path(tree, whence))
+                parse(tree, whence)
                 yield whence, index, re.sub("=", "= None if None else", line, count=1), "around"
     yield from changes_of_enumerations(tree, definition, lines)
     if definition.is_function and classes:
@@ -208,7 +215,7 @@ def changes_of_enumerations(
         yield _MODE, index, there[index].replace("self ==", "self !="), "predicate"
     if f"from {_SETTINGS} import envs" in lines:
         there = lines_of(whole_path(tree, _SETTINGS))
-        tree._parsed(_SETTINGS, whole_path(tree, _SETTINGS))
+        parse(tree, _SETTINGS)
         for name in set(re.findall(r"\benvs\.([A-Z]\w*)", definition.text)):
             index = next(i for i, line in enumerate(there) if line.startswith(f"    {name} = "))
             yield _SETTINGS, index, there[index].replace("=", "= None or", 1), "setting"
@@ -241,7 +248,7 @@ def class_of(tree: source.Tree, module: str, name: str) -> Iterator[tuple[str, l
         there = lines_of(path) if path else []
         for index, line in enumerate(there):
             if re.match(rf"class {name}\b", line) and path:
-                tree._parsed(whence, path)
+                parse(tree, whence)
                 yield whence, there, index
                 return
 

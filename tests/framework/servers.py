@@ -2,9 +2,9 @@
 
 from throwaway import PATCHES, PUBLISHING, Throwaway
 
-from sglang_perf_patches.model import setups, uses
+from sglang_perf_patches.model import setups
 
-_USED = {name for use in uses.USES for name in (*use.off, *use.on) if not name.isupper()}
+_USED = {name for use in setups.FEATURES.uses for name in (*use.off, *use.on) if not name.isupper()}
 BACKENDS = {f"{phase}_attention_backend" for phase in ("prefill", "decode", "speculative_draft")}
 _USED |= {*BACKENDS, "attention_backend", "cuda_graph_config"}
 _USED |= {"linear_attn_backend", "linear_attn_prefill_backend", "mamba_ssm_dtype"}

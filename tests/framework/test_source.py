@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_perf_patches.compat import parsing, shipped, source
+from sglang_perf_patches.compat import parsing, source
 from tests.maintain import fingerprints
 
 MODULE = '''\
@@ -281,9 +281,9 @@ def table(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     tree = source.Tree(root, table=dict)
     for name in ("Worker", "nothing"):
         tree.definition(f"sglang.srt.work:{name}")
-    files = {shipped.key(each, root): tree.read[each] for each in tree.read}
+    files = {source.key(each, root): tree.read[each] for each in tree.read}
     path.write_bytes(fingerprints.render_table(files))
-    monkeypatch.setattr(shipped, "TABLE", path)
+    monkeypatch.setattr(source, "TABLE", path)
     return path
 
 
@@ -339,7 +339,7 @@ def test_a_table_that_can_not_be_used_costs_only_time(
     elif how == "without lzma":
         monkeypatch.setitem(sys.modules, "lzma", None)
     elif how == "of other code":
-        monkeypatch.setattr(shipped, "makers", lambda: "0")
+        monkeypatch.setattr(source, "makers", lambda: "0")
     else:
         table.write_bytes(table.read_bytes()[: -20 if how == "cut" else 0])
     assert read(root) is not None

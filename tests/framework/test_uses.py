@@ -8,7 +8,7 @@ from throwaway import Throwaway
 
 from sglang_perf_patches import gpu
 from sglang_perf_patches.live import published
-from sglang_perf_patches.model import uses
+from sglang_perf_patches.model.setups import FEATURES
 
 
 def test_what_a_server_has_no_use_for_is_neither_live_nor_gated(server: Throwaway) -> None:
@@ -178,7 +178,7 @@ GATES = {
 
 
 def test_each_use_is_read(server: Throwaway) -> None:
-    assert set(USES) == {use.name for use in uses.USES}
+    assert set(USES) == {use.name for use in FEATURES.uses}
     script = """
 import sglang.srt.a as a, sglang.srt.server_args as arguments
 def publish_one(given):
@@ -251,7 +251,7 @@ def test_the_prefill_kernel_of_delta_nets_is_read_as_stock_chooses_it(
     given = dict(zip(names, (prefill, base, dtype), strict=True))
     server = published.Published(SimpleNamespace(**given, chunked_prefill_size=chunk))
     assert server.read("gdn.prefill") == kernel
-    (known,) = (use for use in uses.USES if use.name == "known-gdn-kernel")
+    (known,) = (use for use in FEATURES.uses if use.name == "known-gdn-kernel")
     assert known.is_there(server) == (kernel in {"triton", "flashinfer"})
 
 

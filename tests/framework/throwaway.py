@@ -96,7 +96,7 @@ def wait_for_threads():
 
 def use(*patches, tree=None):
     """Make these the only patches, known as the tree (the installed one) has them."""
-    tree = tree or source.Tree(source.find_installed())
+    tree = tree or source.installed()
     found = []
     for name in dict.fromkeys(patch.set for patch in patches):
         members = tuple(patch for patch in patches if patch.set == name)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_perf_patches import downloads, sets
-from sglang_perf_patches.compat import shipped, source, verdict
+from sglang_perf_patches.compat import source, verdict
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import PatchSet
 
@@ -68,13 +68,13 @@ def take(patch_set: PatchSet, origins: Mapping[str, Path] | None = None) -> Know
 
 
 def read_of_releases() -> dict[str, dict[str, Any]]:
-    """What `compat` reads of the files of all releases for all sets, as `shipped` calls them."""
+    """What `compat` reads of the files of all releases for all sets, by `source.key`."""
     found: dict[str, dict[str, Any]] = {}
     for release in releases.KNOWN:
         tree = source.Tree(source.find(downloads.tree(release)), table=dict)
         verdict.judge_each(sets.load(), tree)
         for path, values in tree.read.items():
-            found.setdefault(shipped.key(path, tree.root), {}).update(values)
+            found.setdefault(source.key(path, tree.root), {}).update(values)
     return found
 
 
@@ -136,8 +136,8 @@ def as_spans(names: Iterable[str]) -> str:
 
 
 def render_table(files: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """The table of files by `shipped.key`; those of one place stand together, which is small."""
-    lines = [shipped.makers()]
+    """The table of files by `source.key`; those of one place stand together, which is small."""
+    lines = [source.makers()]
     for name in sorted(files, key=lambda each: each.split(" ")[::-1]):
         lines.append(f"{name} {json.dumps(files[name], separators=(',', ':'))}")
     best = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 22}
@@ -169,9 +169,9 @@ def main() -> int:
             print(f"fingerprints of {name} are written")
     sets.load.cache_clear()
     table = render_table(read_of_releases())
-    if lzma.decompress(table) != lzma.decompress(shipped.TABLE.read_bytes()):
-        shipped.TABLE.write_bytes(table)
-        print(f"{shipped.TABLE.name} is written")
+    if lzma.decompress(table) != lzma.decompress(source.TABLE.read_bytes()):
+        source.TABLE.write_bytes(table)
+        print(f"{source.TABLE.name} is written")
     return 0
 
 

@@ -173,7 +173,7 @@ def growing_pool(*, episodes: int = 12, steps: int = 60) -> dict[str, Any]:
     first difference of each way to break the growth, "" for none; and the least part of the slots
     that a pool had at an episode's end.
     """
-    tree = source.Tree(source.find_installed())
+    tree = source.installed()
     name = ATTENTION_POOL if tree.definition(ATTENTION_POOL) else KV_POOL
     module, _, attribute = name.partition(":")
     pool_class = getattr(import_module(module), attribute)

@@ -14,7 +14,7 @@ from sglang_perf_patches.model.patch import module_of
 
 
 def patched_modules() -> list[str]:
-    tree = source.Tree(source.find_installed())
+    tree = source.installed()
     named = (
         module_of(reference)
         for patch in sets.declared("mlx").patches

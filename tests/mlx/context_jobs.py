@@ -111,7 +111,7 @@ def counted_calls() -> Iterator[Counter[str]]:
 
 def judge_as_before_23470() -> None:
     """Let the patches for code before #23470 take 0.5.11 for it, where it was undone in memory."""
-    tree = source.Tree(source.find_installed())
+    tree = source.installed()
     (mlx,) = (patch_set for patch_set in sets.load() if patch_set.name == "mlx")
     patches = []
     known = {name: dict(hashes) for name, hashes in mlx.known.items()}

@@ -26,7 +26,7 @@ def _installed_release() -> str:
         import mlx_lm  # noqa: F401 -- before the stand-in for PyTorch, which transformers would take
 
         standalone.lend()
-        return source.Tree(source.find_installed()).version
+        return source.installed().version
 
 
 RELEASE = _installed_release()

@@ -46,7 +46,7 @@ def lend() -> None:
         return
     if "sglang" in sys.modules:
         raise RuntimeError("sglang is imported already")
-    sys.meta_path.insert(0, _Finder(str(source.find_installed())))
+    sys.meta_path.insert(0, _Finder(str(source.installed().root)))
     if "torch" not in sys.modules:
         # The runner uses torch only in annotations.
         sys.meta_path.append(StubFinder(("torch",)))

@@ -25,7 +25,7 @@ import configurations  # noqa: E402
 from feature_examples import example  # noqa: E402
 from sglang_perf_patches.live import published  # noqa: E402
 from sglang_perf_patches.live.imports import Watched  # noqa: E402
-from sglang_perf_patches.model import model_config  # noqa: E402
+from sglang_perf_patches.model import computed  # noqa: E402
 from sglang_perf_patches.model.setups import FEATURES  # noqa: E402
 
 MODEL = {**configurations.MODELS["plain"], "torch_dtype": "bfloat16"}
@@ -89,8 +89,8 @@ def _answers(folder: str) -> dict[str, bool]:
             kept = SimpleNamespace(_model_config=ModelConfig(folder))
     except KeyError:
         return {}  # 0.5.9 can't read Ling's with transformers of today
-    names = [name for name in model_config.ANSWERS if name.startswith("has_")]
-    return {name: model_config.of_model(kept, name) for name in names}
+    names = [name for name in computed.ANSWERS if name.startswith("has_")]
+    return {name: computed.of_model(kept, name) for name in names}
 
 
 def fields() -> set[str]:

@@ -19,7 +19,8 @@ import pytest
 
 from sglang_perf_patches import downloads, sets
 from sglang_perf_patches.compat import source
-from sglang_perf_patches.compat.definition import Definition
+from sglang_perf_patches.compat.definition import Definition, lines_of
+from sglang_perf_patches.compat.parsing import Module
 from sglang_perf_patches.compat.verdict import judge, judge_each
 from sglang_perf_patches.model.patch import Patch, Variant, module_of, qualname_of, room_of
 
@@ -61,7 +62,7 @@ def test_a_changed_constant_or_header_refuses(release: str, tmp_path: Path) -> N
         module, index, text, _ = change
         path = root / whole_path(whole, module).relative_to(whole.root)
         kept = path.read_bytes()
-        lines = source.lines_of(path)
+        lines = lines_of(path)
         lines[index] = text
         path.write_text("\n".join(lines))
         compile(path.read_bytes(), path, "exec")
@@ -159,6 +160,12 @@ def copy_of(whole: source.Tree, folder: Path) -> Path:
     return root
 
 
+def parse(tree: source.Tree, module: str) -> None:
+    """Make a module one of those that were parsed."""
+    if module not in tree._modules:
+        tree._modules[module] = Module(whole_path(tree, module), module)
+
+
 def whole_path(tree: source.Tree, module: str) -> Path:
     path = tree.path(module)
     assert path
@@ -168,7 +175,7 @@ def whole_path(tree: source.Tree, module: str) -> Path:
 def changes(tree: source.Tree, definition: Definition) -> Iterator[_Change]:
     """One change to each class header around a definition and to each constant that it reads."""
     module = module_of(definition.reference)
-    lines = source.lines_of(definition.path)
+    lines = lines_of(definition.path)
     *classes, last = qualname_of(definition.reference).split(".")
     for name in [*classes, *([last] if definition.is_class else [])]:
         for index, line in enumerate(lines):
@@ -183,9 +190,9 @@ def changes(tree: source.Tree, definition: Definition) -> Iterator[_Change]:
             yield module, index, f"{match[0]} None if None else{line[match.end() :]}", "around"
     for whence, name in imported(lines):
         path = tree.path(whence) if name in read else None
-        for index, line in enumerate(source.lines_of(path) if path else ()):
+        for index, line in enumerate(lines_of(path) if path else ()):
             if re.match(rf"{name}(\s*:[^=]+)?\s*=(?!=)", line):
-                tree._parsed(whence, whole_path(tree, whence))
+                parse(tree, whence)
                 yield whence, index, re.sub("=", "= None if None else", line, count=1), "around"
     yield from changes_of_enumerations(tree, definition, lines)
     if definition.is_function and classes:
@@ -202,13 +209,13 @@ def changes_of_enumerations(
                 for change in fields(whence, there, index, {member}):
                     yield *change[:3], "enumeration"
     if "forward_mode." in definition.text and tree.path(_MODE):
-        there = source.lines_of(whole_path(tree, _MODE))
+        there = lines_of(whole_path(tree, _MODE))
         first = there.index("class ForwardMode(IntEnum):")
         index = next(i for i in range(first, len(there)) if "return self ==" in there[i])
         yield _MODE, index, there[index].replace("self ==", "self !="), "predicate"
     if f"from {_SETTINGS} import envs" in lines:
-        there = source.lines_of(whole_path(tree, _SETTINGS))
-        tree._parsed(_SETTINGS, whole_path(tree, _SETTINGS))
+        there = lines_of(whole_path(tree, _SETTINGS))
+        parse(tree, _SETTINGS)
         for name in set(re.findall(r"\benvs\.([A-Z]\w*)", definition.text)):
             index = next(i for i, line in enumerate(there) if line.startswith(f"    {name} = "))
             yield _SETTINGS, index, there[index].replace("=", "= None or", 1), "setting"
@@ -234,14 +241,14 @@ def changes_of_bases(
 
 def class_of(tree: source.Tree, module: str, name: str) -> Iterator[tuple[str, list[str], int]]:
     """Where a class is that a file calls so: its module, the lines there, and the index of its."""
-    lines = source.lines_of(whole_path(tree, module))
+    lines = lines_of(whole_path(tree, module))
     places = [whence for whence, imported_name in imported(lines, r"\w+") if imported_name == name]
     for whence in [module, *places]:
         path = tree.path(whence)
-        there = source.lines_of(path) if path else []
+        there = lines_of(path) if path else []
         for index, line in enumerate(there):
             if re.match(rf"class {name}\b", line) and path:
-                tree._parsed(whence, path)
+                parse(tree, whence)
                 yield whence, there, index
                 return
 

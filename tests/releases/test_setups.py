@@ -11,6 +11,7 @@ import released
 from arguments import arguments
 from sglang_perf_patches import sets
 from sglang_perf_patches.model import inert_args, releases, setups
+from sglang_perf_patches.model.feature import NOTHING
 from sglang_perf_patches.model.patch import by_id
 
 SCRIPT = Path(__file__).with_name("read_setups.py")
@@ -54,7 +55,7 @@ MODELS: dict[str, set[str]] = {
     "gemma": {"windows"},
     "latent": {"mla"},
 }
-"""Model of `configurations` → what such a model has of `uses.USES`."""
+"""Model of `configurations` → what such a model has of the uses."""
 
 
 @pytest.mark.parametrize("release", releases.KNOWN)
@@ -77,6 +78,20 @@ def test_no_argument_is_classed_that_no_release_has_or_twice() -> None:
     for part in inert_args.PREFIXES:
         assert any(name.startswith(part) for name in known)
         assert not any(name.startswith(part) for name in classed)
+
+
+def test_a_value_that_a_feature_leaves_to_others_switches_one_of_them_on() -> None:
+    """Or a patch that was proven with none of them would be on there."""
+    on: dict[str, set[Any]] = {}
+    for each in setups.FEATURES.all:
+        for name, values in each.on.items():
+            on.setdefault(name, set()).update(values)
+    tested = 0
+    for each in setups.FEATURES.all:
+        for name in each.off.keys() & on.keys():
+            assert set(each.off[name]) - set(setups._USUAL.get(name, NOTHING)) == on[name], each
+            tested += 1
+    assert tested == 5
 
 
 @pytest.mark.sampled

@@ -29,11 +29,6 @@ class ClassBody(NamedTuple):
     bases: Sequence[str]  # the reference of a class of sglang, the last name of any other
     constants: Mapping[str, str]  # name that its body assigns → part digest of the assignments
 
-    @property
-    def is_enumeration(self) -> bool:
-        """Whether a base is named like an enumeration of the standard library."""
-        return any(":" not in base and base.endswith(("Enum", "Flag")) for base in self.bases)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Definition:

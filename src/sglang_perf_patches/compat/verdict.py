@@ -15,6 +15,8 @@ Word = Literal["applies", "built-in", "absent", "refused"]
 Known = Mapping[str, Mapping[str, tuple[str, ...]]]
 """Reference → {digest of the definition → releases that have it}."""
 
+_Others = dict[str, tuple[Variant, list[str]]]  # release → its variant, and what differs from it
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -49,8 +51,7 @@ def judge_each(
     wanted = set(homes) if only is None else set(only) & set(homes)
     alone: dict[str, Verdict] = {}
     waiting = sorted(wanted)
-    while waiting:
-        id = waiting.pop()
+    for id in waiting:  # the loop also visits what it appends
         if id in alone:
             continue
         patch, known = homes[id]
@@ -80,8 +81,8 @@ def judge(patch: Patch, known: Known, tree: Tree) -> Verdict:
         return Verdict(patch, "absent", patch.absent_because)
 
     there = {reference: tree.definition(reference) for reference in patch.references()}
-    with_it = {name: set(_releases_with(name, there[name], known, tree)) for name in there}
-    others: dict[str, tuple[Variant, list[str]]] = {}
+    with_it = {name: _releases_with(there[name], known, tree) for name in there}
+    others: _Others = {}
     for declared in patch.variants:
         brought = [name for name in declared.adds if tree.definition(name)]
         for release in reversed(declared.releases):
@@ -109,12 +110,7 @@ def as_in(variant: Variant, release: str, known: Known) -> Variant:
     return variant if depends == variant.depends else replace(variant, depends=depends)
 
 
-def _refusal(
-    patch: Patch,
-    known: Known,
-    tree: Tree,
-    others: Mapping[str, tuple[Variant, list[str]]],
-) -> Verdict:
+def _refusal(patch: Patch, known: Known, tree: Tree, others: _Others) -> Verdict:
     """Refuse, and name what differs from the nearest release.
 
     That is the one that differs in the fewest definitions. Among several it is the one with the
@@ -123,21 +119,22 @@ def _refusal(
     version = _version(tree)
     nearest = min(others, key=lambda each: (len(others[each][1]), each != version, -_age(each)))
     variant, unknown = others[nearest]
-    how = _how(unknown[0], tree.definition(unknown[0]), known, nearest)
+    how = _how(tree.definition(unknown[0]), known, nearest)
     further = f", and {len(unknown) - 1} more" if len(unknown) > 1 else ""
     reason = f"{unknown[0]} is {how}{further} (nearest known release: {nearest})"
-    refused = Verdict(patch, "refused", reason)
-    return replace(refused, nearest=nearest, unknown=tuple(unknown), closest=variant)
+    return Verdict(
+        patch, "refused", reason, nearest=nearest, unknown=tuple(unknown), closest=variant
+    )
 
 
-def _how(reference: str, definition: Definition | None, known: Known, nearest: str) -> str:
+def _how(definition: Definition | None, known: Known, nearest: str) -> str:
     """How a definition differs from the nearest release's, to follow "NAME is"."""
     if definition is None:
         return "missing"
-    for digest, where in known.get(reference, {}).items():
-        if nearest in where and digest.startswith(definition.own):
-            part = differing(digest, definition.digest)
-            return f"not the code we know: {part} changed" if part else "not the code we know"
+    for digest, where in known.get(definition.reference, {}).items():
+        is_nearest = nearest in where and digest.startswith(definition.own)
+        if is_nearest and (part := differing(digest, definition.digest)):
+            return f"not the code we know: {part} changed"
     return "not the code we know"
 
 
@@ -156,13 +153,11 @@ def _holds(marker: Marker, tree: Tree) -> bool:
     return definition is not None and marker.contains in definition.text
 
 
-def _releases_with(
-    reference: str, definition: Definition | None, known: Known, tree: Tree
-) -> tuple[str, ...]:
+def _releases_with(definition: Definition | None, known: Known, tree: Tree) -> tuple[str, ...]:
     """The known releases that have exactly this definition."""
     if definition is None:
         return ()
-    hashes = known.get(reference, {})
+    hashes = known.get(definition.reference, {})
     with_it = hashes.get(definition.digest, ())
     # For a source build only the digest of the definition's own source is known, without its
     # surroundings. That is too little to identify a tree that is a release or was made from one.

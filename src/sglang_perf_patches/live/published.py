@@ -20,11 +20,10 @@ from typing import Any, cast
 
 from .. import verified
 from ..model import setups
+from ..model.computed import RESOLVED, of_model
 from ..model.feature import MISSING, Server, Setup
-from ..model.model_config import of_model
 from ..model.patch import Patch
-from ..model.resolved import RESOLVED, resolved
-from ..model.ruling import Ruling, ruling
+from ..model.setups import Ruling, ruling
 from .imports import Watched, is_loaded
 from .member import Member
 
@@ -50,7 +49,7 @@ class Published:
         """See `model.feature.Server.read`.
 
         Besides arguments it reads ``is_…`` (the functions of ``sglang.srt.utils``), ``model.…``
-        (see `of_model`), what `resolved` computes, ``gpu.capability``, ``GROUP.NAME`` (what the
+        (see `of_model`), those of `RESOLVED`, ``gpu.capability``, ``GROUP.NAME`` (what the
         context computes) and names in capitals (environment variables).
         """
         if name.startswith("is_") and is_loaded(UTILS) and hasattr(sys.modules[UTILS], name):
@@ -65,8 +64,8 @@ class Published:
             from .. import gpu  # a server without a GPU never asks
 
             return gpu.capability()
-        if name.startswith("attention.") or name in RESOLVED:
-            return resolved(name, self.read)
+        if name in RESOLVED:
+            return RESOLVED[name](self.read)
         if "." in name:
             group, name = name.split(".")
             of_group = getattr(self._context, group, None)
@@ -125,7 +124,7 @@ def _unreadable(error: Exception) -> Server:
 class Gatekeeper:
     """Keeps patches off servers that do not need them or use features they were not proven with.
 
-    `model.ruling` has the rule. It is applied before a patch goes live, after each publication of
+    `setups.ruling` has the rule. It is applied before a patch goes live, after each publication of
     the server's arguments, and at each check, because sglang resolves some arguments later.
     `publishing` watches for publications.
     """

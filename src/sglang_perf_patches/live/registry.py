@@ -49,7 +49,7 @@ _OTHER_THREAD_S = 1.0
 _HOOKS = "sglang.srt.plugins.hook_registry"
 _WORKING = frozenset({"live", "pending", "gated", "not needed"})
 _SERVING = _WORKING | {"built-in"}  # states that satisfy a requirement
-_RULED = frozenset({"gated", "not needed"})  # by `model.ruling`: no fault, so nothing is logged
+_RULED = frozenset({"gated", "not needed"})  # by `setups.ruling`: no fault, so nothing is logged
 _FAULTS = frozenset({"conflict", "failed"})
 
 

@@ -1,15 +1,7 @@
 """How a patch is written: one declaration, and next to it the functions that replace stock's.
 
 The docstring of its module begins with the summary that ``list`` prints. Each function names what
-it replaces once, in its decorator:
-
-    PATCH = Declaration(__name__, "0.5.13 … 0.5.23", worth=fixes("a server crashes if …"), …)
-
-
-    @PATCH.replaces("sglang.srt.managers.overlap_utils:FutureMap.__init__")
-    def init(self, device, *rest, patch, stock):
-        stock(self, device, *rest)
-        patch.ran.seen = True
+it replaces once, in its decorator. A short one is `sets.mlx.relay_device`.
 
 A verdict imports these modules, so they import none of sglang, torch, triton, mlx and numpy, except
 inside a function. The functions of a long patch are in a module ``body`` next to the declaration.
@@ -176,18 +168,16 @@ class Declaration:
 
     def _within(self, spans: str) -> tuple[str, ...]:
         """Those of the patch's own releases that are in the spans, whose ends are such releases."""
-        ends = filter(None, map(str.strip, spans.replace("…", ",").split(",")))
-        if wrong := [end for end in ends if end not in self.releases]:
-            raise ValueError(f"{self.id} is not for {wrong[0]}, which it names in {spans!r}")
         if not spans:
             return self.releases
-        named = from_spans(", ".join(map(self._closed, spans.split(", "))))
+        named: set[str] = set()
+        for span in spans.split(", "):
+            first, to, last = (each.strip() for each in span.partition("…"))
+            first, last = first or self.releases[0], last or self.releases[-1]
+            if wrong := {first, last}.difference(self.releases):
+                raise ValueError(f"{self.id} is not for {wrong.pop()}, which it names in {spans!r}")
+            named.update(from_spans(f"{first}{TO}{last}" if to else first))
         return tuple(release for release in self.releases if release in named)
-
-    def _closed(self, span: str) -> str:
-        """A span with both ends: without one it reaches as far as the patch's releases."""
-        first, to, last = (each.strip() for each in span.partition("…"))
-        return f"{first or self.releases[0]}{TO}{last or self.releases[-1]}" if to else first
 
 
 def _override(reference: str, make: Callable[[Patching, Any], Any], patching: Patching) -> None:

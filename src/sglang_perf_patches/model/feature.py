@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from .inert_args import is_inert
+from .inert_args import NAMES, PREFIXES
 
 MISSING: Any = object()
 """The value of a name that the release does not have."""
 
 NOTHING: tuple[Any, ...] = (None, False, 0, "", "none", "null", "off")
 """Values of an argument that switch nothing on."""
+
+Values = Mapping[str, tuple[Any, ...]]
+"""Argument → values that it can have, as `plain` gives them."""
 
 UNPROVEN = ": this patch was not tested with that"
 """In the reason of a patch that was not proven with a feature, after the feature."""
@@ -38,10 +41,8 @@ class Condition:
     """A condition on a server that any one of its arguments can fulfil."""
 
     name: str  # the word by which patches declare it
-    # Argument → the values with which it doesn't hold; with any other it does.
-    off: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    # Argument → the values with which it holds; with any other it doesn't.
-    on: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    off: Values = field(default_factory=dict)  # with these it doesn't hold, with any other it does
+    on: Values = field(default_factory=dict)  # with these it holds, with any other it doesn't
 
     def answers(self, server: Server) -> Iterator[tuple[str, bool]]:
         """Each argument that the release has, and whether its value fulfils the condition."""
@@ -63,8 +64,7 @@ class Feature(Condition):
 
     clause: str  # its name as half a sentence: "LoRA is on"
     changed: tuple[str, ...] = ()  # switch it on if they differ from the release's default
-    # Argument → values; with any other value there, the feature is off.
-    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    only: Values = field(default_factory=dict)  # with any other value there, the feature is off
 
     def arguments(self) -> tuple[str, ...]:
         """The arguments that can switch it on, each once."""
@@ -110,9 +110,6 @@ class Use(Condition):
 
     lacking: str  # the clause for a server without it: "speculation is off"
     every: bool = False  # whether each of its arguments must say that it is there, not only one
-    # Whether a patch is gated on a server without it, not ``not needed``: the patch would have an
-    # effect there, and was not tested.
-    gates: bool = False
 
     def is_there(self, server: Server) -> bool | None:
         """Whether a server has it; None if unknown, which the rulings treat as having it."""
@@ -150,7 +147,7 @@ class Features:
 
     def knows(self, argument: str) -> bool:
         """Whether an argument switches a known feature, or is known to switch none."""
-        return argument in self._named or is_inert(argument)
+        return argument in self._named or argument in NAMES or argument.startswith(PREFIXES)
 
     def of(self, server: Server) -> dict[str, str]:
         """Feature that is on → its clause.
@@ -172,7 +169,7 @@ class Features:
         return {**clauses, **{name: f"the server has {name}, which is unknown" for name in unknown}}
 
     def setup(self, server: Server) -> Setup:
-        """Read a server's features and uses, for `ruling.ruling`."""
+        """Read a server's features and uses, for `setups.ruling`."""
         there = {use.name: use.is_there(server) for use in self.uses}
         return Setup(
             self.of(server),

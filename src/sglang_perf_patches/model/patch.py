@@ -84,8 +84,7 @@ class Patch:
     # Feature (see `setups`) → the check that runs the patch with it. On a server with any other
     # feature the patch is gated. None: no feature gates it.
     proven_with: Mapping[str, str] | None = None
-    # Uses (see `uses`). On a server that is known to lack one of them the patch is not needed, or
-    # gated (see `ruling`).
+    # Uses (see `setups`). On a server known to lack one the patch is not needed, or gated.
     only_with: tuple[str, ...] = ()
     # Features and uses of the server on which the page's gain was measured, separated by spaces, as
     # far as the gain depends on them; ``-word`` was off. If the page has rows for several set-ups,

@@ -87,20 +87,16 @@ def members(name: str, patches: Mapping[str, Patch], *, policies: bool = False) 
     """
     if name in patches:
         return {name}
-    in_set = [patch for patch in patches.values() if patch.set == name]
-    if not in_set:
-        raise SelectionError(_unknown(name, patches))
-    return {patch.id for patch in in_set if policies or patch.is_default}
-
-
-def _unknown(name: str, patches: Mapping[str, Patch]) -> str:
     sets = list(dict.fromkeys(patch.set for patch in patches.values()))
-    names = {"all", "none", *sets, *patches} - {name}
+    if name in sets:
+        in_set = (patch for patch in patches.values() if patch.set == name)
+        return {patch.id for patch in in_set if policies or patch.is_default}
     import difflib  # only for an unknown name; servers need not load it
 
+    names = {"all", "none", *sets, *patches} - {name}
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"the sets are {', '.join(sets)}"
-    return f"unknown set or patch {name!r}: {hint}"
+    raise SelectionError(f"unknown set or patch {name!r}: {hint}")
 
 
 def _with_requirements(ids: Iterable[str], patches: Mapping[str, Patch]) -> set[str]:

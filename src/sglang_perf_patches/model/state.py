@@ -25,9 +25,6 @@ class PatchState:
         return f"{self.id}: {self.state}{', has run' if self.ran else ''}{reason}"
 
 
-_NOT_SHOWN = frozenset({"off", "built-in", "absent"})
-
-
 @dataclass(frozen=True)
 class Report:
     """The states of all patches in a process."""
@@ -38,7 +35,8 @@ class Report:
 
     def __str__(self) -> str:
         """A line for each patch, without those that are off, built in or absent."""
-        lines = [f"  {state}" for state in self.patches if state.state not in _NOT_SHOWN]
+        hidden = {"off", "built-in", "absent"}
+        lines = [f"  {state}" for state in self.patches if state.state not in hidden]
         live = sum(state.state == "live" for state in self.patches)
         head = f"sglang {self.sglang}, SGLANG_PERF_PATCHES={self.selection}: {live} live"
         return "\n".join([head, *lines])

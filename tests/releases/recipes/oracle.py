@@ -1,8 +1,8 @@
 """What becomes of each patch in a server, by the release's resolved arguments and the patch's body.
 
-It reads no declaration of features and uses (`model.setups`, `model.uses`): each predicate repeats
-what the body itself, and the stock code that it changes, need on sglang 0.5.23. What a patch was
-tested with is its declaration's.
+It reads no declaration of features and uses (`model.setups`): each predicate repeats what the body
+itself, and the stock code that it changes, need on sglang 0.5.23. What a patch was tested with is
+its declaration's.
 """
 
 from __future__ import annotations

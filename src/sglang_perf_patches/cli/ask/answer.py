@@ -15,8 +15,8 @@ from ...compat.verdict import Verdict
 from ...model.errors import OperatorError
 from ...model.feature import Setup
 from ...model.patch import Patch
-from ...model.ruling import ruling
 from ...model.selection import Selection
+from ...model.setups import ruling
 from ..interpreter import Place
 from ..table import LIVE, OPT_IN
 from .front import ParsedCommand

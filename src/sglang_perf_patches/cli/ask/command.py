@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Template
 
 from ...model.errors import OperatorError
-from ...model.uses import NO_MLX
+from ...model.setups import NO_MLX
 from .front import ASSIGNMENT, SHELLS, ParsedCommand, is_python, of_python
 
 _LAUNCHERS = ("sglang.launch_server", "sglang.srt.entrypoints.http_server")

@@ -51,6 +51,11 @@ slots there are (``--max-mamba-cache-size``). Stock's default is four for each o
 requests, and one state of Qwen3-Next has 75 MB."""
 
 
+@PATCH.setup()
+def setup(patch):
+    patch.state.component, patch.state.arrays = patch.get(COMPONENT), patch.get(ARRAYS)
+
+
 @PATCH.replaces(
     "sglang.srt.model_executor.model_runner:ModelRunner.init_attention_backends", releases="0.5.17"
 )
@@ -114,7 +119,7 @@ def init(self, cache, params, *, patch, stock):
 )
 def finalize_match_result_in_cache(self, params, result, *, patch, stock):
     result = stock(self, params, result)
-    if isinstance(self, patch.get(COMPONENT)) and params.cow_mamba:
+    if isinstance(self, patch.state.component) and params.cow_mamba:
         held = _held(params.req)
         if held.mamba_cow_src_index is not None:
             # Now, because until the request is admitted nothing keeps the source in its slot.
@@ -158,8 +163,8 @@ def _surplus(patch, tree, held):
     if held.mamba_pool_idx is None or limit is not None:
         return 0
     states = tree.req_to_token_pool.auxiliary_state_pool._snapshots
-    layers, arrays_of = (states.get(int(held.mamba_pool_idx)) or {}).values(), patch.get(ARRAYS)
-    size = sum(array.nbytes for layer in layers for array in arrays_of(layer.state))
+    layers = (states.get(int(held.mamba_pool_idx)) or {}).values()
+    size = sum(array.nbytes for layer in layers for array in patch.state.arrays(layer.state))
     return int(tree.mamba_evictable_size()) + 1 - MOST_BYTES // size if size else 0
 
 

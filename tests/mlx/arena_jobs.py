@@ -21,9 +21,8 @@ import sglang_perf_patches
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.sets.mlx.kv_arena import arena
 from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
-from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
 from sglang_perf_patches.sets.mlx.kv_arena.step import Step, Writer
-from sglang_perf_patches.sets.mlx.pool_write import ATTENTION_POOL, KV_POOL, body, room
+from sglang_perf_patches.sets.mlx.pool_write import ATTENTION_POOL, KV_POOL, body
 from sglang_perf_patches.verify.mlx import cases, models, rig
 from sglang_perf_patches.verify.mlx import kv_arena as proof
 
@@ -44,7 +43,7 @@ def small_buffers() -> dict[str, Any]:
                 "wide": outcome_of_growth(model, "none", 1024, schedules),
             }
             # Every step is left to stock's code.
-            with mock.patch.object(kv_arena, "_begin", return_value=None):
+            with mock.patch.object(kv_arena.Choice, "begin", return_value=None):
                 results[name]["patched"] = outcome_of_growth(model, "mlx.kv-arena", 8, schedules)
     return results
 
@@ -70,7 +69,7 @@ def outcome_of_growth(
 
 def broken_arena() -> dict[str, Any]:
     """What the case of ``mlx.kv-arena`` says of it, and of it broken in one place at a time."""
-    write, take_back = Writer.write, arena.Rows.take_back
+    write, take_back = Writer.write, arena.Arenas.take_back
 
     def wrong_token(self: Any, layer: Any, keys: Any, values: Any) -> Any:
         return write(self, layer, keys, keys)
@@ -81,21 +80,21 @@ def broken_arena() -> dict[str, Any]:
         row.offset += 1
 
     def any_order(self: Any, caches: Any, lengths: Any) -> Any:
-        layer = self._rows.layer_if_row(caches[0][0])
+        layer = self._arenas.layer_if_row(caches[0][0])
         if layer is None or len(layer.caches) != len(lengths):
             return None
-        return layer.arena if layer.arena.intact else None
+        return layer.arena if layer.held == len(layer.caches) else None
 
     broken = {
         "whole": (kv_arena, "COUNTS", kv_arena.COUNTS),
         "V is K": (Writer, "write", wrong_token),
-        "a row comes back without its last token": (arena.Rows, "take_back", shorter),
+        "a row comes back without its last token": (arena.Arenas, "take_back", shorter),
         "a batch in another order is taken for the same": (
-            arena_choice.Choice,
+            kv_arena.Choice,
             "_arena_of",
             any_order,
         ),
-        "everything is left to stock": (kv_arena, "_begin", lambda *_: None),
+        "everything is left to stock": (kv_arena.Choice, "begin", lambda *_: None),
         "a failed step counts": (Step, "has_served", counts_each_layer),
     }
     return {what: verdict_of(proof, change) for what, change in broken.items()}
@@ -193,9 +192,9 @@ def growing_pool(*, episodes: int = 12, steps: int = 60) -> dict[str, Any]:
         return list.__getitem__(self, layer)
 
     broken: dict[str, tuple[Any, str, Any]] = {
-        "": (room, "LEAST", room.LEAST),
-        "tokens are lost": (room.Buffers, "widen", loses_tokens),
-        "stock's code gets few slots": (room.Buffers, "__getitem__", never_whole),
+        "": (body, "LEAST", body.LEAST),
+        "tokens are lost": (body.Buffers, "widen", loses_tokens),
+        "stock's code gets few slots": (body.Buffers, "__getitem__", never_whole),
     }
     results: dict[str, Any] = {}
     for what, (owner, attribute, value) in broken.items():
@@ -225,11 +224,11 @@ def looks_at_slots() -> dict[str, Any]:
             sglang_perf_patches.activate(selection, strict=True)
             player = rig.Player(model, radix=True)
             played = [asdict(player.play([("join", "a", 300), ("leave", "a")], ends=False))]
-            vars(room)["memoryview"] = counted
+            vars(body)["memoryview"] = counted
             try:
                 played.append(asdict(player.play([("hit", "b", "a", 280, 8)])))
             finally:
-                del vars(room)["memoryview"]
+                del vars(body)["memoryview"]
             results[selection] = played
             sglang_perf_patches.deactivate()
     return results | {"looks": looks}

@@ -10,8 +10,8 @@ import mlx.core as mx
 from job_tools import played
 
 import sglang_perf_patches
+from sglang_perf_patches.sets.mlx.kv_arena import arena
 from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
-from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
 from sglang_perf_patches.verify.mlx import models, rig
 
 
@@ -95,7 +95,7 @@ def far_apart() -> dict[str, Any]:
     results: dict[str, Any] = {}
     with models.model("qwen3", "float32") as model:
         for selection in ("none", "mlx.kv-arena"):
-            with mock.patch.object(arena_moves, "STOCK_ROOM", 16):
+            with mock.patch.object(arena, "STOCK_ROOM", 16):
                 results[selection] = played(
                     selection, model, [schedule], kv_arena.COUNTS, "mlx.kv-arena"
                 )

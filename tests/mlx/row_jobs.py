@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -13,16 +14,14 @@ from job_tools import counts_each_layer, played, verdict_of
 from mlx_lm.models.cache import ArraysCache
 
 from sglang_perf_patches.live.member import Patching
-from sglang_perf_patches.sets.mlx import first_buffer, grouping, last_row
+from sglang_perf_patches.sets.mlx import first_buffer, grouping, last_row, trunk
 from sglang_perf_patches.sets.mlx.batched_prefill import body as batched_prefill
-from sglang_perf_patches.sets.mlx.batched_prefill import passes, rows
-from sglang_perf_patches.sets.mlx.batched_prefill.grouping import Group
+from sglang_perf_patches.sets.mlx.batched_prefill import passes
+from sglang_perf_patches.sets.mlx.batched_prefill.passes import Group
 from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
-from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
-from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
-from sglang_perf_patches.sets.mlx.kv_arena.step import GroupedStep, Step
+from sglang_perf_patches.sets.mlx.kv_arena.arena import Arenas
+from sglang_perf_patches.sets.mlx.kv_arena.step import Step
 from sglang_perf_patches.sets.mlx.pool_write import body as pool_write
-from sglang_perf_patches.sets.mlx.pool_write import room
 from sglang_perf_patches.verify import Different, Missing
 from sglang_perf_patches.verify.mlx import batched_prefill as prompts
 from sglang_perf_patches.verify.mlx import cases, equivalence, length_groups, models, rig
@@ -33,8 +32,8 @@ from sglang_perf_patches.verify.mlx.batches import play
 
 
 def broken_groups() -> dict[str, Any]:
-    build, masks_of, init = arena_moves.Moves.build, GroupedStep._masks_of, GroupedStep.__init__
-    arenas_for = arena_choice.Choice.arenas_for
+    build, masks_of, init = Arenas.build, Step._masks_of, Step.__init__
+    arenas_for = kv_arena.Choice.arenas_for
 
     def unordered(self: Any, *words: Any) -> None:
         init(self, *words)
@@ -54,18 +53,18 @@ def broken_groups() -> dict[str, Any]:
     broken = {
         "whole": (kv_arena, "COUNTS", kv_arena.COUNTS),
         "no groups": (grouping, "groups_of", lambda lengths: [[*range(len(lengths))]]),
-        "results stay in the order of the groups": (GroupedStep, "__init__", unordered),
-        "no mask": (GroupedStep, "_masks_of", lambda self, _: [None] * len(self._rows)),
+        "results stay in the order of the groups": (Step, "__init__", unordered),
+        "no mask": (Step, "_masks_of", lambda self, _: [None] * len(self._rows)),
         "a group has another's mask": (
-            GroupedStep,
+            Step,
             "_masks_of",
             lambda self, mask: masks_of(self, mask)[::-1],
         ),
         "the first group alone grows": (Step, "has_served", first_only),
         "a failed step counts": (Step, "has_served", counts_each_layer),
-        "a group is built with a token too many": (arena_moves.Moves, "build", stale),
+        "a group is built with a token too many": (Arenas, "build", stale),
         "rows are in another group's arena": (
-            arena_choice.Choice,
+            kv_arena.Choice,
             "arenas_for",
             lambda self, caches, lengths, groups: arenas_for(self, caches, lengths, groups)[::-1],
         ),
@@ -96,8 +95,10 @@ def broken_rows() -> dict[str, Any]:
         return self.keys[row : row + 1], self.values[row : row + 1]
 
     def first_parts_are_skipped(self: Any, *words: Any) -> Any:
-        first, trial = first_part(self, *words)
-        return (lambda *_, **__: None, None) if first and not trial else (first, trial)
+        first = first_part(self, *words)
+        if first is None or first.trial is not None:
+            return first
+        return SimpleNamespace(answer=lambda _, input_ids, **__: input_ids)
 
     def without_states(core: Any, states: Any) -> Any:
         whole = joined(core, states)
@@ -128,7 +129,7 @@ def broken_rows() -> dict[str, Any]:
         "the state after a prompt is kept": (batched_prefill, "compute", kept_at_the_end),
         "a first part loses a token": (layer, "cut", cut_too_much),
         "nothing is kept": (batches, "first_part", first_parts_are_skipped),
-        "a part fits no call": (rows.Part, "fits", lambda *_: False),
+        "a part fits no call": (passes.Part, "fits", lambda *_: False),
         "everything is left to stock": (batched_prefill, "groups", lambda _: []),
         "a row gets another's values": (
             batched_prefill,
@@ -145,7 +146,7 @@ def broken_rows() -> dict[str, Any]:
 def trunk_of_the_first_row() -> type:
     """What `mlx.last-row` puts in the trunk's place, broken: the first row stands for the last."""
 
-    class FirstRow(last_row.CutTrunk):
+    class FirstRow(trunk.CutTrunk):
         def __call__(self, *arguments: Any, **options: Any) -> Any:
             hidden = self._trunk(*arguments, **options)
             self.hidden = hidden
@@ -166,7 +167,7 @@ def restless_stock() -> dict[str, str]:
         equivalence.near("mlx.last-row", model, lambda: [play(model, prompts.SCRIPTED[:2])], 1 / 20)
 
     restless = (rig, "digest", lambda array: f"{digest(array)}{next(numbers)}")
-    broken = (last_row, "CutTrunk", trunk_of_the_first_row())
+    broken = (trunk, "CutTrunk", trunk_of_the_first_row())
     elsewhere = (equivalence, "on_cpu", lambda: False)
     found = {}
     for what, compare, *changes in (
@@ -215,7 +216,7 @@ def broken_prefill() -> dict[str, Any]:
     broken = {
         "pool-write, whole": (pool, (pool_write, "RUNNER", pool_write.RUNNER)),
         "pool-write, nothing is copied": (pool, (Patching, "override", no_copies)),
-        "pool-write, all slots at once": (pool, (room, "LEAST", 1 << 20)),
+        "pool-write, all slots at once": (pool, (pool_write, "LEAST", 1 << 20)),
         "first-buffer, whole": (buffer, (first_buffer, "STEP", 256)),
         "first-buffer, room for less than the prompt": (
             buffer, (first_buffer, "room_for", lambda tokens: tokens - 1)
@@ -224,8 +225,8 @@ def broken_prefill() -> dict[str, Any]:
         "first-buffer, released buffers keep their room": (
             buffer, (Patching, "override", all_but_the_release)
         ),
-        "last-row, whole": (row, (last_row, "TRUNK", "model")),
-        "last-row, the first row": (row, (last_row, "CutTrunk", trunk_of_the_first_row())),
+        "last-row, whole": (row, (trunk, "TRUNK", "model")),
+        "last-row, the first row": (row, (trunk, "CutTrunk", trunk_of_the_first_row())),
         "last-row, no trunk is found": (row, (last_row, "owner_of_trunk", lambda model: None)),
     }  # fmt: skip
     with ExitStack() as stack:

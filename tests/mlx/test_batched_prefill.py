@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_perf_patches.sets.mlx.batched_prefill import body, grouping, rows
-from sglang_perf_patches.sets.mlx.batched_prefill.grouping import Group, Prompt, groups
+from sglang_perf_patches.sets.mlx.batched_prefill import body, passes
+from sglang_perf_patches.sets.mlx.batched_prefill.passes import Group, Prompt, groups
 
 PREFIXES = st.sampled_from([0, 0, 1, 7, 300, 304, 1_000])
 SIZES = st.lists(
@@ -42,9 +42,9 @@ def test_a_group_keeps_its_bounds_and_no_prompt_is_in_two(
     for group in chosen:
         prefixes = [len(prompt.slots) for prompt in group]
         lengths = [len(prompt.tokens) for prompt in group]
-        assert 2 <= len(group) <= grouping.MOST_PROMPTS
-        assert len(group) * max(lengths) <= grouping.MOST_TOKENS
-        assert len(group) * (max(prefixes) + max(lengths)) <= grouping.MOST_KV
+        assert 2 <= len(group) <= passes.MOST_PROMPTS
+        assert len(group) * max(lengths) <= passes.MOST_TOKENS
+        assert len(group) * (max(prefixes) + max(lengths)) <= passes.MOST_KV
         assert sum(lengths) * 4 >= len(group) * max(lengths) * 3
         assert max(prefixes) - min(prefixes) < 256
         assert all(prefixes) or not any(prefixes)
@@ -69,7 +69,7 @@ def test_passes_hold_all_tokens_of_a_group(sizes: list[tuple[int, int, int]], ro
         assert len(group.prompts) < 2 * len(prompts)
         assert all(tokens % 32 == 0 for _, tokens in group.passes)
         assert behind <= group.behind < behind + 32
-        assert len(group.prompts) * max(held) <= grouping.MOST_ROUNDED
+        assert len(group.prompts) * max(held) <= passes.MOST_ROUNDED
 
 
 def test_lengths_that_are_near_have_one_rounded_shape() -> None:
@@ -105,19 +105,17 @@ def test_a_chance_prefix_keeps_no_prompt_out_of_its_group() -> None:
 @given(st.integers(0, 40), st.integers(1, 100), st.integers(2, 24))
 def test_prompts_of_one_size_wait_for_nobody(prefix: int, tokens: int, number: int) -> None:
     sizes = [len(group) for group in _chosen([tokens] * number, prefix)]
-    whole, rest = divmod(number, grouping.MOST_PROMPTS)
-    assert sizes == [grouping.MOST_PROMPTS] * whole + [rest] * (rest > 1)
+    whole, rest = divmod(number, passes.MOST_PROMPTS)
+    assert sizes == [passes.MOST_PROMPTS] * whole + [rest] * (rest > 1)
 
 
 def test_a_long_prompt_beside_short_ones_is_computed_alone() -> None:
     assert _chosen([30, 900, 28, 31]) == [[3, 0, 2]]
-    assert (
-        _chosen([grouping.MOST_TOKENS // 2 + 1, *itertools.repeat(grouping.MOST_TOKENS, 2)]) == []
-    )
+    assert _chosen([passes.MOST_TOKENS // 2 + 1, *itertools.repeat(passes.MOST_TOKENS, 2)]) == []
 
 
 def test_a_part_fits_a_call_at_its_place() -> None:
-    behind = rows.Part(5, 3, ())
+    behind = passes.Part(5, 3, ())
     assert behind.fits(SimpleNamespace(shape=(1, 3)), [SimpleNamespace(offset=5)])
     assert not behind.fits(SimpleNamespace(shape=(1, 3)), [SimpleNamespace(offset=2)])
     assert not behind.fits(SimpleNamespace(shape=(1, 2)), [SimpleNamespace(offset=5)])

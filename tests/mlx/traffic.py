@@ -22,8 +22,8 @@ from traffic_worker import Outcome, Worker
 import sglang_perf_patches
 from sglang_perf_patches.live import engine
 from sglang_perf_patches.sets.mlx import grouping
-from sglang_perf_patches.sets.mlx.batched_prefill.rows import Part
-from sglang_perf_patches.sets.mlx.kv_arena.step import GroupedStep
+from sglang_perf_patches.sets.mlx.batched_prefill.passes import Part
+from sglang_perf_patches.sets.mlx.kv_arena.step import Step
 from sglang_perf_patches.sets.mlx.next_turn import body as next_turn
 from sglang_perf_patches.sets.mlx.pool_write import body as pool_write
 from sglang_perf_patches.verify.mlx import models
@@ -54,10 +54,10 @@ def traffic(model: str, selections: Sequence[str], seeds: Sequence[int]) -> dict
 
 def broken(model: str, seeds: Sequence[int]) -> dict[str, str]:
     """What differs with all patches and one fault at a time; "whole" has none."""
-    turns, grouped, fill = next_turn._Turns.__init__, GroupedStep.__init__, Part.__call__
+    turns, grouped, answer = next_turn._Turns.__init__, Step.__init__, Part.answer
 
-    def puts_all(self: Any, ids: Any, *, cache: Any) -> Any:
-        return fill(replace(self, start=0), ids, cache=cache)
+    def puts_all(self: Any, model: Any, ids: Any, *, cache: Any) -> Any:
+        return answer(replace(self, start=0), model, ids, cache=cache)
 
     def loses_writes(self: Any) -> None:
         self.postponed.clear()
@@ -70,12 +70,12 @@ def broken(model: str, seeds: Sequence[int]) -> dict[str, str]:
         self._back = None
 
     faults: dict[str, tuple[Any, str, Any]] = {
-        "whole": (GroupedStep, "__init__", grouped),
-        "results stay in the order of the groups": (GroupedStep, "__init__", unordered),
+        "whole": (Step, "__init__", grouped),
+        "results stay in the order of the groups": (Step, "__init__", unordered),
     }
     if model == "qwen3":
         faults |= {
-            "a row puts its prefix where it is already": (Part, "__call__", puts_all),
+            "a row puts its prefix where it is already": (Part, "answer", puts_all),
             "a postponed write is lost": (pool_write._Writes, "queue", loses_writes),
         }
     else:

@@ -13,7 +13,7 @@ from job_tools import RELEASE, played
 
 from sglang_perf_patches.sets.mlx.kv_arena import arena_self_check
 from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
-from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
+from sglang_perf_patches.sets.mlx.kv_arena.arena import Arenas
 from sglang_perf_patches.sets.mlx.kv_arena.step import Writer
 from sglang_perf_patches.verify.mlx import cases, models
 
@@ -102,12 +102,11 @@ class _Device:
     @contextmanager
     def faulty(self, fault: str) -> Iterator[None]:
         self.faults = 0
-        moves, write = arena_moves.Moves, Writer.write
-        build, grow = moves.build, moves.grow
+        build, grow, write = Arenas.build, Arenas.grow, Writer.write
         device, happened = self, {"last": ""}
 
         def building(self: Any, caches: Any, *more: Any) -> Any:
-            has_rows = any(type(cache) is self._rows.row_class for cache in caches[0])
+            has_rows = any(type(cache) is self.row_class for cache in caches[0])
             happened["last"] = "moved" if has_rows else ""
             return build(self, caches, *more)
 
@@ -129,8 +128,8 @@ class _Device:
 
         with (
             self._watched(),
-            mock.patch.object(moves, "build", building),
-            mock.patch.object(moves, "grow", growing),
+            mock.patch.object(Arenas, "build", building),
+            mock.patch.object(Arenas, "grow", growing),
             mock.patch.object(Writer, "write", writing),
         ):
             yield

@@ -15,9 +15,10 @@ from sglang_perf_patches.sets.mlx import grouping
 from sglang_perf_patches.sets.mlx.batched_prefill import body
 from sglang_perf_patches.sets.mlx.batched_prefill import body as prefill
 from sglang_perf_patches.sets.mlx.batched_prefill.passes import Layer
-from sglang_perf_patches.sets.mlx.kv_arena import arena_self_check, choice
+from sglang_perf_patches.sets.mlx.kv_arena import arena_self_check
 from sglang_perf_patches.sets.mlx.kv_arena import body as arena
-from sglang_perf_patches.sets.mlx.kv_arena.step import GroupedStep, Writer
+from sglang_perf_patches.sets.mlx.kv_arena.arena import COUNTS
+from sglang_perf_patches.sets.mlx.kv_arena.step import Step, Writer
 from sglang_perf_patches.verify.mlx import batches, cases, models, rig
 from sglang_perf_patches.verify.mlx.length_groups import groups_at
 
@@ -42,12 +43,13 @@ MANY: batches.Batch = [(who, 40, "", 0) for who in "cdefgh"]
 
 
 def in_groups() -> dict[str, Any]:
-    write = GroupedStep.write
+    write = Step.write
     faults: Counter[str] = Counter()
 
     def wrong(name: str, is_concerned: Callable[[int], bool]) -> Callable[..., Any]:
         def writing(self: Any, index: int, keys: Any, values: Any) -> Any:
-            if is_concerned(max(each.longest for each in self._writers)):
+            longest = [each.longest for each in self._writers]
+            if len(longest) > 1 and is_concerned(max(longest)):
                 faults[name] += 1
                 values = keys
             return write(self, index, keys, values)
@@ -61,7 +63,7 @@ def in_groups() -> dict[str, Any]:
         ("faulty", "mlx.length-groups", wrong("faulty", lambda _: True)),
         ("longer", "mlx.length-groups", wrong("longer", lambda longest: longest > 1023)),
     ):
-        with mock.patch.object(GroupedStep, "write", changed), groups_at(32):
+        with mock.patch.object(Step, "write", changed), groups_at(32):
             results[what] = _played(selection, [GROUPED, LONGER]) | {"faults": faults[what]}
     return results
 
@@ -79,7 +81,7 @@ def late() -> dict[str, Any]:
     write = Writer.write
 
     def wrong(self: Any, index: int, keys: Any, values: Any) -> Any:
-        return write(self, index, keys, keys if choice.COUNTS["steps"] > 30 else values)
+        return write(self, index, keys, keys if COUNTS["steps"] > 30 else values)
 
     schedule = (*THREE, ("chain", "abc", 120))
     results: dict[str, Any] = {}
@@ -147,13 +149,13 @@ def mistakes() -> dict[str, Any]:
 
 
 def _played(selection: str, schedules: Sequence[Sequence[cases.Step]]) -> dict[str, Any]:
-    choice.COUNTS.clear()
+    COUNTS.clear()
     grouping.COUNTS.clear()
     with models.model("qwen3", "float32") as model, _unproven():
         ours.activate(selection)
         player = rig.Player(model)
         played = [asdict(player.play(each)) for each in schedules]
-        counts = {**choice.COUNTS, "grouped": grouping.COUNTS["steps"]}
+        counts = {**COUNTS, "grouped": grouping.COUNTS["steps"]}
         states = _states()
         ours.deactivate()
     return {"played": played, "counts": counts, **states}

@@ -6,7 +6,6 @@ import json
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from ..model import releases
 from ..model.errors import OperatorError
@@ -42,11 +41,9 @@ def read_known(name: str) -> dict[str, dict[str, tuple[str, ...]]]:
     """
     try:
         # Not by importlib.resources, which brings zipfile and tempfile into every server.
-        data: dict[str, Any] = json.loads(
-            (Path(__file__).parent / name / "known.json").read_bytes()
-        )
+        data = json.loads((Path(__file__).parent / name / "known.json").read_bytes())
         return {
-            str(reference): {str(digest): _names(where) for digest, where in hashes.items()}
+            reference: {digest: releases.from_spans(where) for digest, where in hashes.items()}
             for reference, hashes in data.items()
         }
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
@@ -57,9 +54,3 @@ def _declared(name: str, known: dict[str, dict[str, tuple[str, ...]]]) -> PatchS
     module = import_module(f"{__name__}.{name}")
     modules = [import_module(f"{__name__}.{name}.{each}") for each in module.MODULES]
     return PatchSet(name, module.SUMMARY, tuple(each.PATCH.patch() for each in modules), known)
-
-
-def _names(where: Any) -> tuple[str, ...]:
-    if not isinstance(where, str):
-        raise TypeError(f"{where!r} names no releases")
-    return releases.from_spans(where)

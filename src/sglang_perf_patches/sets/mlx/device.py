@@ -13,10 +13,14 @@ def has_cuda(core: Any) -> bool:
     return hasattr(core, "cuda") and bool(core.cuda.is_available())
 
 
+def on_cpu(core: Any) -> bool:
+    """Whether MLX runs on a CPU; `core` is ``mlx.core``."""
+    return bool(core.default_device() == core.Device(core.cpu))
+
+
 def is_proven(core: Any) -> bool:
     """Whether equal logits are proven on MLX's device: yes on CPUs and CUDA, not on Metal."""
-    on_cpu: bool = core.default_device() == core.Device(core.cpu)
-    return on_cpu or has_cuda(core)
+    return on_cpu(core) or has_cuda(core)
 
 
 def attends_by_cudnn(core: Any) -> bool:

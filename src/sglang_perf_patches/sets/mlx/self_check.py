@@ -34,7 +34,7 @@ class SelfCheck:
         self._patch, self._gate, self._ran = patch, patching.gate, patching.ran
         self._needed, self._tries, self._until = needed, tries, until
         self.credits: Counter[Hashable] = Counter()  # how often each kind was credited
-        self._tried: Counter[Hashable] = Counter()
+        self.tried: Counter[Hashable] = Counter()  # and how often it was tried
         self._left: list[Hashable] = []  # kinds that ran out of tries
         self.is_over = False  # some work was different
 
@@ -46,8 +46,8 @@ class SelfCheck:
         """Whether a kind is to be tried, and count that as a try; when they run out, say so."""
         if self.is_over or self.has_passed(kind):
             return False
-        if self._tried[kind] < self._tries:
-            self._tried[kind] += 1
+        if self.tried[kind] < self._tries:
+            self.tried[kind] += 1
             return True
         if kind not in self._left:
             self._left.append(kind)
@@ -55,14 +55,10 @@ class SelfCheck:
             self._ran.note = self._note(self._left)
         return False
 
-    def try_again(self, kind: Hashable) -> None:
-        """Let a kind be tried as often as at first."""
-        self._tried[kind] = 0
-
     def doubt(self, kind: Hashable) -> None:
         """A kind that has passed needs one more credit before the patch may serve it again."""
         self.credits[kind] = self._needed - 1
-        self._tried[kind] = 0
+        self.tried[kind] = 0
 
     def credit(self, kind: Hashable) -> None:
         """Some work of a kind was equal."""

@@ -25,29 +25,29 @@ def logits_of(output: Any) -> Any:
 
 
 @contextmanager
-def in_place_of(owner: Any, trunk: Any) -> Iterator[None]:
-    """Put a trunk into a model for one call; a module of mlx.nn is a dictionary of its parts."""
-    before = owner[TRUNK]
-    dict.__setitem__(owner, TRUNK, trunk)
+def cutting(owner: Any, cut: Callable[[Any], Any], known: Any = None) -> Iterator[CutTrunk]:
+    """Within, a head computes only what is cut out of the hidden states; `known` are reused."""
+    trunk = owner[TRUNK]
+    replacing = CutTrunk(trunk, cut, known)
+    dict.__setitem__(owner, TRUNK, replacing)  # a module of mlx.nn is a dictionary of its parts
     try:
-        yield
+        yield replacing
     finally:
-        dict.__setitem__(owner, TRUNK, before)
+        dict.__setitem__(owner, TRUNK, trunk)
 
 
 class CutTrunk:
-    """Replaces a model's trunk; its head computes only what is cut out of the hidden states."""
+    """Replaces a model's trunk; its attributes are the trunk's, whose embedding may be the head."""
 
-    def __init__(self, trunk: Any, cut: Callable[[Any], Any], module: Any = None) -> None:
+    def __init__(self, trunk: Any, cut: Callable[[Any], Any], known: Any) -> None:
         self._trunk, self._cut = trunk, cut
-        # Serves every attribute, since its embedding may be the head.
-        self.module = trunk if module is None else module
+        self._known = known  # hidden states of an earlier call: the trunk does not run again
         self.hidden: Any = None  # the states of all positions, (rows, tokens, hidden)
         self.can_cut = True  # the trunk returned hidden states, or was not called
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the trunk, and cut."""
-        hidden = self._trunk(*args, **kwargs)
+        hidden = self._trunk(*args, **kwargs) if self._known is None else self._known
         if getattr(hidden, "ndim", 0) != 3:
             self.can_cut = False
             return hidden
@@ -55,4 +55,4 @@ class CutTrunk:
         return self._cut(hidden)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.module, name)
+        return getattr(self._trunk, name)

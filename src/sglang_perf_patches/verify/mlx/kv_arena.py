@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ...sets.mlx.device import is_proven
 from ...sets.mlx.kv_arena import body
-from ...sets.mlx.kv_arena.choice import COUNTS
+from ...sets.mlx.kv_arena.arena import COUNTS
 from .. import Inputs
 from ..comparing import require, some
 from . import cases, equivalence, models

@@ -40,27 +40,26 @@ PATCH = Declaration(
     anytime="a batch's prompts are noted and launched within one call",
 )
 
-_NOTED = "_sglang_perf_patches_noted"
-
 
 @PATCH.setup()
 def setup(patch):
-    patch.state.core = patch.module("mlx.core")
-    patch.state.sampling = patch.module(f"{MLX}.sampling")
     from .body import Batches, Noted
 
+    patch.state.core = patch.module("mlx.core")
+    patch.state.sampling = patch.module(f"{MLX}.sampling")
     patch.state.batches, patch.state.noted = Batches(patch), Noted
+    patch.state.is_noting = False  # a batch's prompts are being noted
 
 
 @PATCH.replaces(f"{MLX}.tp_worker:MlxTpModelWorker._async_extend_batch")
 def async_extend_batch(self, batch, *, patch, stock):
     """Launch a batch: continued and decoding requests at once, then the new prompts."""
     runner, core = self._mlx_runner, patch.state.core
-    vars(runner)[_NOTED] = []
+    patch.state.is_noting = True
     try:
         launch = stock(self, batch)
     finally:
-        del vars(runner)[_NOTED]
+        patch.state.is_noting = False
     if not launch.prefills:
         return launch
     prefills = patch.state.batches.launch(runner, launch.prefills)
@@ -77,16 +76,14 @@ def async_extend_batch(self, batch, *, patch, stock):
 def prefill_start(self, req_id, new, full, prefix_slots, *more, patch, stock):
     """Launch a prompt, or note it while its batch is launched."""
     launch = partial(stock, self, req_id, new, full, prefix_slots, *more)
-    noted = vars(self).get(_NOTED)
-    if noted is None:
+    if not patch.state.is_noting:
         return launch()
     _, row, req, needs_logits, *_ = more
     tokens = [*full[: len(prefix_slots)], *new] if needs_logits else []
     if self._cache_layout.has_sliding_window_layers:
         prefix_slots = ()  # Stock keeps no KV of windows there, and computes all again.
     nothing = patch.state.core.zeros((1,), patch.state.core.uint32)
-    noted.append(patch.state.noted(launch, req_id, prefix_slots, tokens, row, req, nothing))
-    return noted[-1]
+    return patch.state.noted(launch, req_id, prefix_slots, tokens, row, req, nothing)
 
 
 @PATCH.replaces(FORWARD)
@@ -99,11 +96,7 @@ def forward_lazy_token(self, input_ids, cache, needs_logits, req_id, *more, patc
 @PATCH.replaces(f"{RUNNER}._trunk_forward")
 def trunk_forward(self, input_ids, cache, *, patch, stock):
     """Compute a prompt up to where its state is kept, or fill in what was computed."""
-    first, trial = patch.state.batches.first_part(input_ids, cache)
-    if first is not None and trial is None:
-        first(input_ids, cache=cache)
-        return input_ids  # nobody reads it
-    output = stock(self, input_ids, cache)
-    if first is not None and trial is not None:
-        trial.note(first, cache)
-    return output
+    first = patch.state.batches.first_part(input_ids, cache)
+    if first is None:
+        return stock(self, input_ids, cache)
+    return first.answer(partial(stock, self), input_ids, cache=cache)

@@ -6,15 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ....model.patching import Patching
 from ..device import attends_by_cudnn, is_proven
 from ..references import MLX
 from ..self_check import SelfCheck
-from .grouping import STEP, Group, Prompt, groups
-from .passes import compute
-from .rows import Part, Trial, is_recurrent
+from .passes import STEP, Group, Part, Prompt, Trial, compute, groups, is_recurrent
 
 COUNTS: Counter[str] = Counter()
 """Counts for this process: prompts of a batch that were computed ``together`` or ``alone``, rows
@@ -66,9 +65,9 @@ class Batches:
         )
         self._ran, self._is_proven = patch.ran, is_proven(self._core)
         self._plans = attends_by_cudnn(self._core)
-        self._rows: dict[str, Part] = {}
-        self._trials: dict[str, Trial] = {}
-        self._launched: tuple[Part | None, Trial | None] = None, None
+        self._rows: dict[str, Part] = {}  # of each request that was not launched yet
+        self._trials: list[Trial] = []
+        self._first: Part | None = None  # of the request that is being launched
 
     def launch(self, runner: Any, noted: Sequence[Noted]) -> list[Any]:
         """Launch noted prompts, in their order, those of like length computed together."""
@@ -79,9 +78,9 @@ class Batches:
             launched = []
             for each in noted:
                 row = self._rows.get(each.req_id)
-                self._launched = row and row.first, self._trials.get(each.req_id)
+                self._first = row and row.first
                 launched.append(each.launch())
-            for trial in dict.fromkeys(self._trials.values()):
+            for trial in self._trials:
                 self._judge(runner, trial)
             return launched
         finally:
@@ -89,29 +88,25 @@ class Batches:
             COUNTS["alone"] += len(noted) - (COUNTS["together"] - before)
             self._rows.clear()
             self._trials.clear()
-            self._launched = None, None
+            self._first = None
 
-    def first_part(self, input_ids: Any, cache: Sequence[Any]) -> tuple[Part | None, Trial | None]:
-        """A hybrid prompt up to where stock keeps its state, if computed, and its trial."""
-        first, trial = self._launched
-        self._launched = None, None
-        return (first, trial) if first and first.fits(input_ids, cache) else (None, None)
+    def first_part(self, input_ids: Any, cache: Sequence[Any]) -> Part | None:
+        """A hybrid prompt up to where stock keeps its state, if computed."""
+        first, self._first = self._first, None
+        return first if first is not None and first.fits(input_ids, cache) else None
 
     @contextmanager
-    def row_as_model(
-        self, runner: Any, req_id: str, input_ids: Any, cache: Sequence[Any]
-    ) -> Iterator[None]:
-        """Give the runner the request's row as its model if it fits; in a trial, what compares."""
-        row = self._rows.get(req_id)
+    def row_as_model(self, runner, req_id: str, input_ids, cache) -> Iterator[None]:
+        """Give the runner the request's row as its model if it fits."""
+        row, model = self._rows.get(req_id), runner.model
         if row is None or not row.fits(input_ids, cache):
             yield
             return
         del self._rows[req_id]
-        trial, model = self._trials.get(req_id), runner.model
-        if trial is None:
+        if row.trial is None:
             COUNTS["together"] += 1
             self._ran.seen = True
-        runner.model = row if trial is None else trial.model(model, row)
+        runner.model = partial(row.answer, model)
         try:
             yield
         finally:
@@ -132,10 +127,11 @@ class Batches:
             what = f"{group.sizes()}, {group.kind()}"
             # On an untested device each size is checked, elsewhere only each kind.
             kind = group.kind() if self._is_proven else what
-            if any(trial.kind == kind for trial in self._trials.values()):
+            if any(trial.kind == kind for trial in self._trials):
                 continue  # its verdict comes after this batch
-            is_tried = self._check.may_try(kind)
-            if not is_tried and not self._check.has_passed(kind):
+            if self._check.may_try(kind):
+                group.trial = Trial(kind, what, wanted=len(chosen) * len(group.passes))
+            elif not self._check.has_passed(kind):
                 continue
             try:
                 rows = compute(self._core, self._masks, runner, group)
@@ -144,12 +140,10 @@ class Batches:
                 # is launched yet, so stock computes all.
                 self._fail(f"{what} of {model}: {error!r}")
                 return
-            requests = [each.request for each in chosen]
-            self._rows.update(zip(requests, rows, strict=True))
-            if is_tried:
+            self._rows.update(zip((each.request for each in chosen), rows, strict=True))
+            if group.trial is not None:
                 COUNTS["trials"] += 1
-                wanted = sum(1 + (row.first is not None) for row in rows)
-                self._trials.update(dict.fromkeys(requests, Trial(kind, what, wanted)))
+                self._trials.append(group.trial)
 
     def _judge(self, runner: Any, trial: Trial) -> None:
         """Let a kind of groups pass if stock's launches of its prompts gave nearly the same."""

@@ -1,4 +1,4 @@
-"""The forward passes of a group of prompts, which are their rows.
+"""Which prompts of a batch are a group, and its forward passes, in which each is a row.
 
 A recurrent state holds every token that went through it, so padding must not reach it. Each row
 begins where its prefix ends: KV of shorter prefixes is padded on the left, and prompts behind their
@@ -10,13 +10,157 @@ prompts. So does a group, whose first parts have one length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..trunk import TRUNK, CutTrunk, in_place_of, logits_of, owner_of_trunk
-from .grouping import Group
-from .rows import Part
+from ..device import on_cpu
+from ..trunk import cutting, logits_of, owner_of_trunk
+
+MOST_PROMPTS = 8  # as many as mlx-lm's server takes together
+
+MOST_TOKENS = 4096
+"""Tokens of a group to compute, with padding. Longer prompts keep a device busy by themselves. The
+memory of a forward pass depends on this number."""
+
+MOST_KV = 4 * MOST_TOKENS  # tokens of a group, with padding and prefixes
+MOST_ROUNDED = 2048  # tokens to compute of a group of rounded shape, which may be twice as many
+STEP = 32  # tokens to which lengths are rounded
+_PADDING = 4  # at most one in this many tokens of a group is padding
+_BEHIND = 256  # prefixes of a group lie between the same multiples of this
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt to be put into a group."""
+
+    request: str  # its id
+    start: int  # tokens that stock would not compute
+    slots: Sequence[int]  # the pool's, of the tokens before the computed ones, at most `start`
+    tokens: Sequence[int]  # those to compute
+    first: int  # how many of them its first part has; 0 if it has one part
+    states: Mapping[int, Sequence[Any]]  # of each recurrent layer before the computed tokens
+
+
+class Group:
+    """Prompts that are computed together."""
+
+    def __init__(self, prompts: Sequence[Prompt], *, rounds: bool) -> None:
+        """With `rounds`, a small group has one of fewer shapes, as a device plans each new one."""
+        self.wanted = rows = len(prompts)
+        longest = max(len(each.tokens) for each in prompts)
+        # Tokens before the first computed one, padding included.
+        self.behind = max(len(each.slots) for each in prompts)
+        step = 1
+        if rounds:
+            many = 1 << (rows - 1).bit_length()
+            long, far = _rounded(longest, STEP), _rounded(self.behind, STEP)
+            if many * long <= MOST_ROUNDED and many * (long + far) <= MOST_KV:
+                rows, step, self.behind = many, STEP, far
+        # Of each row; behind the `wanted` ones, copies of the first one.
+        self.prompts = [*prompts, *[prompts[0]] * (rows - self.wanted)]
+        lengths, first = [len(each.tokens) for each in self.prompts], prompts[0].first
+        parts = [[first] * rows, [each - first for each in lengths]] if first else [lengths]
+        # Of each forward pass: how many tokens each row has, and how many are computed.
+        self.passes = [(each, _rounded(max(each), step)) for each in parts]
+        self.trial: Trial | None = None  # of its rows
+
+    def kind(self) -> str:
+        """What of masks, positions and states the group needs, in words."""
+        words = ["in two parts"] if len(self.passes) > 1 else []
+        if any(min(lengths) < tokens for lengths, tokens in self.passes):
+            words.append("padded")
+        if self.behind:
+            are_equal = all(len(each.slots) == self.behind for each in self.prompts)
+            words.append(f"behind {'equal' if are_equal else 'unequal'} prefixes")
+        return ", ".join(words) or "whole"
+
+    def sizes(self) -> str:
+        """What decides which kernels compute it: each size by its power of two, from 32 on."""
+        words, before = [], self.behind
+        for lengths, tokens in self.passes:
+            rows = (1 << len(self.prompts).bit_length()) - 1
+            behind = f", behind up to {_power(before)}" if before else ""
+            words.append(f"up to {rows} rows of up to {_power(tokens)} tokens{behind}")
+            before += lengths[0]
+        return "; ".join(words)
+
+
+@dataclass(eq=False)
+class Trial:
+    """Compares the rows of a group with what stock computes of its prompts, one by one."""
+
+    kind: str  # what is tried
+    what: str  # the group, in words
+    wanted: int  # how many parts of prompts are to be compared
+    parts: int = 0  # how many of them were
+    pairs: list[tuple[Any, Any]] = field(default_factory=list)  # their arrays and stock's
+
+    def note(self, part: Part, output: Any, cache: Sequence[Any]) -> None:
+        """Keep what stock's model returned, and what its caches hold behind a part."""
+        self.parts += 1
+        if part.logits is not None:
+            self.pairs.append((part.logits, logits_of(output)[:, -1:]))
+        for arrays, of in zip(part.layers, cache, strict=True):
+            if is_recurrent(of):
+                self.pairs += zip(arrays, of.cache, strict=True)
+                continue
+            held = of.get_kv() if hasattr(of, "get_kv") else (of.keys, of.values)
+            # Of a window, stock keeps the last tokens.
+            self.pairs += [
+                (mine[:, :, -its.shape[2] :], its) for mine, its in zip(arrays, held, strict=True)
+            ]
+
+    def are_near(self, core: Any, roundings: int) -> bool:
+        """Whether all arrays differ by so many roundings of stock's largest value at most."""
+        # What is computed with much rounding may be kept in a finer dtype.
+        bound = roundings * max(_rounding(core, its.dtype) for _, its in self.pairs)
+        near = []
+        for mine, its in self.pairs:
+            if mine.shape != its.shape:
+                return False
+            mine, its = mine.astype(core.float32), its.astype(core.float32)
+            near.append(core.max(core.abs(mine - its)) <= bound * core.max(core.abs(its)))
+        return bool(core.all(core.stack(near)).item())
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a prompt, computed but not evaluated."""
+
+    start: int  # tokens before it
+    tokens: int  # its own
+    # What each layer holds after it: keys and values, (1, n_kv_heads, tokens, head_dim), or a
+    # recurrent layer's arrays, (1, …).
+    layers: Sequence[Sequence[Any]]
+    logits: Any = None  # of its last token, (1, 1, vocabulary); None where nothing reads them
+    trial: Trial | None = None  # of its group
+    first: Part | None = None  # what stock computes of the prompt before it
+
+    def fits(self, input_ids: Any, cache: Sequence[Any]) -> bool:
+        """Whether a call of the model, for this request, asks for what was computed."""
+        offset = next(each.offset for each in cache if not is_recurrent(each))
+        return bool(input_ids.shape == (1, self.tokens) and offset == self.start)
+
+    def answer(self, model: Callable[..., Any], input_ids: Any, *, cache: Sequence[Any]) -> Any:
+        """Fill a request's caches, and return the logits; in a trial, call stock's model."""
+        if self.trial is not None:
+            output = model(input_ids, cache=cache)
+            self.trial.note(self, output, cache)
+            return output
+        for arrays, of in zip(self.layers, cache, strict=True):
+            if is_recurrent(of):
+                of.cache = list(arrays)
+                continue
+            new = [each[:, :, self.start :] for each in arrays]
+            if hasattr(of, "_full_keys"):
+                # What its own `update_and_fetch` leaves; prefix and prompt are joined already.
+                of.offset = arrays[0].shape[2]
+                of._full_keys, of._full_values = arrays
+                of._new_keys, of._new_values = new
+            else:
+                of.update_and_fetch(*new)
+        return input_ids if self.logits is None else self.logits  # nobody reads the former
 
 
 class Layer:
@@ -38,9 +182,7 @@ class Layer:
     def _held(self) -> int:
         return 0 if self.keys is None else int(self.keys.shape[2])
 
-    def make_mask(
-        self, tokens: int, return_array: bool = False, window_size: int | None = None, **_: Any
-    ) -> Any:
+    def make_mask(self, tokens: int, return_array=False, window_size=None, **_) -> Any:
         """Stock's mask of a prompt, without a row's padding in front; none attends behind it."""
         held, window = self._held, {"window_size": window_size}
         if self._lacking is None:
@@ -64,12 +206,53 @@ class Layer:
         return self.keys[row : row + 1, :, tokens], self.values[row : row + 1, :, tokens]
 
 
+def groups(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
+    """Groups of two and more prompts with like prefixes and like numbers of tokens.
+
+    First parts of a group have one length. Prompts that are in no group are computed one by one.
+    """
+    alike: dict[tuple[int, int], list[Prompt]] = {}
+    for prompt in prompts:
+        behind = _rounded(len(prompt.slots), _BEHIND)
+        alike.setdefault((prompt.first, behind), []).append(prompt)
+    chosen: list[list[Prompt]] = []
+    for (_, behind), each in alike.items():
+        chosen.append([])
+        # Longest first, so that what the others are padded to is known from the first one on.
+        for prompt in sorted(each, key=lambda prompt: -len(prompt.tokens)):
+            if not _is_group([*chosen[-1], prompt], behind):
+                chosen.append([])
+            chosen[-1].append(prompt)
+    return [group for group in chosen if len(group) > 1]
+
+
+def _is_group(prompts: Sequence[Prompt], behind: int) -> bool:
+    computed = len(prompts) * len(prompts[0].tokens)
+    needless = computed - sum(len(prompt.tokens) for prompt in prompts)
+    return (
+        len(prompts) <= MOST_PROMPTS
+        and computed <= MOST_TOKENS
+        and computed + len(prompts) * behind <= MOST_KV
+        and needless * _PADDING <= computed
+    )
+
+
+def _rounded(tokens: int, step: int) -> int:
+    return -(-tokens // step) * step
+
+
+def _power(tokens: int) -> int:
+    return (1 << max(tokens, STEP - 1).bit_length()) - 1
+
+
 def compute(core: Any, masks: Any, runner: Any, group: Group) -> list[Part]:
     """Build a group's passes, with stock's module of masks: each prompt's last part, its row."""
     layout, cache = runner._cache_layout, _filled(core, masks, runner, group)
-    parts: list[list[Part]] = []
+    parts: list[Part] = []
     begin = 0
-    for lengths, tokens in group.passes:
+    for number, (lengths, tokens) in enumerate(group.passes, 1):
+        for layer in layout.attention_layer_indices if parts else ():
+            cache[layer].cut(group.behind + begin)
         for layer in layout.auxiliary_layer_indices:
             cache[layer].lengths = None
             if min(lengths) < tokens:
@@ -79,19 +262,13 @@ def compute(core: Any, masks: Any, runner: Any, group: Group) -> list[Part]:
             for each, length in zip(group.prompts, lengths, strict=True)
         ]
         ids, logits = core.array(rows, core.int32), None
-        is_last = len(parts) + 1 == len(group.passes)
-        if is_last:
-            logits = last_logits(core, runner.model, cache, ids, lengths)
+        if number == len(group.passes):
+            logits = _last_logits(core, runner.model, cache, ids, lengths)
         else:
             (runner._trunk or runner.model)(ids, cache=cache)
-        parts.append(_parts(core, cache, group, begin, lengths, logits))
+        parts = _parts(core, cache, group, begin, lengths, logits, parts)
         begin += lengths[0]
-        if not is_last:
-            for layer in layout.attention_layer_indices:
-                cache[layer].cut(group.behind + begin)
-    if len(parts) == 1:
-        return parts[0]
-    return [replace(last, first=first) for first, last in zip(*parts, strict=True)]
+    return parts
 
 
 def _filled(core: Any, masks: Any, runner: Any, group: Group) -> list[Any]:
@@ -129,7 +306,7 @@ def _joined(core: Any, states: Sequence[Any]) -> Any:
 
 
 def _parts(
-    core: Any, cache: Sequence[Any], group: Group, begin: int, lengths: Sequence[int], logits: Any
+    core, cache, group: Group, begin: int, lengths: Sequence[int], logits, firsts: Sequence[Part]
 ) -> list[Part]:
     """Each wanted row's part of a pass, `begin` tokens behind its first computed one."""
     parts = []
@@ -145,13 +322,12 @@ def _parts(
             for each in cache
         ]
         own = None if logits is None else logits[row : row + 1]
-        parts.append(Part(start, end - start, layers, own))
+        first = firsts[row] if firsts else None
+        parts.append(Part(start, end - start, layers, own, group.trial, first))
     return parts
 
 
-def last_logits(
-    core: Any, model: Any, cache: Sequence[Any], ids: Any, lengths: Sequence[int]
-) -> Any:
+def _last_logits(core, model, cache, ids, lengths: Sequence[int]) -> Any:
     """The logits of each row's last token, (rows, 1, vocabulary)."""
     last = core.array([each - 1 for each in lengths], core.int32)[:, None, None]
 
@@ -161,7 +337,18 @@ def last_logits(
     owner = owner_of_trunk(model)
     if owner is None:
         return cut(logits_of(model(ids, cache=cache)))
-    trunk = CutTrunk(owner[TRUNK], cut)
-    with in_place_of(owner, trunk):
+    with cutting(owner, cut) as trunk:
         logits = logits_of(model(ids, cache=cache))
     return logits if trunk.hidden is not None else cut(logits)
+
+
+def is_recurrent(cache: Any) -> bool:
+    """Whether a layer's cache is mlx-lm's for recurrent states, which can be told lengths."""
+    return hasattr(cache, "lengths") and isinstance(getattr(cache, "cache", None), list)
+
+
+def _rounding(core: Any, dtype: Any) -> float:
+    """By which part rounding changes a value at most; GPUs may multiply float32 as TF32."""
+    if dtype == core.float32 and on_cpu(core):
+        return 2**-24
+    return 2**-8 if dtype == core.bfloat16 else 2**-11

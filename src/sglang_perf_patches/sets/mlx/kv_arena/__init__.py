@@ -66,14 +66,6 @@ def setup_attention(patch):
     setup(patch, ATTENTION, "attention_layer_caches")
 
 
-@PATCH.setup()
-def drain(patch):
-    # Stock would write and read row by row, and MLX copies a shared buffer each time. In the middle
-    # of a step the layers' lengths would differ.
-    rows = patch.state.rows
-    patch.drain(lambda: not rows.has_any(), "no request's KV is in a batch's buffers")
-
-
 @PATCH.replaces(
     {
         "… 0.5.12.post1": f"{CONTIGUOUS}.write_token",
@@ -92,30 +84,27 @@ def write_token(self, k, v, *, stock):
 @PATCH.replaces(f"{RUNNER}.decode_batch_start_chained")
 def decode_batch_start_chained(self, prev, *, patch, stock):
     """Build a step before the last one is read; a trial tells such steps from others."""
-    trial = patch.state.trial
-    if trial is None:
-        return stock(self, prev)
-    trial.is_chained = True
+    patch.state.is_chained = True
     try:
         return stock(self, prev)
     finally:
-        trial.is_chained = False
+        patch.state.is_chained = False
 
 
 @PATCH.replaces(f"{RUNNER}._release_cache")
 def release_cache(self, cache, *, patch, stock):
     """Take the caches out of the arena before stock keeps them for another request."""
-    rows = patch.state.rows
-    for row, _ in rows.among([cache]):
-        rows.drop(row)
+    arenas = patch.state.arenas
+    for row, _ in arenas.among([cache]):
+        arenas.drop(row)
     stock(self, cache)
 
 
 @PATCH.makes(CORE)
 def core(patch, stock):
-    from .layer_step import Core
+    from .step import core_of_steps
 
-    return Core(stock)
+    return core_of_steps(stock)
 
 
 @PATCH.makes(BATCHED_DECODE)

@@ -14,10 +14,10 @@ from typing import Any
 from ....model.declaration import Declaration, gains
 from ....model.patch import of
 from ....model.patching import Patching
-from ..device import equal_bits
+from ..device import equal_bits, on_cpu
 from ..proven import PREFILL_AND_DECODE
 from ..references import RUNNER
-from ..trunk import TRUNK, CutTrunk, in_place_of, logits_of, owner_of_trunk
+from ..trunk import cutting, logits_of, owner_of_trunk
 
 PATCH = Declaration(
     *(__name__, "0.5.11 … 0.5.23"),
@@ -62,14 +62,16 @@ _PROBES = (33, 128, 512), (65, 256, 512)
 
 @PATCH.setup()
 def setup(patch):
-    patch.state.heads = _Heads(patch)
+    patch.state.core = patch.module("mlx.core")
+    patch.state.rows = {}  # by model and size, how many positions its head computes
+    patch.state.is_off, patch.state.is_proven = False, None  # not known yet
 
 
 @PATCH.replaces(*of(RUNNER, "prefill_start", "extend_start"))
 def start(self, *args, patch, stock, **kwargs):
     """Build a prefill's graph with a model whose head computes only the last position."""
     model = self.model
-    self.model = _Prefilled(model, patch.state.heads)
+    self.model = _Prefilled(model, patch)
     try:
         return stock(self, *args, **kwargs)
     finally:
@@ -91,86 +93,66 @@ def gives_rows_alone(core: Any) -> bool:
     return True
 
 
-class _Heads:
-    """Chooses how many positions a head computes, by the number that it computes in stock."""
+class _Prefilled:
+    """Replaces the model during a prefill; chooses how many positions its head computes."""
 
-    def __init__(self, patch: Patching) -> None:
-        self._core: Any = patch.module("mlx.core")
-        self._gate, self._ran = patch.gate, patch.ran
-        self._rows: dict[tuple[int, int], int] = {}
-        self._is_off = False
-        self._is_proven: bool | None = None
+    def __init__(self, model: Any, patch: Patching) -> None:
+        self._model, self._patch, self._core = model, patch, patch.state.core
 
-    def call(self, model: Any, args: Any, kwargs: Any) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The output for one request's prompt, (1, number of last positions, vocabulary)."""
-        owner = owner_of_trunk(model)
-        tokens = args[0].shape[1]
+        model, state = self._model, self._patch.state
+        owner, tokens = owner_of_trunk(model), args[0].shape[1]
         if owner is None:
-            self._leave(model, "its trunk has another name")
-        if owner is None or self._is_off or tokens == 1:
+            self._leave("its trunk has another name")
+        if state.is_off or tokens == 1:
             COUNTS["whole"] += 1
             return model(*args, **kwargs)
-        if self._is_proven is None:
+        if state.is_proven is None:
             # On CPUs: proven in float32, bfloat16 and 4 bits. Elsewhere each size is checked once.
-            on_cpu = self._core.default_device() == self._core.Device(self._core.cpu)
-            self._is_proven = on_cpu and gives_rows_alone(self._core)
+            state.is_proven = on_cpu(self._core) and gives_rows_alone(self._core)
         # The size of a matrix product selects its kernel.
         size = id(model), _size(tokens)
-        rows = _ROWS[0] if self._is_proven else self._rows.get(size)
-        trunk = CutTrunk(owner[TRUNK], _last(rows))
-        with in_place_of(owner, trunk):
+        rows = _ROWS[0] if state.is_proven else state.rows.get(size)
+        with cutting(owner, _last(rows)) as trunk:
             output = model(*args, **kwargs)
+        hidden = trunk.hidden
+        was_cut = rows is not None and hidden is not None and hidden.shape[1] > rows
         if not trunk.can_cut:
-            self._leave(model, "its trunk returns something other than hidden states")
-        hidden, was_cut = trunk.hidden, False
-        if hidden is not None and rows is not None:
-            was_cut = hidden.shape[1] > rows
-        elif hidden is not None and hidden.dtype == self._core.float32:
-            self._leave(model, "its head is in float32, for which the kernel changes with the size")
-        elif hidden is not None:
-            self._rows[size] = self._checked(model, owner, trunk, args, kwargs, output)
+            self._leave("its trunk returns something other than hidden states")
+        elif rows is None and hidden is not None:
+            if hidden.dtype == self._core.float32:
+                self._leave("its head is in float32, for which the kernel changes with the size")
+            else:
+                state.rows[size] = self._checked(owner, hidden, args, kwargs, output)
         COUNTS["cut" if was_cut else "whole"] += 1
-        self._ran.seen |= was_cut
+        self._patch.ran.seen |= was_cut
         return output
 
-    def _checked(
-        self, model: Any, owner: Any, trunk: CutTrunk, args: Any, kwargs: Any, whole: Any
-    ) -> int:
+    def _checked(self, owner: Any, hidden: Any, args: Any, kwargs: Any, whole: Any) -> int:
         """The fewest positions for which the last one's logits equal stock's bit by bit."""
         COUNTS["checks"] += 1
-        tokens: int = trunk.hidden.shape[1]
+        tokens: int = hidden.shape[1]
         for rows in _ROWS:
             if rows < tokens:
-                # With the hidden states that it has: the trunk does not run again.
-                cut = CutTrunk(lambda *_, **__: trunk.hidden, _last(rows), trunk.module)
-                with in_place_of(owner, cut):
-                    few = model(*args, **kwargs)
+                with cutting(owner, _last(rows), hidden):
+                    few = self._model(*args, **kwargs)
                 if equal_bits(self._core, logits_of(whole)[:, -1], logits_of(few)[:, -1]).item():
                     return rows
         if tokens > _ROWS[-1]:
             device = self._core.default_device()
-            self._leave(model, f"its head gives other bits for a few positions on {device}")
+            self._leave(f"its head gives other bits for a few positions on {device}")
         return _size(tokens)
 
-    def _leave(self, model: Any, why: str) -> None:
-        if not self._is_off:
-            self._is_off = True
-            reason = f"{type(model).__module__} runs stock's code: {why}"
+    def _leave(self, why: str) -> None:
+        if not self._patch.state.is_off:
+            self._patch.state.is_off = True
+            reason = f"{type(self._model).__module__} runs stock's code: {why}"
             logger.warning("mlx.last-row: %s", reason)
-            self._gate(reason)
-
-
-class _Prefilled:
-    """Replaces the model during a prefill; forwards everything but the call."""
-
-    def __init__(self, model: Any, heads: _Heads) -> None:
-        self._model, self._heads = model, heads
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._heads.call(self._model, args, kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+            self._patch.gate(reason)
 
 
 def _last(rows: int | None) -> Callable[[Any], Any]:

@@ -8,7 +8,7 @@ prefill gets that request's caches and runs only the rest.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -82,10 +82,9 @@ def prefill_start(self, req_id, new, full, prefix_slots, new_slots, *more, patch
     _watch(self, turns)
     turns.slots[req_id] = [*prefix_slots, *new_slots]
     is_whole = len(new) + prefix == len(tokens)
-    turn = turns.find(tokens, prefix_slots) if is_whole else None
-    if turn is None:
+    start = turns.hand_over(tokens, prefix_slots) if is_whole else 0
+    if not start:
         return stock(self, req_id, new, full, prefix_slots, new_slots, *more)
-    start, turns.handed = turn
     COUNTS["continued"] += 1
     patch.ran.seen = True
     # Why this trick: without a prefix, stock acquires caches that it assumes to be empty, and runs
@@ -139,13 +138,6 @@ class _End:
         """In bytes."""
         return sum(array.nbytes for both in self.windows for array in both)
 
-    def put_into(self, caches: Sequence[Any]) -> None:
-        """Give caches the windows of the prompt's end; others stay."""
-        for cache, both in zip(caches, self.windows, strict=True):
-            if both:
-                cache.keys, cache.values = both
-                cache._local, cache.offset = both[0].shape[2], self.length
-
 
 @dataclass(eq=False)
 class _Turn:
@@ -181,7 +173,6 @@ class _Turns:
         # Tokens, slots and end of the request that stock is removing; None at other times.
         self.leaving: tuple[list[int], list[int], _End | None] | None = None
         self.handed: list[Any] | None = None  # the caches for the current prefill
-        self.watched: Callable[[], Any] = lambda: None  # see `_watch`
 
     def forget(self) -> None:
         """Drop all turns, also those of requests that are still to be removed."""
@@ -189,9 +180,7 @@ class _Turns:
         self.slots.clear()
         self.ends.clear()
 
-    def keep(
-        self, tokens: Sequence[int], slots: list[int], end: _End | None, caches: list[Any]
-    ) -> bool:
+    def keep(self, tokens: list[int], slots: list[int], end: _End | None, caches) -> bool:
         """Keep caches of a model with windows; False if they can't be continued."""
         # Without windows nothing is kept; a recurrent state has no length either.
         if end is None or not end.length <= (length := caches[0].offset) <= len(tokens):
@@ -201,7 +190,7 @@ class _Turns:
         arrays = [array for cache in caches for array in (cache.keys, cache.values)]
         self._core.eval(arrays)  # until then a copy out of a batch's buffers holds all of them
         size = sum(array.nbytes for array in arrays) + end.size
-        self._kept.append(_Turn(list(tokens[:length]), slots, caches, end, size))
+        self._kept.append(_Turn(tokens[:length], slots, caches, end, size))
         return True
 
     def take_surplus(self) -> Iterator[list[Any]]:
@@ -209,10 +198,8 @@ class _Turns:
         while len(self._kept) > MOST or sum(turn.size for turn in self._kept) > MOST_BYTES:
             yield self._kept.pop(0).caches
 
-    def find(
-        self, prompt: Sequence[int], prefix_slots: Sequence[int]
-    ) -> tuple[int, list[Any]] | None:
-        """The end of a prompt's longest kept prefix, and the caches truncated to it; None without.
+    def hand_over(self, prompt: Sequence[int], prefix_slots: Sequence[int]) -> int:
+        """The end of a prompt's longest kept prefix, whose caches are cut to it; 0 without.
 
         The radix cache must still hold the turn's prompt in the same slots, and separates prompts
         by `extra_key` and `cache_salt`. So the time of a prompt tells nobody what another client
@@ -221,16 +208,20 @@ class _Turns:
         starts = [(turn.start(prompt, prefix_slots), turn) for turn in self._kept]
         start, best = max(starts, key=lambda each: each[0], default=(0, None))
         if best is None or not start:
-            return None
+            return 0
         self._kept.remove(best)
-        if not _can_be_cut_back(best.caches, start):
+        is_rewound = not _can_be_cut_back(best.caches, start)
+        if is_rewound:
             COUNTS["rewound"] += 1
-            best.end.put_into(best.caches)
-        for cache in best.caches:
-            if hasattr(cache, "window"):
+        for cache, both in zip(best.caches, best.end.windows, strict=True):
+            if both and is_rewound:
+                cache.keys, cache.values = both
+                cache._local = both[0].shape[2]
+            elif both:
                 cache._local -= cache.offset - start
             cache.offset = start
-        return start, best.caches
+        self.handed = best.caches
+        return start
 
 
 def _watch(runner: Any, turns: _Turns) -> None:
@@ -240,10 +231,9 @@ def _watch(runner: Any, turns: _Turns) -> None:
     runner has too. So the pool, one object, gets a `clear` of its own, which goes with the turns.
     """
     pool = runner._req_to_token_pool
-    if pool is None or turns.watched() is pool:
+    if pool is None:
         return
-    turns.watched = watched = ref(pool)
-    kept = ref(turns)
+    watched, kept = ref(pool), ref(turns)
 
     def clear() -> None:
         pool, turns = watched(), kept()
@@ -268,7 +258,5 @@ def _can_be_cut_back(caches: Sequence[Any], length: int) -> bool:
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
     """The length of the common prefix of two sequences."""
-    most = min(len(one), len(other))
-    if one[:most] == other[:most]:
-        return most
-    return next(at for at in range(most) if one[at] != other[at])
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

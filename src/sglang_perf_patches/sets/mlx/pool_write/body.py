@@ -2,18 +2,21 @@
 
 Stock queues the write: the pool's next array references the request's buffers until something
 reads the pool. Meanwhile MLX keeps all of those buffers, and copies them on each write. Done at
-once, the first write would bring the pool with all of its slots into memory: see `room`.
+once, the first write would bring the pool with all of its slots into memory: see `Buffers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, SupportsIndex
 from weakref import WeakSet
 
 from ..references import RUNNER
-from . import ATTENTION_PREFIX, BEFORE, PATCH, PREFIX, SINCE, of_pool, room
+from . import ATTENTION_PREFIX, BEFORE, PATCH, PREFIX, SINCE, of_pool
+
+LEAST = 256  # slots of an unused pool; larger ones are multiples of it
 
 _WRITES = "_sglang_perf_patches_writes"
 
@@ -48,6 +51,76 @@ class _Writes:
             core.async_eval(pool.k_buffer, pool.v_buffer)
             self.copies, self.is_queued = [], False
         self.copy(core)
+
+
+class Buffers(list[Any]):
+    """K or V of a pool, by layer: (slots, n_kv_heads, head_dim), with fewer slots than the pool.
+
+    Stock's buffers have all slots from the first write on. Here a pool starts with a few, and a
+    write or read of a higher slot enlarges its buffers. Unwritten slots are zeros, as in stock.
+
+    | who takes a layer's buffer | gets |
+    | --- | --- |
+    | stock's own reads and writes, within `taking` | the buffer as it is, for slots that it has |
+    | any other code: the same without the patch, stock's fused RoPE kernel | all slots |
+
+    So nothing waits for the buffers when the patch is removed: what is taken then has all slots.
+    """
+
+    def __init__(self, core: Any, arrays: Sequence[Any], slots: int) -> None:
+        super().__init__(arrays)
+        self._core, self.slots = core, slots  # ``mlx.core``; how many slots the pool has
+        self.has_checked = False  # whoever takes a buffer knows that it has the slots they need
+        self.checked: Any = None  # the slots that were checked last
+
+    def __getitem__(self, layer: SupportsIndex) -> Any:  # type: ignore[override]
+        """A layer's buffer, with all slots unless the caller `has_checked`."""
+        if not self.has_checked:
+            self.widen(layer, self.slots)
+        return super().__getitem__(layer)
+
+    def widen(self, layer: SupportsIndex, slots: int) -> bool:
+        """Give a layer's buffer that many slots, with zeros behind its own; whether it grew."""
+        array = super().__getitem__(layer)
+        held, *shape = array.shape
+        if held >= slots:
+            return False
+        zeros = self._core.zeros((slots - held, *shape), dtype=array.dtype)
+        self[layer] = self._core.concatenate([array, zeros])
+        return True
+
+    def hold(self, needed: int) -> None:
+        """Enlarge buffers that are too small layer by layer, so only one is in memory twice."""
+        held = min(int(array.shape[0]) for array in self)
+        if needed > held:
+            # By a quarter at least, so each slot is copied some four times in the pool's life.
+            room = max(needed, held + held // 4)
+            room = min(-(-room // LEAST) * LEAST, self.slots)
+            for layer in range(len(self)):
+                if self.widen(layer, room):
+                    self._core.eval(super().__getitem__(layer))
+
+
+@contextmanager
+def taking(pool: Any, slots: Any) -> Iterator[None]:
+    """Within the block, stock's code takes buffers that have these slots, (tokens,) int32."""
+    both = pool.k_buffer, pool.v_buffer
+    if not all(type(buffers) is Buffers for buffers in both):
+        yield  # made before the patch was on: it has all slots
+        return
+    if any(buffers.checked is not slots for buffers in both):  # a prefill's layers share an array
+        # The host has made this array from a list, so no device is waited for.
+        needed = max(memoryview(slots), default=-1) + 1
+        for buffers in both:
+            buffers.hold(needed)
+            buffers.checked = slots
+    for buffers in both:
+        buffers.has_checked = True
+    try:
+        yield
+    finally:
+        for buffers in both:
+            buffers.has_checked = False
 
 
 @PATCH.setup()
@@ -91,7 +164,7 @@ def _sync_new_kv_to_pool(self, cache, cache_start, slot_ids, *, patch, stock):
 @PATCH.replaces(of_pool("set_kv_all_layers"))
 def set_kv_all_layers(self, slots, k_all, v_all, *, patch, stock):
     """Queue a write of (layers, tokens, n_kv_heads, head_dim) into the slots."""
-    with room.taking(self, slots):
+    with taking(self, slots):
         stock(self, slots, _layers(k_all), _layers(v_all))
     patch.ran.seen = True
     writes = _writes_of(patch, self)
@@ -115,7 +188,7 @@ def update_and_fetch(self, keys, values, *, patch, stock):
 @PATCH.replaces(of_pool("get_kv"))
 def get_kv(self, layer_id, slots, *, patch, stock):
     """Read from buffers that have the slots."""
-    if room.is_checked(self):
+    if getattr(self.k_buffer, "has_checked", False):  # within `taking`, with these slots or more
         return stock(self, layer_id, slots)
     with _reading(patch, self, slots):
         return stock(self, layer_id, slots)
@@ -125,17 +198,21 @@ def _reading(patch, pool, slots):
     writes = _writes_of(patch, pool)
     writes.queue()  # the read may be of what they write
     writes.is_read = True
-    return room.taking(pool, slots)
+    return taking(pool, slots)
 
 
 @PATCH.replaces(of_pool("__init__"), of_pool("clear"))
 def start_over(self, *args, patch, stock, **kwargs):
-    """Make or clear a pool: nothing waits, and its buffers grow."""
-    writes = vars(self).pop(_WRITES, None)
+    """Make or clear a pool: nothing waits, and its buffers have few slots again."""
+    writes, core = vars(self).pop(_WRITES, None), patch.state.core
     if writes is not None:
         writes.waiting.discard(writes)
     stock(self, *args, **kwargs)
-    room.empty(patch.state.core, self)
+    shape = (min(LEAST, self.pool_size), self.n_kv_heads, self.head_dim)
+    for name in ("k_buffer", "v_buffer"):
+        # Zeros take no memory until the first write.
+        arrays = [core.zeros(shape, dtype=self.dtype) for _ in range(self.num_layers)]
+        setattr(self, name, Buffers(core, arrays, self.pool_size))
 
 
 @PATCH.replaces(f"{RUNNER}.prefill_finalize")

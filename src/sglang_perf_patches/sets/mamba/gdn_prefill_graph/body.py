@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from ....model.patching import Patching
 from ..references import ATTENTION, BASE, GDN
@@ -31,22 +31,19 @@ from . import BREAKABLE, FLA, HYBRID_BACKEND, PATCH, RUNNER, TABLES
 SHORT = 2048
 """Tokens up to which layers are captured. The kernels of longer prefills take longer than their
 launches, so nothing is gained, and the graphs of those take most of the memory."""
-_TAKING_PART: WeakSet[Any] = WeakSet()
-"""Stock's hybrid backends whose layers may be captured. A runner holds one for as long as it may
-replay what it captured."""
+_ANNOUNCED: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""Stock's hybrid backends whose layers may be captured → what their ranks have announced. A runner
+holds one for as long as it may replay what it captured."""
 _CAPTURING = "_sglang_perf_patches_capturing"
 """On a backend while layers are captured on tables: returns the metadata for a batch."""
-_KEY = "_sglang_perf_patches_key"
-"""On a backend: what its ranks have announced."""
 
 
 @PATCH.setup()
 def setup(patch):
     patch.drain(
-        lambda: not len(_TAKING_PART),
+        lambda: not len(_ANNOUNCED),
         "no model runner is left that may replay prefill graphs that were captured with it",
     )
-    patch.state.gdn = patch.get(GDN)
 
 
 @PATCH.makes(f"{GDN}.prefill_graph_max_seqs", adds=True)
@@ -115,15 +112,14 @@ def init(self, *args, patch, stock, **kwargs):
     stock(self, *args, **kwargs)
     takes_part = self.use_captured_forward_metadata_for_breakable_cuda_graph
     backend = self.linear_attn_backend
-    if takes_part and isinstance(backend, patch.state.gdn):
+    if takes_part and isinstance(backend, patch.get(GDN)):
         from ...graphs import MOST, announce
         from .kernel_break import flashinfer_version
 
-        _TAKING_PART.add(self)
         tables = tables_for(backend)
         rows = tables.most(backend, patch.module)
         state = (SHORT, MOST, tables.__name__, rows, flashinfer_version())
-        setattr(backend, _KEY, announce(PATCH.id, state))
+        _ANNOUNCED[self] = announce(PATCH.id, state)
 
 
 @PATCH.replaces(f"{RUNNER}.capture_one_shape")
@@ -131,14 +127,15 @@ def capture_one_shape(self, size, *, patch, stock, **kwargs):
     """Capture a bucket on tables, and as stock does it if some of its batches don't fit."""
     from ...graphs import agree, may_have_further, without_warm_up
 
-    backend: Any = getattr(self.model_runner.attn_backend, "linear_attn_backend", None)
-    takes_part = self.use_captured_attn_metadata and isinstance(backend, patch.state.gdn)
-    if takes_part and not agree(getattr(backend, _KEY), self.backend._tp_group.ranks):
+    hybrid = self.model_runner.attn_backend
+    announced = _ANNOUNCED.get(hybrid) if self.use_captured_attn_metadata else None
+    if announced is not None and not agree(announced, self.backend._tp_group.ranks):
         patch.gate("a rank of this server runs stock's code here")
-        takes_part = False
-    if not takes_part or size > SHORT:
+        announced = None
+    if announced is None or size > SHORT:
         stock(self, size, **kwargs)
         return
+    backend = hybrid.linear_attn_backend
     graphs, inputs = self.backend._graphs, self.backend._capture_inputs
     held: list[Any] = []  # graphs keep addresses of the inputs, and stock those of the last one
 
@@ -348,14 +345,14 @@ def _wait_for_loads(backend: Any, tables: Any) -> None:
 # stock's.
 
 
+@dataclass
 class _Prefixes:
     """In place of ``extend_prefix_lens``, of which a layer uses only ``> 0``."""
 
-    def __init__(self, has_state: Any) -> None:
-        self._has_state = has_state
+    has_state: Any
 
     def __gt__(self, _zero: object) -> Any:
-        return self._has_state
+        return self.has_state
 
 
 @PATCH.replaces(f"{GDN}.forward_extend")

@@ -92,7 +92,7 @@ def _group(cache):
 
 
 def _joined(group) -> Iterator[SharedNumbers | None]:
-    """What a rank does before each of the first three reductions; the third one's is in memory.
+    """What a rank does before each of the first three reductions: twice None, then the numbers.
 
     Raises:
         Gated: a rank can't or does not take part, so all stay with gloo.

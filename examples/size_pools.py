@@ -24,9 +24,8 @@ from sglang_perf_patches.cli import render
 from sglang_perf_patches.cli.verbs import add_tree, tree_at
 from sglang_perf_patches.compat.source import Tree
 from sglang_perf_patches.model.errors import OperatorError
-from sglang_perf_patches.sets.mamba import host_split
-from sglang_perf_patches.sets.mamba.host_split import Cells, Pools
-from sglang_perf_patches.sets.mamba.host_states import PATCH, VARIABLE
+from sglang_perf_patches.sets.mamba import host_states
+from sglang_perf_patches.sets.mamba.host_states import PATCH, VARIABLE, Cells, Pools
 from sglang_perf_patches.sets.swa.pool_ratio import sizes
 
 STATES_RATIO = 0.9
@@ -252,8 +251,8 @@ def host(tree: Tree, cells: Cells, device: Pools, server: Server) -> str:
     if tree.version not in PATCH.releases:
         raise OperatorError(f"it is unknown how {tree.version} divides the host's memory")
     size, ratio = server.hicache_size, server.hicache_ratio
-    stock = host_split.stock(cells, device, ratio=ratio, gigabytes=size)
-    total = int(size * host_split.GIGABYTE) or stock.bytes(cells)
+    stock = host_states.stock_pools(cells, device, ratio, size)
+    total = int(size * host_states.GIGABYTE) or stock.bytes(cells)
     # Stock caches a state for each prefill chunk, and one more for a long reply.
     few = -(-server.context // server.chunked_prefill_size)
     rows = [["HOST STATES", "HOST KV TOKENS", "PREFIXES", "WITH LONG REPLIES", "SET"]]
@@ -261,12 +260,17 @@ def host(tree: Tree, cells: Cells, device: Pools, server: Server) -> str:
     for each in (few, few + 1):
         tokens = max(1, server.context // each)
         give = f"{VARIABLE}={tokens} SGLANG_PERF_PATCHES=all,{PATCH.id}"
-        found[give] = host_split.divided(cells, total, device, tokens)
+        found[give] = host_states.divided(cells, total, device, tokens)
     for give, pools in found.items():
         if pools is not None:
-            fit = (pools.prefixes(server.context, each) for each in (few, few + 1))
+            fit = (prefixes(pools, server.context, each) for each in (few, few + 1))
             rows.append([*(f"{n:,}" for n in (pools.states, pools.tokens, *fit)), give])
     return render.table(rows)
+
+
+def prefixes(pools: Pools, tokens: int, states: int) -> int:
+    """How many prefixes of this many tokens and states fit, each with both."""
+    return min(pools.states // states, pools.tokens // tokens)
 
 
 # -- what a state and a token of a model take

@@ -33,8 +33,7 @@ from sglang_perf_patches.model.setups import FEATURES
 from sglang_perf_patches.sets import graphs
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import (
     PATCH,
-    chunk_tables,
-    one_request,
+    kernel_break,
     prefill_tables,
 )
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
@@ -81,7 +80,7 @@ def tables() -> int:
     @given(st.lists(_requests, min_size=1, max_size=3), st.integers(-(1 << 30), 1 << 30))
     def each(fills: list[list[tuple[int, int]]], scribble: int) -> None:
         nonlocal seen
-        built = chunk_tables.ChunkTables(
+        built = prefill_tables.ChunkTables(
             tokens=300, requests=9, block=BLOCK, tracks=True, slots_like=torch.zeros(1).int()
         )
         built._packed.fill_(scribble)
@@ -97,7 +96,7 @@ def tables() -> int:
         expected = index.prepare_chunk_indices(built.starts[: count + 1].clone(), 64)
         assert built.chunks[: len(expected)].tolist() == expected.tolist()
         rest = built.chunks[len(expected) :].tolist()
-        assert rest == [[0, chunk_tables.BEYOND]] * len(rest)
+        assert rest == [[0, prefill_tables.BEYOND]] * len(rest)
         before = index.prepare_chunk_offsets(built.starts[: count + 1].clone(), 64).tolist()
         assert built.chunk_starts.tolist() == before + [before[-1]] * (9 - count)
         blocks = [[row, n] for row, new in enumerate(lens) for n in range(-(-new // BLOCK))]
@@ -125,7 +124,7 @@ def tiles() -> dict[str, list[Any]]:
         for tokens in range(1, 200):
             values = torch.zeros(1, tokens, 1, 16)
             module.chunk_fwd_o(values, values, values, values)
-            if chunk_tables.tile(tokens) != launched[-1]:
+            if prefill_tables.tile(tokens) != launched[-1]:
                 others.append(tokens)
     return {"stock's": sorted(set(launched)), "others": others}
 
@@ -180,7 +179,7 @@ def buckets() -> dict[str, Any]:
             (held,) = _runner(size).stocks.attn_metadata_buffers.values()
             results[str(size)] = held is not None
         results["most"] = _runner(1).stocks._captured_attn_metadata_max_bs
-    backend, rows = counted_gdn().rig.backend, chunk_tables.ChunkTables.MOST
+    backend, rows = counted_gdn().rig.backend, prefill_tables.ChunkTables.MOST
     for name, gathers in (("own batches", False), ("those of other ranks", True)):
         runner = SimpleNamespace(require_mlp_tp_gather=gathers, capture_num_tokens=[32, 33])
         results[name] = gdn_prefill_graph._leaves_some(runner, 33, rows, backend)
@@ -218,7 +217,7 @@ def warm_ups() -> list[int]:
         ran += 1
         return run(*given)
 
-    length = mock.patch.object(one_request, "chunk_length", return_value=flashinfer.chunk_length)
+    length = mock.patch.object(kernel_break, "chunk_length", return_value=flashinfer.chunk_length)
     with _live(), length, mock.patch.object(Runner, "_run", counted):
         for size in (96, 80, 64):  # none of up to 64 tokens has such a graph
             before = ran

@@ -18,7 +18,6 @@ from tests.proof import stubs
 stubs.lend()
 
 import sglang_perf_patches
-from sglang_perf_patches.sets.mamba import host_split
 from sglang_perf_patches.sets.mamba import host_states as body
 from sglang_perf_patches.verify.comparing import live
 from tests.proof.mamba import host_states as proof
@@ -76,26 +75,26 @@ def after_each_other() -> Any:
 
 def broken() -> Any:
     """What the patch's own checks say of it with a part broken on purpose."""
-    divided, plan = host_split.divided, body.plan
+    divided, plan = body.divided, body.plan
 
     def too_many(cells: Any, total: int, device: Any, tokens: int) -> Any:
         split = divided(cells, total, device, tokens)
-        return split and host_split.Pools(split.states + 100, split.tokens)
+        return split and body.Pools(split.states + 100, split.tokens)
 
     def too_few(cells: Any, total: int, device: Any, tokens: int) -> Any:
         return divided(cells, total, device, 3 * tokens)
 
     def no_less_than_nothing(cells: Any, total: int, _: Any, tokens: int) -> Any:
-        return divided(cells, total, host_split.Pools(0, 0), tokens)
+        return divided(cells, total, body.Pools(0, 0), tokens)
 
     def exchanged(*given: Any) -> Any:
         split = plan(*given)
         return split and split[::-1]
 
     breaks: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-        "more than stock has": (host_split, "divided", too_many),
-        "too few states": (host_split, "divided", too_few),
-        "less than the device has": (host_split, "divided", no_less_than_nothing),
+        "more than stock has": (body, "divided", too_many),
+        "too few states": (body, "divided", too_few),
+        "less than the device has": (body, "divided", no_less_than_nothing),
         "exchanged": (body, "plan", exchanged),
         "other bytes of a state": (body, "state_bytes", lambda pool: 4),
         "other bytes of a token": (body, "kv_bytes", lambda pool: 4),

@@ -178,7 +178,6 @@ def broken() -> Any:
         )
         breaks["no rows"] = (*broken, lambda: alike(ROWS, rig.forwards, [PREFIX], most=most))
     if PREFILL_GRAPH in _applying():
-        from sglang_perf_patches.sets.mamba.gdn_prefill_graph import chunk_tables
         from sglang_perf_patches.sets.mamba.gdn_prefill_graph import prefill_tables as tables
         from tests.proof.mamba.gdn_prefill_graph import Captured
 
@@ -194,7 +193,7 @@ def broken() -> Any:
         breaks |= {
             "tables": (tables, "enumerate_rows", reversed_, replay),
             "no windows": (tables.Tables, "keep_windows", _nothing, replay),
-            "no states": (chunk_tables.ChunkTables, "keep_states", _nothing, replay),
+            "no states": (tables.ChunkTables, "keep_states", _nothing, replay),
         }
     errors = {}
     for name, (module, attribute, wrong, compare) in breaks.items():

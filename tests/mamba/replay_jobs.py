@@ -21,9 +21,8 @@ import sglang_perf_patches
 from sglang_perf_patches.live import engine
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import (
     PATCH,
-    chunk_tables,
     kernel_break,
-    one_request,
+    prefill_tables,
 )
 from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body as gdn_prefill_graph
 from sglang_perf_patches.verify.mamba.cases import Batch, Request
@@ -86,7 +85,7 @@ def of_a_rank() -> dict[str, Any]:
 def many() -> int:
     """Replays of more requests than tables hold, of as many, and of more again."""
     play = Counted(Rig(requests=70, slots=160))
-    most = chunk_tables.ChunkTables.MOST
+    most = prefill_tables.ChunkTables.MOST
     batches = [
         Batch(tuple(Request(1 + (n == 0), cached=n, tracked=False) for n in range(count)))
         for count in (most + 1, most, most + 2)
@@ -107,7 +106,7 @@ def broken() -> dict[str, str]:
 
     breaks: dict[str, tuple[Any, str, Any, Replays]] = {
         "no wait": (gdn_prefill_graph, "_wait_for_loads", lambda *_: None, loaded),
-        "any tile": (chunk_tables, "tile", lambda _: 64, crossing),
+        "any tile": (prefill_tables, "tile", lambda _: 64, crossing),
     }
     return _found(breaks, compared)
 
@@ -140,7 +139,7 @@ def broken_breaks() -> dict[str, str]:
 
 def broken_one() -> dict[str, str]:
     """The same where the kernel of one request is in the graph."""
-    one = one_request.OneRequest
+    one = kernel_break.OneRequest
     fill = one.fill
 
     def changed(name: str, by: int = 1) -> Any:
@@ -169,13 +168,13 @@ def broken_one() -> dict[str, str]:
         "another slot": (one, "fill", changed("slot"), wanted),
         "kept in another slot": (one, "fill", changed("target"), wanted),
         "another end": (one, "fill", changed("starts"), wanted),
-        "rows past the end": (one_request, "prepare", _Everything(one_request.prepare), wanted),
+        "rows past the end": (kernel_break, "prepare", _Everything(kernel_break.prepare), wanted),
     }
     return _found(breaks, compared)
 
 
 class _Everything:
-    """`one_request.prepare` as if the batch had all rows."""
+    """`kernel_break.prepare` as if the batch had all rows."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel

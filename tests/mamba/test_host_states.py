@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 import size_pools
 from matrix import applying, newest_of_each_group
 from sglang_perf_patches.model.errors import OperatorError
-from sglang_perf_patches.sets.mamba import host_split
-from sglang_perf_patches.sets.mamba.host_split import Cells, Pools
-from sglang_perf_patches.sets.mamba.host_states import VARIABLE
+from sglang_perf_patches.sets.mamba.host_states import (
+    VARIABLE,
+    Cells,
+    Pools,
+    divided,
+    stock_pools,
+)
 
 Found = Callable[..., Any]
 
@@ -60,9 +64,9 @@ def test_the_host_is_divided_as_prefixes_need_it(
     state: int, token: int, slots: int, tokens: int, per_state: int, ratio: float
 ) -> None:
     cells, device = Cells(state, token), Pools(slots, tokens)
-    stock = host_split.stock(cells, device, ratio=ratio)
+    stock = stock_pools(cells, device, ratio, 0)
     total = stock.bytes(cells)
-    ours = host_split.divided(cells, total, device, per_state)
+    ours = divided(cells, total, device, per_state)
     assert ours is not None
     assert ours.bytes(cells) <= total
     assert total - ours.bytes(cells) < token
@@ -72,7 +76,7 @@ def test_the_host_is_divided_as_prefixes_need_it(
         # Neither pool is at its least, so prefixes of this length use up both.
         assert ours.states * per_state <= ours.tokens
         assert (ours.states + 1) * per_state * token >= (ours.tokens * token) - state
-        assert ours.prefixes(per_state, 1) >= stock.prefixes(per_state, 1)
+        assert size_pools.prefixes(ours, per_state, 1) >= size_pools.prefixes(stock, per_state, 1)
 
 
 @pytest.mark.parametrize("context", [600, 4096, 16_384, 100_000])
@@ -98,5 +102,5 @@ def test_the_answer_says_what_more_prefixes_fit_with(context: int) -> None:
 
 def test_a_host_smaller_than_the_device_is_stocks() -> None:
     cells, device = Cells(10, 1), Pools(10, 100)
-    assert host_split.divided(cells, device.bytes(cells) - 1, device, 10) is None
-    assert host_split.divided(cells, device.bytes(cells), device, 10) == device
+    assert divided(cells, device.bytes(cells) - 1, device, 10) is None
+    assert divided(cells, device.bytes(cells), device, 10) == device

@@ -15,7 +15,7 @@ import size_pools
 from sglang_perf_patches import downloads
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.model.releases import KNOWN
-from sglang_perf_patches.sets.mamba.host_split import Cells
+from sglang_perf_patches.sets.mamba.host_states import Cells
 
 _WORKER = Path(__file__).with_name("split_worker.py")
 

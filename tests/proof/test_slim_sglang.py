@@ -75,7 +75,7 @@ BREAKS = {
     ),
     "mla.frozen-kv-lengths": (
         "mla/frozen_kv_lengths/__init__.py",
-        "bound = sum(map(held, batch.reqs))",
+        'bound = sum(getattr(req, "kv", req).kv_allocated_len for req in batch.reqs)',
         "bound = count",
     ),
     "mla.page-table-bound": (
@@ -89,7 +89,7 @@ BREAKS = {
         "recv_reqs = [*recv_reqs]",
     ),
     "mla.cache-acks": (
-        "mla/cache_acks/shared_numbers.py",
+        "mla/cache_acks/__init__.py",
         "return [min(column)",
         "return [max(column)",
     ),

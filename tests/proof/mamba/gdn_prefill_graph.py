@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 
-from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body, one_request
+from sglang_perf_patches.sets.mamba.gdn_prefill_graph import body, kernel_break
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import some
 from sglang_perf_patches.verify.mamba import gdn_prefill_graph as on_gpu
@@ -182,7 +182,7 @@ class WithOne(WithBreaks):
         self.taken: list[bool] = []
 
     def replayed(self, wanted: Replays) -> dict[str, Any]:
-        with mock.patch.object(one_request, "chunk_length", return_value=flashinfer.chunk_length):
+        with mock.patch.object(kernel_break, "chunk_length", return_value=flashinfer.chunk_length):
             return super().replayed(wanted)
 
     def _left(self, batch: Any) -> dict[str, Any]:

@@ -9,9 +9,16 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from sglang_perf_patches.sets.mamba import host_split
-from sglang_perf_patches.sets.mamba.host_split import Cells
-from sglang_perf_patches.sets.mamba.host_states import VARIABLE, kv_bytes, state_bytes
+from sglang_perf_patches.sets.mamba.host_states import (
+    GIGABYTE,
+    VARIABLE,
+    Cells,
+    Pools,
+    divided,
+    kv_bytes,
+    state_bytes,
+    stock_pools,
+)
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import live, require
 from tests.proof.mamba.exhaustion import ACTIONS, act, submit
@@ -94,7 +101,7 @@ class Sizes:
         require(own == self.bytes, f"{PATCH}: {own} bytes are counted, stock says {self.bytes}")
         self.page = server.shape.page
 
-    def is_made_of(self, wanted: host_split.Pools | None, more: int = 1) -> bool:
+    def is_made_of(self, wanted: Pools | None, more: int = 1) -> bool:
         """Whether they are these, rounded up as stock does; it may count the device's first one."""
         if wanted is None:
             return False
@@ -105,7 +112,7 @@ class Sizes:
         return f"{self.states} states and {self.tokens} tokens"
 
 
-Replayed = tuple[Sizes, list[int], tuple[host_split.Pools, host_split.Pools | None]]
+Replayed = tuple[Sizes, list[int], tuple[Pools, Pools | None]]
 
 
 def replayed(*, prompts: int, **options: Any) -> Replayed:
@@ -126,10 +133,10 @@ def replayed(*, prompts: int, **options: Any) -> Replayed:
         server.drain()
     server.check_drained()
     sizes = Sizes(server)
-    device = host_split.Pools(shape.slots, shape.tokens)
-    stock = host_split.stock(sizes.cells, device, ratio=shape.ratio, gigabytes=shape.gigabytes)
-    total = int(shape.gigabytes * host_split.GIGABYTE) or stock.bytes(sizes.cells)
-    wanted = host_split.divided(sizes.cells, total, device, _per_state(**options))
+    device = Pools(shape.slots, shape.tokens)
+    stock = stock_pools(sizes.cells, device, shape.ratio, shape.gigabytes)
+    total = int(shape.gigabytes * GIGABYTE) or stock.bytes(sizes.cells)
+    wanted = divided(sizes.cells, total, device, _per_state(**options))
     return sizes, [host for _, host in server.found.values()], (stock, wanted)
 
 

@@ -7,8 +7,3 @@ FORWARD_BATCH = "sglang.srt.model_executor.forward_batch_info"
 BASE = f"{ATTENTION}.base_attn_backend:AttentionBackend"
 TRTLLM = f"{ATTENTION}.trtllm_mla_backend:TRTLLMMLABackend"
 TRTLLM_DRAFT = f"{ATTENTION}.trtllm_mla_backend:TRTLLMMLAMultiStepDraftBackend"
-FLASH_MODULE = f"{ATTENTION}.flashattention_backend"
-FLASH = f"{FLASH_MODULE}:FlashAttentionBackend"
-
-WORKER = f"{SPECULATIVE}.eagle_worker_v2"
-COMMON = f"{SPECULATIVE}.eagle_worker_common"

@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 
 from ...sets.mamba.gdn_prefill_graph import kernel_break
-from ...sets.mamba.gdn_prefill_graph.chunk_tables import ChunkTables
+from ...sets.mamba.gdn_prefill_graph.prefill_tables import ChunkTables
 from .. import Missing, Needless, stock
 from ..comparing import same
 from ..stock import NoneByDefault, called

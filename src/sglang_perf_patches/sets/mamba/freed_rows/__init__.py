@@ -45,9 +45,6 @@ PATCH.on(
     note="EAGLE's verify follows a grammar by itself here: only NGRAM has the fault",
 )
 
-_DUMMY = 0
-"""The slot that stock reserves for what rows of padding write."""
-
 
 @PATCH.replaces(_TRACK)
 def set_mamba_track_indices_from_reqs(batch, *planned, patch, stock):
@@ -60,6 +57,7 @@ def set_mamba_track_indices_from_reqs(batch, *planned, patch, stock):
     finally:
         for row in freed:
             holders[row].mamba_next_track_idx = None
-    for row in freed:  # one by one: a list of rows would make the host wait for the GPU
-        batch.mamba_track_indices[row] = _DUMMY
+    # One by one: a list of rows would make the host wait for the GPU.
+    for row in freed:
+        batch.mamba_track_indices[row] = 0  # stock reserves it for what rows of padding write
         patch.ran.seen = True

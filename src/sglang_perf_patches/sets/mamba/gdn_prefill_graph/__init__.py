@@ -16,6 +16,8 @@ _CONV = "sglang.kernels.ops.mamba.causal_conv1d_triton"
 _GRAPHS = f"{_EXECUTOR}.runner_backend.breakable_cuda_graph_backend:BreakableCudaGraphBackend"
 BREAKABLE = f"{_EXECUTOR}.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
 _LOADS = "sglang.srt.managers.cache_controller:LayerDoneCounter"
+TABLES = "_sglang_perf_patches_tables"
+"""On the metadata of a captured prefill, and on the offsets that Triton's kernels get."""
 _QWEN = "tests/mamba/qwen_jobs.py"
 
 PATCH = Declaration(

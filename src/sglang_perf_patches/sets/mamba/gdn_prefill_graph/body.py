@@ -5,10 +5,10 @@ runs its prefill on static tables, as KDA's does. Here the gated delta net's doe
 ``forward_extend`` runs unchanged, on metadata whose tensors are `prefill_tables.Tables`. What
 depends on the batch's shapes, keeping tracked states, is done next to it.
 
-There are two kinds of tables. With Triton's kernel (`chunk_tables`) the whole layer is captured.
+There are two kinds of tables. With Triton's kernel (`ChunkTables`) the whole layer is captured.
 FlashInfer's kernel picks its algorithm by the batch. So the graph breaks at the kernel's call, and
 all else of the layer is captured (`kernel_break`). A second graph also has that call, for a batch
-of one request (`one_request`).
+of one request.
 
 A batch that the tables can't hold replays a second graph of its bucket, which is stock's own with
 its breaks. Buckets that gain little have stock's graph only.
@@ -20,36 +20,30 @@ import contextlib
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from ....model.patching import Patching
 from ..references import ATTENTION, BASE, GDN
-from . import BREAKABLE, FLA, HYBRID_BACKEND, PATCH, RUNNER
+from . import BREAKABLE, FLA, HYBRID_BACKEND, PATCH, RUNNER, TABLES
 
 SHORT = 2048
 """Tokens up to which layers are captured. The kernels of longer prefills take longer than their
 launches, so nothing is gained, and the graphs of those take most of the memory."""
-_TAKING_PART: WeakSet[Any] = WeakSet()
-"""Stock's hybrid backends whose layers may be captured. A runner holds one for as long as it may
-replay what it captured."""
+_ANNOUNCED: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""Stock's hybrid backends whose layers may be captured → what their ranks have announced. A runner
+holds one for as long as it may replay what it captured."""
 _CAPTURING = "_sglang_perf_patches_capturing"
-"""On a backend while layers are captured on tables: whether the bucket has no graph of stock's."""
-_TABLES = "_sglang_perf_patches_tables"
-"""On the metadata of a captured prefill."""
-_AGAIN = "_sglang_perf_patches_again"
-"""On a backend while a bucket is captured a second time: the metadata of the first."""
-_KEY = "_sglang_perf_patches_key"
-"""On a backend: what its ranks have announced."""
+"""On a backend while layers are captured on tables: returns the metadata for a batch."""
 
 
 @PATCH.setup()
 def setup(patch):
     patch.drain(
-        lambda: not len(_TAKING_PART),
+        lambda: not len(_ANNOUNCED),
         "no model runner is left that may replay prefill graphs that were captured with it",
     )
-    patch.state.gdn = patch.get(GDN)
 
 
 @PATCH.makes(f"{GDN}.prefill_graph_max_seqs", adds=True)
@@ -57,18 +51,21 @@ def prefill_graph_max_seqs(patch, stock):
     """Any number: what tables don't hold, stock's graph does."""
 
 
-@PATCH.makes(f"{FLA}.index:prepare_chunk_indices")
-def prepare_chunk_indices(patch, stock):
-    from .chunk_tables import known
+def _known(part: str, _: Patching, stock: Any) -> Any:
+    """A function of stock's that finds the tables of static offsets, or computes those of a batch.
 
-    return known("chunks", stock)
+    A bucket of less than a chunk uses smaller chunks, of which each request still has one.
+    """
+
+    def prepare(cu_seqlens: Any, chunk_size: int) -> Any:
+        tables = _tables_of(cu_seqlens)
+        return stock(cu_seqlens, chunk_size) if tables is None else getattr(tables, part)
+
+    return prepare
 
 
-@PATCH.makes(f"{FLA}.index:prepare_chunk_offsets")
-def prepare_chunk_offsets(patch, stock):
-    from .chunk_tables import known
-
-    return known("chunk_starts", stock)
+PATCH.makes(f"{FLA}.index:prepare_chunk_indices")(partial(_known, "chunks"))
+PATCH.makes(f"{FLA}.index:prepare_chunk_offsets")(partial(_known, "chunk_starts"))
 
 
 # -- at boot --------------------------------------------------------------------------------------
@@ -76,8 +73,8 @@ def prepare_chunk_offsets(patch, stock):
 
 def tables_for(backend: Any) -> Any:
     """The class of tables for the prefill kernel of a GDNAttnBackend; None if it has none."""
-    from .chunk_tables import ChunkTables
     from .kernel_break import BreakTables
+    from .prefill_tables import ChunkTables
 
     kinds = {"TritonGDNKernel": ChunkTables, "FlashInferGDNKernel": BreakTables}
     return kinds.get(type(backend.kernel_dispatcher.extend_kernel).__name__)
@@ -115,15 +112,14 @@ def init(self, *args, patch, stock, **kwargs):
     stock(self, *args, **kwargs)
     takes_part = self.use_captured_forward_metadata_for_breakable_cuda_graph
     backend = self.linear_attn_backend
-    if takes_part and isinstance(backend, patch.state.gdn):
+    if takes_part and isinstance(backend, patch.get(GDN)):
         from ...graphs import MOST, announce
-        from .one_request import flashinfer_version
+        from .kernel_break import flashinfer_version
 
-        _TAKING_PART.add(self)
         tables = tables_for(backend)
         rows = tables.most(backend, patch.module)
         state = (SHORT, MOST, tables.__name__, rows, flashinfer_version())
-        setattr(backend, _KEY, announce(PATCH.id, state))
+        _ANNOUNCED[self] = announce(PATCH.id, state)
 
 
 @PATCH.replaces(f"{RUNNER}.capture_one_shape")
@@ -131,43 +127,39 @@ def capture_one_shape(self, size, *, patch, stock, **kwargs):
     """Capture a bucket on tables, and as stock does it if some of its batches don't fit."""
     from ...graphs import agree, may_have_further, without_warm_up
 
-    capturing = patch.module(BREAKABLE)._current_capture_var
-    backend: Any = getattr(self.model_runner.attn_backend, "linear_attn_backend", None)
-    takes_part = self.use_captured_attn_metadata and isinstance(backend, patch.state.gdn)
-    if takes_part and not agree(getattr(backend, _KEY), self.backend._tp_group.ranks):
+    hybrid = self.model_runner.attn_backend
+    announced = _ANNOUNCED.get(hybrid) if self.use_captured_attn_metadata else None
+    if announced is not None and not agree(announced, self.backend._tp_group.ranks):
         patch.gate("a rank of this server runs stock's code here")
-        takes_part = False
-    if not takes_part or size > SHORT:
+        announced = None
+    if announced is None or size > SHORT:
         stock(self, size, **kwargs)
         return
-    stocks: dict[Any, Any] = {}
+    backend = hybrid.linear_attn_backend
     graphs, inputs = self.backend._graphs, self.backend._capture_inputs
     held: list[Any] = []  # graphs keep addresses of the inputs, and stock those of the last one
 
-    def capture() -> dict[Any, Any]:
+    def capture() -> Any:
+        """Capture the bucket's next graph, and return its key."""
         before = dict(graphs)
         stock(self, size, **kwargs)
-        made = {key: each for key, each in graphs.items() if each is not before.get(key)}
-        held.extend(inputs.get(key) for key in made)
-        return made
+        (key,) = (key for key, graph in graphs.items() if graph is not before.get(key))
+        held.append(inputs.get(key))
+        return key
 
-    rows = tables_for(backend).most(backend, patch.module)
-    if _leaves_some(self, size, rows, backend):
-        stocks = capture()
-        if len(stocks) != 1:
-            patch.gate("the runner keeps its graphs elsewhere")
-            return
-    has_one = may_have_further(self, size)
-    with _set(backend, _CAPTURING, not stocks):
-        for key, ours in capture().items():
-            one = None
-            metadata = self.attn_metadata_buffers[key]
-            if has_one and _tables_of(metadata).prepare_one(backend, patch.module):
-                with _set(backend, _AGAIN, metadata), without_warm_up(self, capturing, backend):
-                    stock(self, size, **kwargs)
-                one = graphs[key]
-            if stocks or one:
-                graphs[key] = _Either(backend, ours, stocks.get(key), one, held)
+    stocks = one = None
+    if _leaves_some(self, size, tables_for(backend).most(backend, patch.module), backend):
+        stocks = graphs[capture()]
+    with _on_tables(backend, partial(_metadata, patch, backend, stocks is None)):
+        key = capture()
+    ours, metadata = graphs[key], self.attn_metadata_buffers[key]
+    if may_have_further(self, size) and _tables_of(metadata).prepare_one(backend, patch.module):
+        current = patch.module(BREAKABLE)._current_capture_var
+        with _on_tables(backend, lambda _: metadata), without_warm_up(self, current, backend):
+            stock(self, size, **kwargs)
+        one = graphs[key]
+    if stocks or one:
+        graphs[key] = _Either(backend, ours, stocks, one, held)
 
 
 def _leaves_some(runner: Any, size: int, rows: int, backend: Any) -> bool:
@@ -180,13 +172,12 @@ def _leaves_some(runner: Any, size: int, rows: int, backend: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _set(backend: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute of a backend within a block."""
-    setattr(backend, name, value)
+def _on_tables(backend: Any, metadata: Any) -> Iterator[None]:
+    setattr(backend, _CAPTURING, metadata)
     try:
         yield
     finally:
-        delattr(backend, name)
+        delattr(backend, _CAPTURING)
 
 
 @dataclass(eq=False)
@@ -213,12 +204,12 @@ def init_prefill_graph_metadata(self, forward_batch, *, patch):
     if not hasattr(self, _CAPTURING):
         self.init_forward_metadata(forward_batch)
         return None  # stock breaks the graph at the layers, as usual
-    metadata = getattr(self, _AGAIN, None) or _metadata(patch, self, forward_batch)
+    metadata = getattr(self, _CAPTURING)(forward_batch)
     _fill(patch, self, metadata, forward_batch)
     return metadata
 
 
-def _metadata(patch: Patching, backend: Any, forward_batch: Any) -> Any:
+def _metadata(patch: Patching, backend: Any, alone: bool, forward_batch: Any) -> Any:
     """Stock's metadata, of tables; it tracks no row, and yet a layer hands over its states."""
     exec_context = patch.module("sglang.srt.runtime_context").get_exec()
     kind = tables_for(backend)
@@ -229,7 +220,7 @@ def _metadata(patch: Patching, backend: Any, forward_batch: Any) -> Any:
         tracks=exec_context.mamba.enable_mamba_extra_buffer,
         slots_like=backend.req_to_token_pool.get_mamba_indices(forward_batch.req_pool_indices),
     )
-    tables.alone = getattr(backend, _CAPTURING)
+    tables.alone = alone
     module = patch.module(f"{ATTENTION}.mamba.mamba2_metadata")
     nothing = tables.starts.new_empty(0).long()
     metadata = module.ForwardMetadata(
@@ -241,7 +232,7 @@ def _metadata(patch: Patching, backend: Any, forward_batch: Any) -> Any:
         conv_states_mask_indices=nothing,
         track_ssm_h_src=nothing,
     )
-    setattr(metadata, _TABLES, tables)
+    setattr(metadata, TABLES, tables)
     return metadata
 
 
@@ -345,7 +336,7 @@ def _wait_for_loads(backend: Any, tables: Any) -> None:
 # | input and output are cut to the batch's tokens | all tokens of the bucket; unused rows stay 0 |
 # | ``out_cache_loc`` is narrowed, and put back | nothing: it is as before |
 # | branches by mode, prefixes, lengths, tracked rows | `Tables`; plain and mixed prefills only |
-# | chunk functions look up their last result by tensor | `chunk_tables.known`: offsets have it |
+# | chunk functions look up their last result by tensor | `_known`: offsets have it |
 # | ``chunk_fwd_o`` picks its tile by the tokens | `Tables.holds`, else stock's own graph |
 # | routing of verifies, items, translated slots | `_fill`: before the layers, as in stock |
 # | a line of SGLANG_KERNEL_API_LOGLEVEL for each call | missing, as for any graph |
@@ -354,16 +345,14 @@ def _wait_for_loads(backend: Any, tables: Any) -> None:
 # stock's.
 
 
+@dataclass
 class _Prefixes:
     """In place of ``extend_prefix_lens``, of which a layer uses only ``> 0``."""
 
-    def __init__(self, has_state: Any) -> None:
-        self._has_state = has_state
+    has_state: Any
 
-    def __gt__(self, other: object) -> Any:
-        if other != 0:
-            raise TypeError("a captured prefill knows of prefixes only whether they are > 0")
-        return self._has_state
+    def __gt__(self, _zero: object) -> Any:
+        return self.has_state
 
 
 @PATCH.replaces(f"{GDN}.forward_extend")
@@ -405,4 +394,4 @@ def prefill_graph_extend_active(self):
 
 
 def _tables_of(held: Any) -> Any:
-    return getattr(held, _TABLES, None)
+    return getattr(held, TABLES, None)

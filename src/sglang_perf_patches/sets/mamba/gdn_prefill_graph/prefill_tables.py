@@ -5,12 +5,12 @@ every batch that fits. The grids of the kernels are those of the capture, so the
 that a batch of that many tokens can have. A row that a batch does not use is marked, and its
 program returns or writes nothing.
 
-`Tables` has what the convolution reads. Its subclasses add what the kernel of the delta rule needs.
+`Tables` has what the convolution reads. `ChunkTables` adds what Triton's kernel of the delta rule
+reads, so layers are captured whole; `kernel_break.BreakTables` is for FlashInfer's.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from .. import host
+from . import FLA, TABLES
 
 NOBODY = -1
 """What stock's kernels take for no slot, and for no request of a block."""
@@ -32,6 +33,11 @@ at the start of a chunk: ``AT_CHUNK + n`` for the batch's chunk `n`."""
 WINDOW_WIDTH, STATE_WIDTH = 1024, 8192
 """Values that one program copies: most programs find nothing to copy, so they are few."""
 
+CHUNK = 64
+"""Tokens of a chunk of the delta rule, as stock's ``CHUNK_SIZE``, with which it is compared."""
+BEYOND = 1 << 20
+"""A chunk that is past the end of any sequence: each of its loads and stores is masked."""
+
 
 @dataclass(frozen=True)
 class Tracked:
@@ -42,11 +48,13 @@ class Tracked:
     slots: torch.Tensor  # where its states are kept, int64 of shape ``[batch]`` on the device
 
 
-class Tables(ABC):
+class Tables:
     """The tables of one bucket, of `tokens`.
 
     A batch has `requests` at most, and may track states if `tracks`. `block` is the tokens
     of a block of the convolution. The slots are as `slots_like`; all else is in one int32 tensor.
+    The class method ``unserved(backend, modules)`` of each kind says why a backend's kernel can't
+    run on its tables; None if it can.
     """
 
     MOST = 0  # the most requests of a batch that tables of this kind hold
@@ -70,12 +78,7 @@ class Tables(ABC):
         self._destinations = self.slots.new_zeros(requests, dtype=torch.int64)
         self.layers: list[int] = []  # those that were captured on these tables
         self.alone = True  # whether a batch that does not fit has no other graph
-        self.has_one = False  # whether the batch has a graph of its own, see `one_request`
-
-    @classmethod
-    @abstractmethod
-    def unserved(cls, backend: Any, modules: Any) -> str | None:
-        """Why a backend's kernel can't run on these tables; None if it can."""
+        self.has_one = False  # whether the batch has a graph of its own, see `OneRequest`
 
     @classmethod
     def most(cls, backend: Any, modules: Any) -> int:
@@ -100,10 +103,10 @@ class Tables(ABC):
         return backend.kernel_dispatcher.extend_kernel
 
     def prepare_one(self, backend: Any, modules: Any) -> bool:
-        """Prepare for a second capture, see `one_request`; False if there is to be none."""
+        """Prepare for a second capture, see `OneRequest`; False if there is to be none."""
         return False
 
-    def keep_states(self, at_chunks: torch.Tensor, states: torch.Tensor) -> None:  # noqa: B027  (a kind need not)
+    def keep_states(self, at_chunks: torch.Tensor, states: torch.Tensor) -> None:
         """Keep the tracked recurrent states within the graph.
 
         `at_chunks` has states at the starts of chunks, of shape ``[1, chunks, heads, value, key]``.
@@ -111,7 +114,7 @@ class Tables(ABC):
         """
 
     def _sizes(self) -> dict[str, int]:
-        """How many int32 each part has."""
+        """How many int32 each part of `_packed` has."""
         return {
             "starts": self.requests + 1,
             "blocks": 2 * (-(-self.tokens // self._block) + self.requests),
@@ -138,15 +141,13 @@ class Tables(ABC):
         ``[batch]`` on the device.
 
         Raises:
-            ValueError: the batch does not fit, or tracks states on a server that tracks none.
+            ValueError: the batch does not fit.
         """
         count, tokens = len(lens), sum(lens)
         if not self.holds(tokens, count):
             raise ValueError(
                 f"{count} requests of {tokens} tokens do not fit {self.requests} of {self.tokens}"
             )
-        if tracked is not None and not self.tracks:
-            raise ValueError("a batch tracks states on a server that captured none")
         with host.staging(self._packed) as staged:
             parts = {name: staged[part] for name, part in self._parts.items()}
             self._write(parts, np.asarray(lens, dtype=np.int64), prefixes, tracked)
@@ -188,6 +189,68 @@ class Tables(ABC):
         if tracked is not None:
             parts["kept"][:count] = tracked.kept
             parts["window"][:count] = tracked.windows
+
+
+class ChunkTables(Tables):
+    """The tables of one bucket, with those of its chunks."""
+
+    MOST = 64  # each costs every replay two programs or so a head, whether a batch has it or not
+
+    def __init__(self, **sizes: Any) -> None:
+        super().__init__(**sizes)
+        self.chunks = self._view("chunks").view(-1, 2)  # request and chunk of each chunk
+        self.chunk_starts = self._view("chunk_starts")  # chunks before each request, and all
+        setattr(self.starts, TABLES, self)
+
+    @classmethod
+    def unserved(cls, backend: Any, modules: Any) -> str | None:
+        """As for `Tables`."""
+        for name in ("chunk", "chunk_delta_h"):
+            tokens = modules(f"{FLA}.{name}").CHUNK_SIZE
+            if tokens != CHUNK:
+                return f"stock's chunks have {tokens} tokens; ours have {CHUNK}"
+        return None
+
+    @classmethod
+    def most(cls, backend: Any, modules: Any) -> int:
+        """No more than stock's own for KDA."""
+        stocks = modules("sglang.srt.environ").envs.SGLANG_KDA_PREFILL_GRAPH_MAX_SEQS.get()
+        return min(super().most(backend, modules), int(stocks))
+
+    @staticmethod
+    def rounds_alike(tokens: int, bucket: int) -> bool:
+        """As `Tables.rounds_alike`."""
+        return tile(tokens) == tile(bucket)
+
+    def keep_states(self, at_chunks: torch.Tensor, states: torch.Tensor) -> None:
+        """As `Tables.keep_states`."""
+        if self.tracks:
+            size: Any = states[0].numel()
+            grid = (self.requests, triton.cdiv(size, STATE_WIDTH))
+            copy_states[grid](
+                *(at_chunks[0], states, self._view("kept"), self.slots, self._destinations),
+                *(at_chunks.stride(1), states.stride(0), size),
+                part=STATE_WIDTH,
+                num_warps=8,
+            )
+
+    def _sizes(self) -> dict[str, int]:
+        chunks = -(-self.tokens // CHUNK) + self.requests
+        return {**super()._sizes(), "chunks": 2 * chunks, "chunk_starts": self.requests + 1}
+
+    def _write(self, parts: dict[str, Any], lens: Any, *rest: Any) -> None:
+        super()._write(parts, lens, *rest)
+        chunks = -(-lens // CHUNK)
+        enumerate_rows(parts["chunks"], chunks, (0, BEYOND))
+        parts["chunk_starts"][:] = cumulated(chunks, self.requests)
+
+
+def tile(tokens: int) -> int:
+    """Rows of the tile with which stock's ``chunk_fwd_o`` computes a prefill of so many tokens.
+
+    A prefill of a few tokens has a smaller one, and another tile rounds otherwise.
+    """
+    return min(CHUNK, max(16, 1 << (tokens - 1).bit_length()))
 
 
 def cumulated(counts: Any, requests: int) -> Any:

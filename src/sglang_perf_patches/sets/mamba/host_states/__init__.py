@@ -1,20 +1,22 @@
 """Sizes the host's state pool to match its KV pool, so that more prefixes are reused.
 
-Stock makes the host's pools in `build_hybrid_mamba_stack`, each as large as the device's times a
-ratio, or times what makes both as large as ``--hicache-size``. Both constructors take a size in
-gigabytes too. While stock's function runs, they get other sizes, with the same sum.
+With the hierarchical cache, stock backs up the KV of each cached prefix and, one a node of the
+radix cache, the state that its last token left. A request continues from the host only where both
+are. Stock makes the host's pools in `build_hybrid_mamba_stack`, each as large as the device's times
+a ratio, or times what makes both as large as ``--hicache-size``; and the device's slots follow from
+how many requests run at once. Both constructors take a size in gigabytes too. While stock's
+function runs, they get the sizes that prefixes need, with the same sum.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 from typing import Any
 
 from ....model.declaration import Declaration
 from ....model.patch import of
-from .. import host_split
-from ..host_split import GIGABYTE, Cells, Pools
 from ..proven import STATES
 
 _MEMORY = "sglang.srt.mem_cache"
@@ -62,16 +64,18 @@ _TESTED = {
 }
 """Argument of the hierarchical cache → the value with which the patch was tested."""
 
+GIGABYTE = 10**9
+"""What ``--hicache-size`` counts in."""
+
 
 @PATCH.setup()
 def setup(patch):
-    patch.state.context = patch.module(_CONTEXT)
     patch.state.sizes = None  # of KV and states in gigabytes; None for stock's own
 
 
 @PATCH.replaces(f"{_ASSEMBLER}:build_hybrid_mamba_stack")
 def build_hybrid_mamba_stack(*, patch, stock, **kwargs):
-    memory = patch.state.context.get_memory()
+    memory = patch.module(_CONTEXT).get_memory()
     reason = unserved(kwargs, memory)
     planned = None if reason else plan(kwargs, memory)
     if planned is None:
@@ -125,9 +129,9 @@ def plan(kwargs: dict[str, Any], memory: Any) -> tuple[float, float] | None:
     cells = Cells(state_bytes(states), kv_bytes(kv))
     device = Pools(int(states.size), int(kv.size))
     size = memory.hicache_size
-    stocks = host_split.stock(cells, device, ratio=memory.hicache_ratio, gigabytes=size)
+    stocks = stock_pools(cells, device, memory.hicache_ratio, size)
     total = int(size * GIGABYTE) if size else stocks.bytes(cells)
-    pools = host_split.divided(cells, total, device, int(os.environ[VARIABLE]))
+    pools = divided(cells, total, device, int(os.environ[VARIABLE]))
     if pools is None:
         return None
     logger.info(
@@ -146,3 +150,46 @@ def state_bytes(pool: Any) -> int:
     """Bytes of one slot, over all layers of a pool."""
     cache = pool.mamba_cache
     return sum(int(rows[:, 0].nbytes) for rows in (*cache.conv, cache.temporal))
+
+
+@dataclass(frozen=True)
+class Cells:
+    """What a model keeps on one GPU, in bytes over all its layers."""
+
+    state: int  # of one slot: the state after some token
+    token: int  # KV of one token
+
+
+@dataclass(frozen=True)
+class Pools:
+    """What two pools hold, on the device or on the host."""
+
+    states: int
+    tokens: int
+
+    def bytes(self, cells: Cells) -> int:
+        """Bytes of both pools."""
+        return self.states * cells.state + self.tokens * cells.token
+
+
+def stock_pools(cells: Cells, device: Pools, ratio: float, gigabytes: float) -> Pools:
+    """What stock's hierarchical cache makes on the host, next to the device's pools.
+
+    `ratio` (``--hicache-ratio``) counts if `gigabytes` (``--hicache-size``) is 0.
+    """
+    if gigabytes:
+        ratio = gigabytes * GIGABYTE / device.bytes(cells)
+    return Pools(int(device.states * ratio), int(device.tokens * ratio))
+
+
+def divided(cells: Cells, total: int, device: Pools, tokens_per_state: int) -> Pools | None:
+    """As many states as fit into `total` bytes together with their KV; None if that is too little.
+
+    Neither pool is smaller than the device's, because what is on the device is on the host too.
+    """
+    if total < device.bytes(cells):
+        return None
+    states = total // (cells.state + tokens_per_state * cells.token)
+    most = (total - device.tokens * cells.token) // cells.state
+    states = min(max(states, device.states), most)
+    return Pools(states, (total - states * cells.state) // cells.token)

@@ -46,11 +46,6 @@ PATCH.on(
 
 @PATCH.setup()
 def setup(patch):
-    import torch
-
-    from .. import host
-
-    patch.state.torch, patch.state.host = torch, host
     # Up to 0.5.12.post1 no layer tracks; ``minimax`` layers slice the batch by scalars. From 0.5.17
     # on the layers of ``seg_la`` plan the states that its kernel stores.
     patch.state.kernels = ("minimax",)
@@ -66,18 +61,19 @@ def setup_by_mask(patch):
 def forward_extend(self, q, k, v, layer, forward_batch, *args, patch, stock, **kwargs):
     """Give a layer row numbers in place of the mask, and the lengths on the CPU."""
     if self.linear_backend in patch.state.kernels:
-        shadow = _kept(
-            *(self.forward_metadata, "by rows", forward_batch),
-            lambda batch: _by_rows(patch.state, batch),
-        )
+        shadow = _kept(self.forward_metadata, "by rows", forward_batch, _by_rows)
         if shadow is not None:
             patch.ran.seen = True
             forward_batch = shadow
     return stock(self, q, k, v, layer, forward_batch, *args, **kwargs)
 
 
-def _by_rows(state, forward_batch):
-    known = state.host.prefill(forward_batch)
+def _by_rows(forward_batch):
+    import torch
+
+    from .. import host
+
+    known = host.prefill(forward_batch)
     if known is None:
         return None
     shadow = copy.copy(forward_batch)
@@ -85,7 +81,7 @@ def _by_rows(state, forward_batch):
     starts = [0, *accumulate(lens[:-1])]
     for name, values in (("extend_seq_lens", lens), ("extend_start_loc", starts)):
         dtype = getattr(forward_batch, name).dtype
-        setattr(shadow, name, state.torch.tensor(values, dtype=dtype))
+        setattr(shadow, name, torch.tensor(values, dtype=dtype))
     if forward_batch.mamba_track_mask is not None:
         # Waits once per forward, not in each layer.
         shadow.mamba_track_mask = forward_batch.mamba_track_mask.nonzero(as_tuple=True)[0]
@@ -103,9 +99,12 @@ def _prefill_and_mix_infer(self, q, k, v, cache, slots, batch, layer, plan, *, s
 @PATCH.replaces(f"{_BACKEND}._prepare_seg_la_track_store", releases="0.5.17 …")
 def _prepare_seg_la_track_store(self, forward_batch, metadata, *, patch, stock):
     """Stock's own planning once a forward; on the CPU, with row numbers for the slots, if known."""
-    torch, host = patch.state.torch, patch.state.host
 
     def plan(batch):
+        import torch
+
+        from .. import host
+
         slots = metadata.track_ssm_h_dst
         known = None if slots is None else host.prefill(batch)  # nothing is tracked
         if known is None:

@@ -39,11 +39,7 @@ _lens: ContextVar[Sequence[int] | None] = ContextVar("lens", default=None)
 
 @PATCH.setup()
 def setup(patch):
-    import torch
-
-    from .. import host
-
-    patch.state.torch, patch.state.host, patch.state.asks_mask = torch, host, False
+    patch.state.asks_mask = False
 
 
 @PATCH.setup("0.5.14")
@@ -68,7 +64,10 @@ def logical(lens: Sequence[int], chunk_size: int) -> tuple[list[int], list[int]]
 @PATCH.replaces(f"{_MAMBA2}.prepare_mixed")
 def prepare_mixed(cls, forward_metadata, chunk_size, forward_batch, *, patch, stock):
     """Compute the chunks from the host's lengths, and send them to the device without a wait."""
-    host = patch.state.host
+    import torch
+
+    from .. import host
+
     known = host.prefill(forward_batch)
     if known is None:
         return stock(cls, forward_metadata, chunk_size, forward_batch)
@@ -77,7 +76,7 @@ def prepare_mixed(cls, forward_metadata, chunk_size, forward_batch, *, patch, st
     prefixes, mask = forward_batch.extend_prefix_lens, forward_batch.mamba_track_mask
     asked = copy.copy(forward_batch)
     values = known["extend_prefix_lens"]
-    asked.extend_prefix_lens = patch.state.torch.tensor(values, dtype=prefixes.dtype)
+    asked.extend_prefix_lens = torch.tensor(values, dtype=prefixes.dtype)
     if patch.state.asks_mask and mask is not None:
         asked.mamba_track_mask = mask.cpu()  # the wait that stock has here
     token = _lens.set(known["extend_seq_lens"])
@@ -93,12 +92,15 @@ def prepare_mixed(cls, forward_metadata, chunk_size, forward_batch, *, patch, st
 
 
 @PATCH.replaces(f"{_MAMBA2}._query_start_loc_to_chunk_indices_offsets")
-def chunk_indices_offsets(query_start_loc, chunk_size, total_seqlens, *, patch, stock):
+def chunk_indices_offsets(query_start_loc, chunk_size, total_seqlens, *, stock):
+    import torch
+
+    from .. import host
+
     lens = _lens.get()
     if lens is None or min(lens) < 1:
         return stock(query_start_loc, chunk_size, total_seqlens)
     if query_start_loc.shape != (len(lens) + 1,) or sum(lens) != total_seqlens:
         return stock(query_start_loc, chunk_size, total_seqlens)
-    torch = patch.state.torch
     tensors = [torch.tensor(part, dtype=torch.int) for part in logical(lens, chunk_size)]
-    return tuple(patch.state.host.to_device(tensors, query_start_loc.device))
+    return tuple(host.to_device(tensors, query_start_loc.device))

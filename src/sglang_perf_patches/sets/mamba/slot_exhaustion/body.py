@@ -10,10 +10,11 @@ whose slots are not there.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from operator import length_hint
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
 
@@ -44,8 +45,8 @@ def setup(patch):
     state.answers = patch.module(POLICY).AddReqResult
     state.with_slots = patch.module(POOLS).HybridReqToTokenPool
     state.eviction = patch.module(TREES).EvictParams
-    state.admitting = None
-    state.slots_stay = state.loads = False
+    state.adder = None  # which admits a request now, if a state may come back from the host then
+    state.slots_stay = state.loads = state.loaded = False
 
 
 @PATCH.setup("0.5.9")
@@ -88,7 +89,7 @@ def cache_unfinished_req(self, req, chunked=False, *, patch, stock):
 
 @PATCH.replaces(f"{RADIX}.match_prefix", releases="… 0.5.15.post1")
 def match_prefix(self, params, *, patch, stock):
-    return _matched(patch, params, lambda given: stock(self, given))
+    return _matched(patch, self, params, lambda given: stock(self, given))
 
 
 @PATCH.replaces(of_component("prepare_for_caching_req"))
@@ -104,21 +105,17 @@ def prepare_for_caching_req(self, req, insert_params, token_ids_len, is_finished
 
 @PATCH.replaces(of_component("finalize_match_result", "0.5.16"))
 def finalize_match_result(self, result, params, *args, patch, stock):
-    if _has_storage(self.cache):
-        return stock(self, result, params, *args)
-    return _matched(patch, params, lambda given: stock(self, result, given, *args))
+    return _matched(patch, self.cache, params, lambda given: stock(self, result, given, *args))
 
 
 @PATCH.replaces(of_component("finalize_match_result_in_cache", "0.5.17 … 0.5.19", "0.5.20 …"))
 def finalize_match_result_in_cache(self, params, *args, patch, stock):
-    if _has_storage(self.cache):
-        return stock(self, params, *args)
-    return _matched(patch, params, lambda given: stock(self, given, *args))
+    return _matched(patch, self.cache, params, lambda given: stock(self, given, *args))
 
 
-def _matched(patch: Patching, params: Any, match: Callable[[Any], Any]) -> Any:
+def _matched(patch: Patching, tree: Any, params: Any, match: Callable[[Any], Any]) -> Any:
     """Stock's match; if no slot is left for the copy of the state, the match without that copy."""
-    if not params.cow_mamba:
+    if _has_storage(tree) or not params.cow_mamba:
         return match(params)
     waiting = patch.state.waiting
     waiting.discard(params.req)  # one whose prefetch goes on is matched again before it is admitted
@@ -129,7 +126,9 @@ def _matched(patch: Patching, params: Any, match: Callable[[Any], Any]) -> Any:
             raise
         patch.ran.seen = True
         waiting.add(params.req)
-        return match(replace(params, cow_mamba=False))
+        without = copy.copy(params)
+        without.cow_mamba = False
+        return match(without)
 
 
 def _has_storage(tree: Any) -> bool:
@@ -142,15 +141,6 @@ def _is_exhausted(error: AssertionError) -> bool:
 
 
 # -- admission -----------------------------------------------------------------------------------
-
-
-@dataclass
-class _Admission:
-    """Of a request that is being admitted."""
-
-    adder: Any
-    before: int  # slots that could be had before stock locked the prefix that it matched
-    loaded: bool = False  # its state comes back from the host; its slots were counted before that
 
 
 def _serves(patch: Patching, adder: Any) -> bool:
@@ -168,7 +158,8 @@ def _serves(patch: Patching, adder: Any) -> bool:
 def add_one_req(self, req, has_chunked_req, truncation_align_size, *, patch, stock):
     state = patch.state
     if state.loads and _serves(patch, self):
-        state.admitting = _Admission(self, obtainable(self.tree_cache))
+        # What can be had before stock locks the prefix that the request matched.
+        state.adder, state.before = self, obtainable(self.tree_cache)
     try:
         answer = stock(self, req, has_chunked_req, truncation_align_size)
         # An admitted request is the last of the list; any other was refused.
@@ -180,7 +171,7 @@ def add_one_req(self, req, has_chunked_req, truncation_align_size, *, patch, sto
         _return_slot(self.tree_cache.req_to_token_pool, req)
     finally:
         state.waiting.discard(req)
-        state.admitting = None
+        state.adder, state.loaded = None, False
     # NO_TOKEN makes the scheduler mark its batch as full, until a running request ends. With
     # nothing running no request ends, and some releases would never try again.
     if self.can_run_list or (self.running_batch is not None and self.running_batch.reqs):
@@ -197,7 +188,7 @@ def _lacks_slots(patch: Patching, adder: Any, req: Any) -> bool:
     state can't be evicted then, so it must not count as obtainable.
     """
     state, tree = patch.state, adder.tree_cache
-    if not _serves(patch, adder) or (state.admitting and state.admitting.loaded):
+    if not _serves(patch, adder) or state.loaded:  # its slots were counted before the load
         return False
     pool = tree.req_to_token_pool
     others = [each for each in adder.can_run_list if each is not req]
@@ -224,26 +215,25 @@ def _commit_prefill_admission(self, req, admission, mamba_gap_reserve, *, patch,
 
 @PATCH.replaces(f"{UNIFIED}.load_back", releases="0.5.17 …")
 def load_back(self, node_id, mem_quota, req, *, patch, stock):
-    admission = patch.state.admitting
+    state = patch.state
     # Only a state takes slots; the match knows whether one comes.
-    if not (admission and req is not None and req.mamba_host_hit_length):
+    if state.adder is None or req is None or not req.mamba_host_hit_length:
         return stock(self, node_id, mem_quota, req)
-    refused = _lacks_slots_to_load(admission, req)
+    refused = _lacks_slots_to_load(state.adder, state.before, req)
     patch.ran.seen |= refused
-    admission.loaded = not refused and bool(stock(self, node_id, mem_quota, req))
-    if not admission.loaded:
+    state.loaded = not refused and bool(stock(self, node_id, mem_quota, req))
+    if not state.loaded:
         _copy_last_on_device(self, req)
-    return admission.loaded
+    return state.loaded
 
 
-def _lacks_slots_to_load(admission: _Admission, req: Any) -> bool:
+def _lacks_slots_to_load(adder: Any, before: int, req: Any) -> bool:
     """Whether stock would die where a request's state comes back from the host.
 
     It asserts that it gets a slot for the request. Then it takes one for the cache, and calls the
     load off if it gets none; but it asserts again when the batch gets its slots. Once the state is
     there its node is locked instead of the one that the request matched.
     """
-    adder = admission.adder
     tree, left = adder.tree_cache, adder.rem_chunk_tokens
     now = obtainable(tree)
     own = holder(req).mamba_pool_idx is None
@@ -251,16 +241,7 @@ def _lacks_slots_to_load(admission: _Admission, req: Any) -> bool:
     if now <= own or (left is not None and left < adder.page_size):
         return now < own
     others = [each for each in adder.can_run_list if each is not req]
-    return needed(tree.req_to_token_pool, [*others, req]) + 1 > admission.before
-
-
-@dataclass
-class _Match:
-    """What stock reads of a match to copy its state."""
-
-    req: Any
-    best_match_node: Any
-    cow_mamba: bool = True
+    return needed(tree.req_to_token_pool, [*others, req]) + 1 > before
 
 
 def _copy_last_on_device(tree: Any, req: Any) -> None:
@@ -268,7 +249,7 @@ def _copy_last_on_device(tree: Any, req: Any) -> None:
 
     Stock copies that of the last node of all, which is on the host: the copy would be empty.
     """
-    match = _Match(req, req.last_node)
+    match = SimpleNamespace(req=req, best_match_node=req.last_node, cow_mamba=True)
     for component in tree.components.values():
         component.finalize_match_result_in_cache(match, match)
 

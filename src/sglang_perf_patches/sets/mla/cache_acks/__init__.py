@@ -6,12 +6,14 @@ them, mostly none. They do so with gloo, through TCP.
 
 from __future__ import annotations
 
+import mmap
 import os
+from collections.abc import Iterator, Sequence
 
 from ....model.declaration import Declaration
+from ....model.patching import Gated
 from ..peers import STOCKS, Announced, Peers, require_support
 from ..proven import NUMBERS
-from .shared_numbers import SharedNumbers, opened, reserved
 
 _CACHE = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
 
@@ -34,10 +36,9 @@ _MOST = 30
 def setup(patch):
     require_support("numbers")
     state = patch.state
-    state.numbers, state.calls, state.gave_up, state.file = None, 0, False, -1
-    state.topic, state.offered = "", None
+    state.joining, state.numbers, state.gave_up = None, None, False
     # From a rank's first call on, the others count on it.
-    patch.drain(lambda: state.calls == 0 or state.gave_up, "the server ends")
+    patch.drain(lambda: state.joining is None or state.gave_up, "the server ends")
 
 
 @PATCH.replaces(f"{_CACHE}._all_reduce_attn_groups")
@@ -51,13 +52,12 @@ def _all_reduce_attn_groups(self, tensor, op, *, patch, stock):
     if state.gave_up or not _is_one_of_ours(self, tensor, op):
         return stock(self, tensor, op)
     if state.numbers is None:
-        state.calls += 1
-        if why := _prepare(state, _group(self)):
+        state.joining = state.joining or _joined(_group(self))
+        try:
+            state.numbers = next(state.joining)
+        except Gated as refused:
             state.gave_up = True
-            patch.gate(why)
-        if state.file >= 0 and (state.numbers or state.gave_up):
-            os.close(state.file)
-            state.file = -1
+            patch.gate(str(refused))
     if state.numbers is None:
         return stock(self, tensor, op)
     values = tensor.numpy()
@@ -91,41 +91,102 @@ def _group(cache):
     return None
 
 
-def _prepare(state, group):
-    """What a rank does before each of the first three reductions; why none of them switches."""
+def _joined(group) -> Iterator[SharedNumbers | None]:
+    """What a rank does before each of the first three reductions: twice None, then the numbers.
+
+    Raises:
+        Gated: a rank can't or does not take part, so all stay with gloo.
+    """
     from torch import distributed
 
     rank, ranks = distributed.get_rank(), distributed.get_process_group_ranks(group)
-    if state.calls == 1:
-        # Ranks whose patches do not begin at the same collective never find each other.
-        state.topic = f"{_KEY}{ranks[0]}/{group._get_sequence_number_for_group()}"
-    processes = Announced(f"{state.topic}/process", rank, ranks)
-    outcomes = Announced(f"{state.topic}/outcome", rank, ranks)
-    if state.calls == 1:
-        if rank == ranks[0]:
-            state.file = reserved(SharedNumbers.needs(len(ranks), _MOST))
-        processes.announce(f"{os.getpid()} {state.file}")
-        return ""
-    if not processes.all_have():
-        return STOCKS
-    if state.calls == 2:
-        state.offered = _offered(state, processes, rank, ranks)
-        outcomes.announce("ready" if state.offered else "not ready")
-        return ""
-    if {*outcomes.of_others().values(), outcomes.of(rank)} != {"ready"}:
-        return "the ranks have no memory that they share"
-    state.numbers = state.offered
-    return ""
-
-
-def _offered(state, processes, rank, ranks):
-    """The ranks' memory with all that this rank needs for it; None if it lacks something."""
-    pids = {other: int(told.split()[0]) for other, told in processes.of_others().items()}
+    # Ranks whose patches do not begin at the same collective never find each other.
+    topic = f"{_KEY}{ranks[0]}/{group._get_sequence_number_for_group()}"
+    processes = Announced(f"{topic}/process", rank, ranks)
+    outcomes = Announced(f"{topic}/outcome", rank, ranks)
+    file = _reserved(SharedNumbers.needs(len(ranks), _MOST)) if rank == ranks[0] else -1
     try:
-        if rank != ranks[0]:
-            state.file = opened(*map(int, processes.of(ranks[0]).split()))
-        peers = Peers(pids)
-        numbers = SharedNumbers(state.file, ranks.index(rank), len(ranks), _MOST, peers)
-    except (OSError, RuntimeError):  # no such file, or no more files or threads
-        return None
-    return None if peers.ended else numbers
+        processes.announce(f"{os.getpid()} {file}")
+        yield None
+        if not processes.all_have():
+            raise Gated(STOCKS)
+        pids = {other: int(told.split()[0]) for other, told in processes.of_others().items()}
+        try:
+            if rank != ranks[0]:
+                file = opened(*map(int, processes.of(ranks[0]).split()))
+            peers = Peers(pids)
+            numbers = SharedNumbers(file, ranks.index(rank), len(ranks), _MOST, peers)
+            is_ready = not peers.ended
+        except (OSError, RuntimeError):  # no such file, or no more files or threads
+            is_ready = False
+        outcomes.announce("ready" if is_ready else "not ready")
+        yield None
+        if {*outcomes.of_others().values(), outcomes.of(rank)} != {"ready"}:
+            raise Gated("the ranks have no memory that they share")
+    finally:
+        if file >= 0:
+            os.close(file)
+    yield numbers
+
+
+def _reserved(size: int) -> int:
+    """A file of so many bytes in memory, which no folder has; -1 where there is none."""
+    try:
+        file = os.memfd_create("mla.cache-acks")
+    except (AttributeError, OSError):
+        return -1
+    try:
+        os.posix_fallocate(file, 0, size)
+    except OSError:
+        os.close(file)
+        return -1
+    return file
+
+
+def opened(pid: int, file: int) -> int:
+    """Another process's file; raises `OSError` if it can't be opened."""
+    return os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
+
+
+class SharedNumbers:
+    """A place in shared memory for each rank's numbers of this round, and of the one before.
+
+    A rank is never two rounds ahead of another one, since it waits in each for all of them. So it
+    writes over numbers that all have read. The file is the memory, of `needs` bytes for so many
+    ranks and at most so many numbers in a round; `rank` is this one, `peers` are the others.
+
+    Raises:
+        OSError: there is no such file, or it can't be mapped.
+    """
+
+    def __init__(self, file: int, rank: int, ranks: int, most: int, peers: Peers) -> None:
+        os.fstat(file)  # mmap takes -1 for memory that nobody shares
+        memory = memoryview(mmap.mmap(file, self.needs(ranks, most)))
+        self._numbers: memoryview = memory.cast("q")
+        self._rank, self._peers, self._round = rank, peers, 0
+        self._places = [
+            [(1 + most) * (2 * each + parity) for each in range(ranks)] for parity in range(2)
+        ]
+
+    @staticmethod
+    def needs(ranks: int, most: int) -> int:
+        """Bytes of shared memory."""
+        return 2 * ranks * (1 + most) * 8
+
+    def smallest(self, mine: Sequence[int]) -> list[int]:
+        """The smallest of all ranks' numbers at each place; `RuntimeError` if a rank has ended."""
+        numbers, count = self._numbers, len(mine)
+        self._round += 1
+        places = self._places[self._round % 2]
+        at = places[self._rank]
+        for offset, number in enumerate(mine, 1):
+            numbers[at + offset] = number
+        numbers[at] = self._round  # last: whoever sees it finds the numbers
+        for place in places:
+            while numbers[place] != self._round:
+                ended = self._peers.ended  # before the place: what a rank wrote before it counts
+                if ended and numbers[place] != self._round:
+                    raise RuntimeError(ended)
+                os.sched_yield()
+        rows = [numbers[place + 1 : place + 1 + count].tolist() for place in places]
+        return [min(column) for column in zip(*rows, strict=True)]

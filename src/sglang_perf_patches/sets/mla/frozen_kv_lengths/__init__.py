@@ -8,6 +8,7 @@ place: the tokens that the requests have memory for.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from ....model.declaration import Declaration, gains
@@ -46,18 +47,11 @@ PATCH = Declaration(
 @PATCH.setup()
 def setup(patch):
     patch.state.bound = None
-    patch.state.held = lambda request: request.kv.kv_allocated_len
-
-
-@PATCH.setup("… 0.5.15.post1")
-def setup_requests(patch):
-    """A request itself counts its memory."""
-    patch.state.held = lambda request: request.kv_allocated_len
 
 
 @PATCH.replaces(f"{_DRAFT}.draft")
 def draft(self, batch, *, patch, stock):
-    patch.state.bound = _bound(self, batch, patch.state.held)
+    patch.state.bound = _bound(self, batch)
     try:
         return stock(self, batch)
     finally:
@@ -66,33 +60,23 @@ def draft(self, batch, *, patch, stock):
 
 @PATCH.makes(f"{_MODULE}:torch")
 def torch(patch, stock):
-    """This module's ``torch``: while a draft has a bound, its ``sum`` returns the bound."""
-    return _Torch(stock, patch)
+    """This module's ``torch``: while a draft has a bound, ``sum().item()`` returns the bound."""
+
+    class Torch:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(stock, name)
+
+        def sum(self, *args: Any, **rest: Any) -> Any:
+            bound = patch.state.bound
+            if bound is None:
+                return stock.sum(*args, **rest)
+            patch.ran.seen = True
+            return SimpleNamespace(item=lambda: bound)
+
+    return Torch()
 
 
-class _Torch:
-    def __init__(self, torch: Any, patch: Any) -> None:
-        self._torch, self._patch = torch, patch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._torch, name)
-
-    def sum(self, *args: Any, **rest: Any) -> Any:
-        bound = self._patch.state.bound
-        if bound is None:
-            return self._torch.sum(*args, **rest)
-        self._patch.ran.seen = True
-        return _Bound(bound)
-
-
-class _Bound(int):
-    """A number that is asked for as a tensor's is."""
-
-    def item(self) -> int:
-        return int(self)
-
-
-def _bound(worker: Any, batch: Any, held: Any) -> int | None:
+def _bound(worker: Any, batch: Any) -> int | None:
     """At least as many tokens as all requests have; None if the host cannot tell, or too many."""
     backend = worker.target_worker.model_runner.attn_backend
     count = batch.seq_lens.shape[0]
@@ -103,7 +87,8 @@ def _bound(worker: Any, batch: Any, held: Any) -> int | None:
         or len(batch.reqs) != count
     ):
         return None
-    bound = sum(map(held, batch.reqs))
+    # Up to 0.5.15.post1 a request itself counts its memory.
+    bound = sum(getattr(req, "kv", req).kv_allocated_len for req in batch.reqs)
     # A graph's mask has room for so many.
     room = count * (backend.max_context_len - worker.speculative_num_draft_tokens)
     return bound if bound <= room else None

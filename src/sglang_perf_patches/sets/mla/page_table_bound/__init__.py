@@ -13,8 +13,10 @@ from typing import Any
 from ....model.declaration import Declaration, fixes
 from ....model.patch import of
 from ..proven import TABLES
-from ..references import ATTENTION, FLASH, FLASH_MODULE
+from ..references import ATTENTION
 
+_MODULE = f"{ATTENTION}.flashattention_backend"
+FLASH = f"{_MODULE}:FlashAttentionBackend"
 _MHA_TABLE = "trtllm_mha_page_table:build_trtllm_mha_page_table"
 
 PATCH = Declaration(
@@ -39,8 +41,8 @@ PATCH = Declaration(
     ),
     anytime="the longer rows serve stock's code too: it sees the width that it made",
 )
-_SETS = (f"{FLASH_MODULE}:normal_decode_set_metadata",)
-PATCH.on("… 0.5.12.post1, 0.5.15 … 0.5.15.post1", depends=_SETS)
+_OLD = "… 0.5.12.post1, 0.5.15 … 0.5.15.post1"
+PATCH.on(_OLD, depends=(f"{_MODULE}:normal_decode_set_metadata",))
 
 STATES = ("decode_cuda_graph_metadata", "target_verify_metadata", "draft_extend_metadata")
 """Where a backend with topk = 1 keeps the tables of its graphs."""

@@ -9,6 +9,7 @@ OVERLAP = "sglang.srt.managers.overlap_utils"
 
 _HYBRID = f"{refs.ATTENTION}.hybrid_attn_backend:HybridAttnBackend"
 _TRITON = f"{refs.ATTENTION}.triton_backend:TritonAttnBackend"
+_WORKER = f"{refs.SPECULATIVE}.eagle_worker_v2"
 _LAYERED = f"{refs.SPECULATIVE}.multi_layer_eagle_worker_v2"
 _PIECEWISE = "sglang.srt.model_executor.piecewise_cuda_graph_runner:PiecewiseCudaGraphRunner"
 _FORWARD = "sglang.srt.model_executor.model_runner:ModelRunner"
@@ -37,7 +38,7 @@ PATCH = Declaration(
         # They keep the host's lengths of a speculative batch exact.
         f"{OVERLAP}:FutureMap.resolve_seq_lens_cpu",
         "sglang.srt.managers.scheduler:Scheduler.init_overlap",
-        f"{refs.WORKER}:EAGLEWorkerV2.spec_v2_attn_backends",
+        f"{_WORKER}:EAGLEWorkerV2.spec_v2_attn_backends",
         f"{_LAYERED}:MultiLayerEagleWorkerV2.spec_v2_attn_backends",
         f"{refs.SPECULATIVE}.draft_utils:DraftBackendFactory",
         f"{refs.BASE}.needs_cpu_seq_lens",
@@ -53,7 +54,7 @@ PATCH = Declaration(
 PATCH.on(
     "… 0.5.15.post1",
     depends=(
-        f"{refs.WORKER}:EagleDraftWorker.draft",
+        f"{_WORKER}:EagleDraftWorker.draft",
         f"{_LAYERED}:MultiLayerEagleDraftWorker.draft",
         *of(refs.TRTLLM, "needs_cpu_seq_lens", "init_cuda_graph_state"),
         *of(refs.TRTLLM, "get_verify_buffers_to_fill_after_draft", "init_forward_metadata"),
@@ -72,4 +73,4 @@ PATCH.on(
     ),
 )
 PATCH.on("0.5.14 …", only_with=("two-backends",))
-PATCH.on("0.5.16", depends=(f"{refs.COMMON}:build_eagle_verify_input",))
+PATCH.on("0.5.16", depends=(f"{refs.SPECULATIVE}.eagle_worker_common:build_eagle_verify_input",))

@@ -13,8 +13,8 @@ from typing import Any
 from ..references import BASE, FORWARD_BATCH, SPECULATIVE
 from . import OVERLAP, PATCH
 
-TRITON = ("TritonAttnBackend", "TritonMultiStepDraftBackend")
-TRTLLM = ("TRTLLMMLABackend", "TRTLLMMLAMultiStepDraftBackend")
+_TRITON_KINDS = {"TritonAttnBackend", "TritonMultiStepDraftBackend"}
+_KINDS = {*_TRITON_KINDS, "TRTLLMMLABackend", "TRTLLMMLAMultiStepDraftBackend"}
 """Backends that give their kernels the same numbers with and without host lengths."""
 
 _HYBRID = "HybridAttnBackend"
@@ -27,7 +27,7 @@ _LENDS = "sglang_perf_patches_lends"
 @PATCH.setup()
 def setup(patch):
     state = patch.state
-    state.equal, state.view = TRITON + TRTLLM, lambda arguments: arguments
+    state.equal = _KINDS
     state.without = weakref.WeakSet()
     waits_for = "no worker is left that runs without host lengths because of it"
     patch.drain(lambda: not len(state.without), waits_for)
@@ -35,24 +35,15 @@ def setup(patch):
     state.verifying = patch.module(FORWARD_BATCH).ForwardMode.TARGET_VERIFY
 
 
-@PATCH.setup("… 0.5.13.post1")
-def setup_piecewise(patch):
-    """Piecewise graphs, on by default, keep the lengths on the host."""
-    patch.state.view = lambda arguments: SimpleNamespace(
-        enable_two_batch_overlap=arguments.enable_two_batch_overlap,
-        disable_piecewise_cuda_graph=True,
-    )
-
-
 @PATCH.setup("0.5.16")
 def setup_triton(patch):
     """TRT-LLM MLA gives an eager kernel other bounds without host lengths."""
-    patch.state.equal = TRITON
+    patch.state.equal = _TRITON_KINDS
 
 
 @PATCH.replaces(f"{OVERLAP}:decide_needs_cpu_seq_lens")
 def decide_needs_cpu_seq_lens(server_args, attn_backends, *, patch, stock):
-    """Ask stock's rule again, with a `view` of the arguments, about the backends of a step.
+    """Ask stock's rule again, about the backends of a step.
 
     Its answer changes only for backends of the classes in `equal`.
     """
@@ -68,9 +59,14 @@ def decide_needs_cpu_seq_lens(server_args, attn_backends, *, patch, stock):
         return True
     present = [backend for backend in attn_backends if backend is not None]
     needed = [each for backend in present for each in in_the_loop(backend)]
-    if stock(state.view(server_args), needed):
-        return True
-    if stocks and not all(_is_of(each, state.equal) for each in needed):
+    # All that the rule reads. Up to 0.5.13.post1 stock's piecewise graphs, which are on by default,
+    # keep the lengths on the host.
+    asked = SimpleNamespace(
+        enable_two_batch_overlap=server_args.enable_two_batch_overlap,
+        speculative_algorithm=server_args.speculative_algorithm,
+        disable_piecewise_cuda_graph=True,
+    )
+    if stock(asked, needed) or (stocks and not all(_is_of(each, state.equal) for each in needed)):
         return True
     for backend in present:
         if type(backend).__name__ == _HYBRID:
@@ -148,10 +144,8 @@ def _unknown_backend(arguments: Any, backends: Sequence[Any]) -> bool:
     """
     one_step = arguments.speculative_num_steps == 1 and not arguments.enable_multi_layer_eagle
     unnamed = {slot for slot, backend in enumerate(backends) if backend is None}
-    if one_step:
-        unnamed.discard(1)
-    return bool(unnamed)
+    return not unnamed <= ({1} if one_step else set())
 
 
-def _is_of(backend: Any, names: Sequence[str]) -> bool:
+def _is_of(backend: Any, names: set[str]) -> bool:
     return any(kind.__name__ in names for kind in type(backend).__mro__)

@@ -11,6 +11,7 @@ import pytest
 from throwaway import NO_SGLANG, Throwaway, change
 
 from sglang_perf_patches import __version__
+from sglang_perf_patches.cli import main
 
 
 def test_json_has_the_designed_form(throwaway: Throwaway, tree: Path) -> None:
@@ -80,12 +81,8 @@ patch_page.read = lambda id: patch_page.Page(
 
 
 def test_the_largest_gain_is_first_with_its_release(throwaway: Throwaway, tree: Path) -> None:
-    with open(throwaway.site / "sitecustomize.py", "a", encoding="utf-8") as file:
-        file.write(
-            "from dataclasses import replace\n"
-            "helper = replace(t.HELPER, proven_with={'tensor-parallel': 'x', 'eagle': 'x'})\n"
-            "t.use(t.STEP, helper, t.BOTH, t.POLICY)\n" + GAINS
-        )
+    helper = "replace(t.HELPER, proven_with={'tensor-parallel': 'x', 'eagle': 'x'})"
+    throwaway.append("sitecustomize.py", f"t.use(t.STEP, {helper}, t.BOTH, t.POLICY)\n{GAINS}")
     lines = throwaway.command("list").stdout.splitlines()
     assert lines[4:12] == [
         *("one: one", "  one.step: ready, if you use it", "      2 ms → 1 ms (1.0, H200)", ""),
@@ -269,26 +266,23 @@ def test_a_reader_that_leaves_early(throwaway: Throwaway, tree: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("words", [["list"], ["explain", "mamba.slot-exhaustion"]])
-def test_works_with_is_that_of_the_release(words: list[str]) -> None:
+@pytest.mark.parametrize(("release", "has_it"), [("0.5.11", False), ("0.5.23", True)])
+def test_works_with_is_that_of_the_release(
+    release: str, has_it: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     """slot-exhaustion was tested with the hierarchical cache from 0.5.17 on."""
-    asked = [sys.executable, "-m", "sglang_perf_patches", *words, "--json", "--sglang-version"]
-    tested = {}
-    for release in ("0.5.11", "0.5.23"):
-        text = subprocess.run(
-            [*asked[:-2], "--all", asked[-1], release], capture_output=True, check=False, text=True
-        ).stdout
-        if words == ["list"]:
-            entry = " ".join(text.partition("mamba.slot-exhaustion: ")[2].split())
-            works, _, off = entry.partition("works with ")[2].partition("; off with ")
-            assert ("hierarchical cache" in works.partition(" swa: ")[0]) == (release == "0.5.23")
-            assert off.startswith("MTP, hierarchical cache") == (release == "0.5.11")
-        else:
-            assert ("hierarchical-cache: " in text) == (release == "0.5.23")
-        told = json.loads(
-            subprocess.run([*asked, release], capture_output=True, check=False).stdout
-        )
-        patches = {each["id"]: each["proven_with"] for each in told.get("patches", [told])}
-        tested[release] = set(patches["mamba.slot-exhaustion"])
-    assert {"tensor-parallel", "hierarchical-cache"} <= tested["0.5.23"]
-    assert {"tensor-parallel", "hierarchical-cache"} & tested["0.5.11"] == {"tensor-parallel"}
+    patch, feature = "mamba.slot-exhaustion", "hierarchical-cache"
+
+    def said(*words: str) -> str:
+        main([*words, "--sglang-version", release])
+        return capsys.readouterr().out
+
+    entry = " ".join(said("list", "--all").partition(f"{patch}: ")[2].split())
+    works, _, off = entry.partition("works with ")[2].partition("; off with ")
+    assert ("hierarchical cache" in works.partition(" swa: ")[0]) == has_it
+    assert off.startswith("MTP, hierarchical cache") != has_it
+    assert (f"{feature}: " in said("explain", patch, "--all")) == has_it
+    listed = {each["id"]: each for each in json.loads(said("list", "--json"))["patches"]}
+    for told in (listed[patch], json.loads(said("explain", patch, "--json"))):
+        assert "tensor-parallel" in told["proven_with"]
+        assert (feature in told["proven_with"]) == has_it

@@ -5,12 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from running import STATUS_COMMAND
-from throwaway import REPOSITORY, Throwaway
+from throwaway import REPOSITORY, Throwaway, strictly
 
 import tiers
 from linux_mlx.patience import limit_s
@@ -117,6 +118,20 @@ def test_what_comes_in_between_at_any_line_leaves_everything_or_nothing(
 
 
 @pytest.mark.shares_nothing
+@pytest.mark.parametrize("fault", ["deactivates", "again"])
+def test_a_handler_in_the_middle_of_the_standard_library_does_not_hang(
+    throwaway: Throwaway, fault: str, pytestconfig: pytest.Config
+) -> None:
+    """It may come while its thread holds a lock of an event."""
+    apart = 0 if tiers.is_whole(pytestconfig) else 4
+    watched = f"telemetry/recorder.py,{threading.__file__}"
+    _, *outcomes = inject(throwaway, fault, watched, str(apart), "on and off")
+    found = struck(outcomes, "telemetry/recorder", threading.__file__.removesuffix(".py"))
+    for outcome in found:
+        require_whole(outcome)
+
+
+@pytest.mark.shares_nothing
 @pytest.mark.parametrize("what", ["activates", "deactivates", "interrupts"])
 def test_what_comes_in_between_while_our_own_code_is_imported(
     throwaway: Throwaway, what: str, pytestconfig: pytest.Config
@@ -206,8 +221,7 @@ def test_an_unexpected_fault_takes_every_patch_off(throwaway: Throwaway) -> None
 
 def test_an_unexpected_fault_under_strict_ends_with_one_line(throwaway: Throwaway) -> None:
     throwaway.lend_plugin_loader("0.5.23")
-    strict = {"SGLANG_PERF_PATCHES": "two", "SGLANG_PERF_PATCHES_STRICT": "1"}
-    done = throwaway.process(FAULT.replace("== 102", "== 2"), **strict)
+    done = throwaway.process(FAULT.replace("== 102", "== 2"), **strictly("two"))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "two.helper is failed: AttributeError" in done.stderr
 

@@ -7,26 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from throwaway import NO_SGLANG, Throwaway, change
+from throwaway import NO_SGLANG, Throwaway, change, strictly
 
 from sglang_perf_patches import bootstrap
 
-Done = subprocess.CompletedProcess[str]
 RUN = (sys.executable, "-m", "sglang_perf_patches", "run")
-
-CHILD = """
-import throwaway_patches as t
-t.use(t.STEP, t.HELPER)
-import sglang.srt.a as a
-print("step", a.Worker().step(1))
-"""
 
 TREE = """
 import multiprocessing, subprocess, sys
 
 def grandchild(queue):
-    import throwaway_patches as t
-    t.use(t.STEP, t.HELPER)
     import sglang.srt.a as a
     queue.put(a.Worker().step(1))
 
@@ -37,12 +27,14 @@ if __name__ == "__main__":
     process.start()
     print("spawned", queue.get(timeout=600))
     process.join()
-    child = [sys.executable, __file__.replace("tree.py", "child.py")]
-    print(subprocess.run(child, capture_output=True, text=True).stdout)
+    child = "import sglang.srt.a as a; print('step', a.Worker().step(1))"
+    print(subprocess.check_output([sys.executable, "-c", child], text=True))
 """
 
 
-def under_run(throwaway: Throwaway, script: str, **variables: str | None) -> Done:
+def under_run(
+    throwaway: Throwaway, script: str, **variables: str | None
+) -> subprocess.CompletedProcess[str]:
     return throwaway.process(script, *RUN, sys.executable, **variables)
 
 
@@ -53,7 +45,6 @@ def use_throwaway_sets(throwaway: Throwaway) -> None:
 
 def test_a_child_is_patched_and_spawned_ones_too(throwaway: Throwaway) -> None:
     use_throwaway_sets(throwaway)
-    throwaway.put("child.py", CHILD)
     done = throwaway.execute(*RUN, sys.executable, throwaway.put("tree.py", TREE))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["spawned", "102", "step", "102"]
@@ -137,20 +128,19 @@ def test_the_bootstrap_is_first_and_once(throwaway: Throwaway) -> None:
 
 
 def test_exit_codes(throwaway: Throwaway, tmp_path: Path) -> None:
-    def code(*words: str, **variables: str | None) -> tuple[int, str]:
-        done = throwaway.execute(*RUN, *words, **variables)
-        return done.returncode, done.stderr
-
-    assert code(sys.executable, "-c", "raise SystemExit(7)")[0] == 7
-    assert code("--", sys.executable, "-c", "raise SystemExit(7)")[0] == 7
-    assert code("no-such-command-here")[0] == 127
-    assert code(str(tmp_path))[0] == 126
-    assert code()[0] == 2
-    bad, stderr = code(sys.executable, "-c", "", SGLANG_PERF_PATCHES="nonsense")
-    assert (bad, stderr.count("\n")) == (2, 1)
-    ours = str(bootstrap.FOLDER.parents[1])
-    missing, stderr = code(sys.executable, "-c", "", PYTHONPATH=ours)
-    assert (missing, stderr) == (2, f"{NO_SGLANG}\n")
+    ends = (sys.executable, "-c", "raise SystemExit(7)")
+    for words, code in (
+        (ends, 7),
+        (("--", *ends), 7),
+        (("no-such-command-here",), 127),
+        ((str(tmp_path),), 126),
+        ((), 2),
+    ):
+        assert throwaway.execute(*RUN, *words).returncode == code, words
+    bad = throwaway.execute(*RUN, *ends, SGLANG_PERF_PATCHES="nonsense")
+    assert (bad.returncode, bad.stderr.count("\n")) == (2, 1)
+    missing = throwaway.execute(*RUN, *ends, PYTHONPATH=str(bootstrap.FOLDER.parents[1]))
+    assert (missing.returncode, missing.stderr) == (2, f"{NO_SGLANG}\n")
 
 
 def test_strict_judges_before_it_starts(throwaway: Throwaway) -> None:
@@ -160,12 +150,9 @@ def test_strict_judges_before_it_starts(throwaway: Throwaway) -> None:
         "import throwaway_patches as t\n"
         "t.sets.load = lambda: (t.PatchSet('one', '', (t.STEP,), {}),)\n",
     )
-    for selection, expected in (("one", 1), ("all", 0)):
-        strict = {"SGLANG_PERF_PATCHES": selection, "SGLANG_PERF_PATCHES_STRICT": "1"}
-        done = under_run(throwaway, "print('started')", **strict)
-        assert done.returncode == expected
-        assert ("started" in done.stdout) == (expected == 0)
-        assert done.stderr.count("\n") == expected
+    for selection, expected in (("one", (1, "", 1)), ("all", (0, "started\n", 0))):
+        done = under_run(throwaway, "print('started')", **strictly(selection))
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == expected
 
 
 def test_strict_below_run_ends_the_process_with_one_line(throwaway: Throwaway) -> None:
@@ -178,10 +165,8 @@ def test_strict_below_run_ends_the_process_with_one_line(throwaway: Throwaway) -
         "sys.modules.pop('sglang', None)\n",
     )
     throwaway.put("sglang/__init__.py", "import sglang.srt.a, sglang.srt.b\n")
-    strict = {"SGLANG_PERF_PATCHES": "one", "SGLANG_PERF_PATCHES_STRICT": "1"}
-    done = under_run(throwaway, "import sglang\nprint('served')", **strict)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.count("\n") == 1
+    done = under_run(throwaway, "import sglang\nprint('served')", **strictly("one"))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "one.bad is failed" in done.stderr
 
 

@@ -275,6 +275,10 @@ class Throwaway:
         path.write_text(text, encoding="utf-8")
         return path
 
+    def append(self, name: str, text: str) -> None:
+        with open(self.site / name, "a", encoding="utf-8") as file:
+            file.write(text)
+
     def lend_plugin_loader(self, release: str) -> None:
         """Give the package the plugin loader of a release, and the settings that it reads."""
         plugins = downloads.tree(release) / "sglang" / "srt" / "plugins"
@@ -352,6 +356,11 @@ class Throwaway:
         return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
+def strictly(selection: str) -> dict[str, str]:
+    """The variables that choose patches, and end a process without them."""
+    return {"SGLANG_PERF_PATCHES": selection, "SGLANG_PERF_PATCHES_STRICT": "1"}
+
+
 def distribution(folder: Path, name: str, entry_point: str) -> Path:
     """Put a distribution with an entry point into `folder`, and return it."""
     about = folder / f"{name.replace('-', '_')}-1.0.dist-info"
@@ -373,6 +382,7 @@ def plugins(folder: Path, theirs: str) -> list[Path]:
 def know(throwaway: Throwaway, tree: Path) -> None:
     """Let the sets of every process be known as `tree` has them."""
     text = """
+from dataclasses import replace
 import throwaway_patches as t
 from sglang_perf_patches.compat import source
 gone = t.declare("two.gone", install="step", targets=("sglang.srt.gone:f",))

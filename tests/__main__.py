@@ -19,7 +19,6 @@ import os
 import subprocess
 import sys
 import venv
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE, STDOUT
@@ -59,22 +58,19 @@ def main(arguments: list[str]) -> int:
     # Each of a run's processes would compile the package and the tests again.
     variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     print(f"On two quiet cores this takes {takes(arguments)}.", flush=True)
-    run = partial(subprocess.run, cwd=ROOT, env=variables)
-    with ThreadPoolExecutor(1) as beside:
-        # It has one core for a minute or two, and pytest the rest.
-        types = [python, "-m", "mypy"]
-        typed = (
-            beside.submit(run, types, stdout=PIPE, stderr=STDOUT, text=True) if is_whole else None
-        )
-        codes = []
-        for words in checks:
-            print(f"$ {' '.join(words)}", flush=True)
-            codes.append(run([python, "-m", *words]).returncode)
-            if codes[-1]:
-                break
-        if typed:
-            print(f"$ mypy\n{typed.result().stdout}", end="", flush=True)
-            codes.append(typed.result().returncode)
+    start = partial(subprocess.Popen, cwd=ROOT, env=variables)
+    mypy = [python, "-m", "mypy"]
+    # It has one core for a minute or two, and pytest the rest.
+    types = start(mypy, stdout=PIPE, stderr=STDOUT, text=True) if is_whole else None
+    codes = []
+    for words in checks:
+        print(f"$ {' '.join(words)}", flush=True)
+        codes.append(start([python, "-m", *words]).wait())
+        if codes[-1]:
+            break
+    if types:
+        print(f"$ mypy\n{types.communicate()[0]}", end="", flush=True)
+        codes.append(types.returncode)
     return next(filter(None, codes), 0)
 
 

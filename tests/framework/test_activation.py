@@ -28,8 +28,7 @@ import sglang.srt.a as a, sglang.srt.b as b
 def kinds(patching):
     patching.override(f"{A}:Worker.fixed", lambda inner: staticmethod(lambda x: inner(x) + 1))
     patching.override(f"{A}:Worker.factor", lambda inner: inner + 1)
-installs.kinds = kinds
-kinds = declare("two.kinds", install="kinds", targets=(f"{A}:Worker.fixed", f"{A}:Worker.factor"))
+kinds = declare("two.kinds", install=kinds, targets=(f"{A}:Worker.fixed", f"{A}:Worker.factor"))
 def stock():
     owners = (a, b, a.Worker, a.Child, b.Caller)
     everything = [(owner, name, value) for owner in owners for name, value in vars(owner).items()]

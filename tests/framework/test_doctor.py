@@ -95,25 +95,19 @@ def test_the_way_back_to_an_older_sglang_has_own_words(throwaway: Throwaway, oth
 
 
 def test_a_release_comes_from_the_cache_or_the_index(throwaway: Throwaway, other: Path) -> None:
-    cache = throwaway.site.parent / "cache"
-    folder = cache / "sglang-perf-patches" / "releases" / "2.0"
+    folder = throwaway.site.parent / "cache" / "sglang-perf-patches" / "releases" / "2.0"
     folder.mkdir(parents=True)
     other.rename(folder / "sglang")
-    done = throwaway.command("doctor", "--sglang-version", "2.0", XDG_CACHE_HOME=str(cache))
+    done = throwaway.command("doctor", "--sglang-version", "2.0")
     assert done.returncode == 0, done.stderr
     assert f"to   sglang 2.0 at {folder / 'sglang'}" in done.stdout
 
 
 def test_without_pip_nothing_is_fetched(throwaway: Throwaway, other: Path, tmp_path: Path) -> None:
     """As in an environment that uv made: what is fetched is fetched by pip."""
-    bare = tmp_path / "bare"
-    venv.create(bare, with_pip=False)
-    python = bare / "bin" / "python"
-    done = throwaway.command(
-        *("doctor", "--sglang-version", "0.5.22"),
-        python=python,
-        XDG_CACHE_HOME=str(tmp_path / "cache"),
-    )
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = tmp_path / "bare" / "bin" / "python"
+    done = throwaway.command("doctor", "--sglang-version", "0.5.22", python=python)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"sglang-perf-patches: sglang 0.5.22 could not be fetched: {python} has no pip to fetch it "
@@ -122,9 +116,8 @@ def test_without_pip_nothing_is_fetched(throwaway: Throwaway, other: Path, tmp_p
 
 
 def test_what_pip_says_is_told(throwaway: Throwaway, other: Path) -> None:
-    cache = throwaway.site.parent / "cache"
     throwaway.put("pip.py", "import sys; sys.exit('no index can be reached')")
-    done = throwaway.command("doctor", "--sglang-version", "0.5.22", XDG_CACHE_HOME=str(cache))
+    done = throwaway.command("doctor", "--sglang-version", "0.5.22")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
         "sglang-perf-patches: sglang 0.5.22 could not be fetched: no index can be reached"

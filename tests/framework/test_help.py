@@ -84,6 +84,12 @@ def test_an_unknown_topic_suggests_one(capsys: pytest.CaptureFixture[str]) -> No
     [
         (["--help"], "0", [f"\n    {verb} " for verb in cli._VERBS]),
         (["doctor", "--help"], "0", [" doctor [--gpu NAME] [options] -- COMMAND"]),
+        (
+            ["bench", "server", "--help"],
+            "0",
+            ["--a TEXT", "--b TEXT", "Exit codes"],
+        ),
+        (["bench", "server", "--help"], "0", ["--turns", "--url", "--json"]),
         (["lst"], "2", ["did you mean list?"]),
     ],
 )

@@ -60,9 +60,7 @@ def kinds(patching):
     patching.override(
         f"{A}:Worker.fixed", lambda inner: staticmethod(lambda *args: inner(*args) + 1)
     )
-installs.kinds = kinds
-targets = tuple(f"{A}:Worker.{name}" for name in ("step", "fixed"))
-use(declare("one.kinds", install="kinds", targets=targets))
+use(declare("one.kinds", install=kinds, targets=(f"{A}:Worker.step", f"{A}:Worker.fixed")))
 
 def looks():
     found = []
@@ -138,14 +136,13 @@ def changes(patching):
         return lambda self, x: inner(self, x) + 100
     patching.override(f"{{A}}:Worker.step", make)
     patching.override(f"{{A}}:{kind}", lambda inner: inner)
-installs.changes = changes
 from sglang_perf_patches.live import switch
 steps = switch.Function.steps
 def noted(place, value):
     placed.append(place.function.__name__)
     return steps(place, value)
 switch.Function.steps = noted
-use(declare("one.bad", install="changes", targets=(f"{{A}}:Worker.step", f"{{A}}:{kind}")), HELPER)
+use(declare("one.bad", install=changes, targets=(f"{{A}}:Worker.step", f"{{A}}:{kind}")), HELPER)
 report = ours.activate("all")
 assert report.of("one.bad").state == "failed", report
 assert "{REFUSED[kind]}" in report.of("one.bad").reason

@@ -69,11 +69,13 @@ from sglang_perf_patches.model.patch import Marker, Patch, PatchSet, Variant
 A, B = "sglang.srt.a", "sglang.srt.b"
 
 def declare(id, *, install, targets, releases=("1.0",), **more):
+    """A patch with an install function, or the name of one in `throwaway_installs`."""
     of_variant = {key: more.pop(key) for key in ("adds", "depends", "awaits") if key in more}
     def run(patching):
         import throwaway_installs
 
-        getattr(throwaway_installs, install)(patching)
+        named = install if callable(install) else getattr(throwaway_installs, install)
+        named(patching)
 
     variant = Variant(releases=releases, install=run, targets=targets, **of_variant)
     return Patch(id=id, summary="summary", variants=(variant,), **more)
@@ -109,7 +111,6 @@ def use(*patches, tree=None):
         }
         found.append(PatchSet(name, name, members, known))
     sets.load = lambda: tuple(found)
-    return found
 
 STEP = declare("one.step", install="step", targets=(f"{A}:Worker.step",))
 TEN = declare("one.ten", install="ten", targets=(f"{A}:Worker.step",))
@@ -187,10 +188,9 @@ from sglang_perf_patches.live import engine
 
 def own(reference, amount=1, **more):
     # A patch that adds to what one function returns.
-    installs.own = lambda patching: patching.override(
-        reference, lambda inner: lambda *args: inner(*args) + amount
-    )
-    return declare("one.own", install="own", targets=(reference,), **more)
+    def adds(patching):
+        patching.override(reference, lambda inner: lambda *args: inner(*args) + amount)
+    return declare("one.own", install=adds, targets=(reference,), **more)
 
 def take_off(patch):
     # One patch, as soon as that is safe.
@@ -219,17 +219,11 @@ def wait_for(patch, state):
 
 ENVIRON = """
 import os
-
-class _Variable:
-    def __init__(self, name):
-        self.name = name
-
-    def get(self):
-        return os.environ.get(self.name)
+from types import SimpleNamespace
 
 class envs:
-    SGLANG_PLUGINS = _Variable("SGLANG_PLUGINS")
-    SGLANG_PLATFORM = _Variable("SGLANG_PLATFORM")
+    SGLANG_PLUGINS = SimpleNamespace(get=lambda: os.environ.get("SGLANG_PLUGINS"))
+    SGLANG_PLATFORM = SimpleNamespace(get=lambda: os.environ.get("SGLANG_PLATFORM"))
 """
 PUBLISHING = """def set_global_server_args_for_scheduler(server_args):
     global _published

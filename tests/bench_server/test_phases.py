@@ -257,10 +257,3 @@ def test_a_filter_that_leaves_this_plugin_out_is_not_overridden(bench: Bench) ->
     assert said in refused(bench, "env", "SGLANG_PLUGINS=other, another")
     side = ("--b", "SGLANG_PERF_PATCHES=one SGLANG_PLUGINS=other")
     assert "b: SGLANG_PLUGINS does not name" in refused(bench, words=side)
-
-
-def test_a_python_without_this_package_is_named(bench: Bench) -> None:
-    before = ("env", "-u", "PYTHONPATH", f"PYTHONPATH={bench.throwaway.site}")
-    bench.throwaway.put("sitecustomize.py", "")
-    server = refused(bench, *before)
-    assert "No entry point" in server or "loads no plugins" in server

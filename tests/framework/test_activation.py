@@ -1,7 +1,7 @@
 """Putting patches live: at once or later, once, whole or not at all; and taking them off."""
 
 import pytest
-from throwaway import Throwaway, change
+from throwaway import Throwaway
 
 
 def test_modules_imported_later(throwaway: Throwaway) -> None:
@@ -181,20 +181,6 @@ state = ours.activate().of("one.step")
 assert (state.state, state.reason) == ("live", ""), state
 assert sys.modules["sglang.srt.a"].Worker().step(1) == 102
 """)
-
-
-def test_code_we_do_not_know_is_left_alone_and_said_once(throwaway: Throwaway) -> None:
-    known = Throwaway.write(throwaway.site.parent / "known").site
-    change(throwaway.site / "sglang")
-    done = throwaway.play(f"""
-use(STEP, HELPER, tree=source.Tree(source.find({str(known)!r})))
-import sglang.srt.a as a
-report = ours.activate("all")
-assert report.of("one.step").state == "refused" and "Worker.step" in report.of("one.step").reason
-assert report.of("two.helper").state == "live"
-assert a.Worker().step(1) == 2
-""")
-    assert done.stderr.count("one.step is refused") == 1
 
 
 def test_a_replaced_method_of_a_class_that_a_patch_relies_on(throwaway: Throwaway) -> None:

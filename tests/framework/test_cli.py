@@ -191,16 +191,10 @@ def test_bad_input_is_one_sentence(
     assert said in line
 
 
-@pytest.mark.parametrize("damage", ["truncated", "binary", "unreadable"])
-def test_a_damaged_file_refuses_its_patches(throwaway: Throwaway, tree: Path, damage: str) -> None:
+def test_an_unreadable_file_refuses_its_patches(throwaway: Throwaway, tree: Path) -> None:
     path = tree / "srt" / "a.py"
-    if damage == "truncated":
-        path.write_text(path.read_text().partition("return x + 1")[0] + "return (x")
-    elif damage == "binary":
-        path.write_bytes(b"\xff\xfe\x00")
-    else:
-        path.unlink()
-        path.symlink_to("/proc/self/mem")  # no permission bit would stop root
+    path.unlink()
+    path.symlink_to("/proc/self/mem")  # no permission bit would stop root
     done = throwaway.command("list", SGLANG_PERF_PATCHES="one.step")
     assert (done.returncode, done.stderr) == (1, "")
     assert re.search("one.step is refused: .*a.py can't be", " ".join(done.stdout.split()))

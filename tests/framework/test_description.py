@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks import gains
 from tests.maintain import ROOT, tables
 
 describe = runpy.run_path(str(ROOT / "setup.py"))["description"]
@@ -26,7 +27,7 @@ def test_what_a_link_says_stays() -> None:
 @pytest.mark.parametrize(
     "document",
     [
-        *(ROOT / "README.md", ROOT / ".github/CONTRIBUTING.md"),
+        *(ROOT / "README.md", ROOT / ".github/CONTRIBUTING.md", ROOT / gains.PAGE),
         *sorted((ROOT / "src/sglang_perf_patches/pages").glob("*.md")),
     ],
     ids=lambda path: path.name,

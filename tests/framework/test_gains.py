@@ -11,7 +11,7 @@ from sglang_perf_patches.compat.verdict import Verdict
 from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.patch_page import ONE, WORDS, plain
 from tests.benchmarks import gains
-from tests.maintain import ROOT, pages, quotes
+from tests.maintain import ROOT, quotes
 
 ROWS = quotes.rows(ROOT, sets.NAMES)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -60,14 +60,9 @@ def test_the_page_of_gains_has_few_rows_that_all_gain_in_three_groups() -> None:
         assert sum(f"{gain.source}#{gain.rows[0]})" in line for line in table) == 1
 
 
-def test_the_page_has_every_row_and_its_links_lead_somewhere() -> None:
-    rows = gains.read(ROOT)
-    page_of = {id: pages.file(id) for gain in rows for id in gain.patches}
-    page = gains.page(rows, page_of)
-    assert page.count("\n| ") == 2 + len(rows)
-    folder = (ROOT / gains.PAGE).parent
-    for target in re.findall(r"\]\(([^)#]*)", page):
-        assert (folder / target).is_file(), target
+def test_the_page_has_every_row() -> None:
+    page = (ROOT / gains.PAGE).read_text(encoding="utf-8")
+    assert page.count("\n| ") == 2 + len(gains.read(ROOT))
 
 
 def test_the_readme_is_short_and_leads_to_every_page() -> None:

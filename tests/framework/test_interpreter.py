@@ -1,7 +1,6 @@
 """The Python of a command: found without running it, and asked whether a server gets patches."""
 
 import os
-import subprocess
 import sys
 import venv
 from pathlib import Path
@@ -83,25 +82,21 @@ def test_run_reaches_no_python_that_ignores_its_environment(elsewhere: Path) -> 
         (site / "ours.pth").unlink()
 
 
-def started(
-    throwaway: Throwaway, *words: str, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    return throwaway.execute(*RUN, sys.executable, *words, **variables)
-
-
 def test_run_names_an_option_that_keeps_it_out(throwaway: Throwaway) -> None:
-    done = started(throwaway, "-I", "-c", "print('ran')")
+    isolated = (*RUN, sys.executable, "-I", "-c", "print('ran')")
+    done = throwaway.execute(*isolated)
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert "gets no patches: remove -I" in done.stderr
-    strict = started(throwaway, "-I", "-c", "print('ran')", SGLANG_PERF_PATCHES_STRICT="1")
+    strict = throwaway.execute(*isolated, SGLANG_PERF_PATCHES_STRICT="1")
     assert (strict.returncode, strict.stdout) == (1, "")
-    off = started(throwaway, "-I", "-c", "print('ran')", SGLANG_PERF_PATCHES="none")
+    off = throwaway.execute(*isolated, SGLANG_PERF_PATCHES="none")
     assert (off.stdout, off.stderr) == ("ran\n", "")
 
 
 def test_run_says_that_it_passes_by_the_filter(throwaway: Throwaway) -> None:
     throwaway.lend_plugin_loader("0.5.23")
-    assert started(throwaway, "-c", "").stderr == ""
-    done = started(throwaway, "-c", "", SGLANG_PLUGINS="other")
+    started = (*RUN, sys.executable, "-c", "")
+    assert throwaway.execute(*started).stderr == ""
+    done = throwaway.execute(*started, SGLANG_PLUGINS="other")
     assert "`run` activates its patches all the same" in done.stderr
     assert done.returncode == 0

@@ -29,26 +29,20 @@ def prepared(throwaway: Throwaway) -> Throwaway:
     return throwaway
 
 
-def on_terminal(throwaway: Throwaway, *words: str, columns: int, **variables: str | None) -> str:
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, pack("HHHH", 24, columns, 0, 0))
-    variables = {"TERM": "xterm", "COLUMNS": None, "LINES": None, "NO_COLOR": None, **variables}
-    process = subprocess.Popen(
-        [*COMMAND, *words], env=throwaway.environment(**variables), stdout=theirs
-    )
-    os.close(theirs)
-    shown = b""
-    with suppress(OSError):  # the other end is closed
-        while part := os.read(ours, 4096):
-            shown += part
-    os.close(ours)
-    assert process.wait() == 0
-    return shown.decode().replace("\r\n", "\n")
-
-
 @pytest.mark.parametrize("columns", [50, 80, 120])
 def test_the_list_fits_the_terminal(prepared: Throwaway, columns: int) -> None:
-    shown = on_terminal(prepared, "list", "--all", columns=columns)
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, pack("HHHH", 24, columns, 0, 0))
+    environment = prepared.environment(TERM="xterm", COLUMNS=None, LINES=None, NO_COLOR=None)
+    process = subprocess.Popen([*COMMAND, "list", "--all"], env=environment, stdout=theirs)
+    os.close(theirs)
+    printed = b""
+    with suppress(OSError):  # the other end is closed
+        while part := os.read(ours, 4096):
+            printed += part
+    os.close(ours)
+    assert process.wait() == 0
+    shown = printed.decode().replace("\r\n", "\n")
     assert "\033" not in shown
     lines = shown.partition("\n\n")[2].partition("This release")[0].splitlines()
     assert max(map(len, lines)) <= columns

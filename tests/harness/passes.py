@@ -18,6 +18,7 @@ import sys
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from functools import cache
 from importlib import metadata
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
@@ -163,15 +164,12 @@ def imported_by(test: Path) -> set[str]:
 def _names(path: Path) -> list[str]:
     """The modules that a file may import, by their whole names."""
     names: list[str] = []
-    package = ".".join(path.relative_to(reads.ROOT).with_suffix("").parts).removeprefix("src.")
-    parts = package.removesuffix(".__init__").split(".")
-    parts = parts if path.name == "__init__.py" else parts[:-1]
+    package = ".".join(path.relative_to(reads.ROOT).parent.parts).removeprefix("src.")
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
             names += [each.name for each in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = parts[: len(parts) + 1 - node.level] if node.level else []
-            whole = ".".join([*above, *filter(None, [node.module])])
+            whole = resolve_name("." * node.level + (node.module or ""), package)
             names += [whole, *(f"{whole}.{each.name}" for each in node.names)]
     return names
 

@@ -1,17 +1,13 @@
 """``python3 -m tests [quick] [--all] [FOLDER ...] [PYTEST ARGUMENT ...]``: the project's checks.
 
 Without a folder or another argument, ruff, the type checker and pytest run. With one, pytest alone
-runs. A folder goes by its bare name (``python3 -m tests framework``, ``python3 -m tests mla``).
-``quick`` is for the editor: ruff, the type checker and the tests of `QUICK`, in about a
-minute on two quiet cores.
-``--all`` plays the whole matrix of releases; otherwise pytest plays the default tier (see
-``tests/harness/tiers.py``). What has passed before with all that it reaches is left out (see
-``tests/harness/passes.py``); ``--fresh`` runs it. Four tests run at a time, on two cores: some of
-them only wait.
+runs. ``quick`` runs the tests of `QUICK`. ``--all`` plays the whole matrix of releases; otherwise
+pytest plays the default tier (see ``tests/harness/tiers.py``). What has passed before with all that
+it reaches is left out (see ``tests/harness/passes.py``); ``--fresh`` runs it. Four tests run at a
+time, on two cores: some of them only wait.
 
 The command makes an environment in ``.venv`` beside this folder with what the checks need. It needs
-Linux and Python 3.11, as the released wheels and the CPU build of torch do. The first use fetches
-what the tests need of released sglang into the user's cache folder.
+Linux and Python 3.11, as the released wheels and the CPU build of torch do.
 """
 
 import hashlib

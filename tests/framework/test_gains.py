@@ -1,6 +1,7 @@
 """The table of ``help gains`` says what the committed results say, and the README is short."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -24,8 +25,9 @@ def test_every_figure_is_in_the_results_that_the_row_names() -> None:
 def test_a_figure_that_the_results_lack_is_named() -> None:
     first, *_ = gains.read(ROOT)
     changed = [
-        gains.Gain(**{**vars(first), **change})
-        for change in ({"rows": ("gone", *first.rows)}, {"patched": "9 MB"}, {"patches": ("a.b",)})
+        replace(first, rows=("gone", *first.rows)),
+        replace(first, patched="9 MB"),
+        replace(first, patches=("a.b",)),
     ]
     assert gains.unfounded(changed, ROWS) == [
         f"{first.source} has no gone",
@@ -36,7 +38,7 @@ def test_a_figure_that_the_results_lack_is_named() -> None:
 
 def test_a_ratio_is_that_of_the_means() -> None:
     first, *_ = gains.read(ROOT)
-    gain = gains.Gain(**{**vars(first), "stock": "1,000, 3,000 MB", "patched": "500, 1.0 MB"})
+    gain = replace(first, stock="1,000, 3,000 MB", patched="500, 1.0 MB")
     assert gain.ratio == pytest.approx(501 / 4000)
     assert gain.is_a_gain
 

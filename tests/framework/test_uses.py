@@ -183,15 +183,16 @@ def test_each_use_is_read(server: Throwaway) -> None:
 import sglang.srt.a as a, sglang.srt.server_args as arguments
 def publish_one(given):
     given = eval(given) if isinstance(given, str) else given
-    is_model = isinstance(given, Model)
+    if isinstance(given, Model):
+        given = {"_model_config": given}
     for name in ENVIRONMENT:
         os.environ.pop(name, None)
-    fields = {} if is_model else {name: given[name] for name in given if not name.isupper()}
-    if not is_model:
-        os.environ.update({name: given[name] for name in given if name.isupper()})
-    made = arguments.ServerArgs(**fields)
-    if is_model:
-        made._model_config = given
+    made = arguments.ServerArgs()
+    for name, value in given.items():
+        if name.isupper():
+            os.environ[name] = value
+        else:
+            setattr(made, name, value)
     arguments.publish(made)
 given = [each for pair in USES.values() for each in pair if isinstance(each, dict)]
 ENVIRONMENT = {name for each in given for name in each if name.isupper()}

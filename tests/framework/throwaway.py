@@ -280,7 +280,6 @@ class Throwaway:
         self.put("sglang/srt/environ.py", ENVIRON)
 
     def environment(self, **variables: str | None) -> dict[str, str]:
-        """The environment of a process that has the throwaway package and this project."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG")}
         ours: dict[str, str | None] = {
             "PYTHONPATH": os.pathsep.join([str(self.site), str(REPOSITORY / "src")]),
@@ -307,7 +306,6 @@ class Throwaway:
     def execute(
         self, *command: str | Path, **variables: str | None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in the environment of the package's processes."""
         return subprocess.run(
             command,
             env=self.environment(**variables),

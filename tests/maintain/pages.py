@@ -111,7 +111,6 @@ def all_sections(root: Path, set_name: str) -> list[Section]:
 
 
 def _switch(patch: Patch) -> str:
-    """Whether it is on by default, and why."""
     worth = patch.worth
     if worth is None:
         return "Opt-in: it is on only if `SGLANG_PERF_PATCHES` has its full name."
@@ -149,7 +148,6 @@ def _proven(patch: Patch) -> str:
 
 
 def _commands(patch: Patch) -> str:
-    """How it is switched, and how it is compared with stock."""
     sign = "-" if patch.is_default else ""
     text = (
         f"    SGLANG_PERF_PATCHES=all,{sign}{patch.id}\n    sglang-perf-patches verify {patch.id}"
@@ -193,6 +191,5 @@ def _releases(patch: Patch, words: Mapping[str, str]) -> str:
 
 
 def _sentence(text: str) -> str:
-    """A declaration's phrase as a sentence."""
     text = text.strip()
     return text[:1].upper() + text[1:].rstrip(".") + "." if text else ""

@@ -106,7 +106,6 @@ def badges(root: Path) -> dict[str, str]:
 
 
 def label_of(told: dict[str, str]) -> str:
-    """What badges say."""
     return "; ".join(f"{name} {value}" for name, value in told.items())
 
 
@@ -143,7 +142,6 @@ def fault_row(fault: Fault) -> list[str]:
 
 
 def _page_of(patch_id: str, page: str) -> str:
-    """The way from a page to a patch's."""
     return posixpath.relpath(pages.file(patch_id), posixpath.dirname(page))
 
 

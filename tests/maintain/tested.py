@@ -40,7 +40,6 @@ tests](upstream.md) have their own page.
 
 
 def page(root: Path, patch_sets: Sequence[PatchSet], words: Words) -> str:
-    """The page."""
     parts = [_INTRODUCTION]
     for patch_set in patch_sets:
         sections = pages.all_sections(root, patch_set.name)

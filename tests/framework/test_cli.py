@@ -168,13 +168,10 @@ def test_plugins_variable_that_leaves_us_out_is_told(throwaway: Throwaway, tree:
     ("words", "variables", "said"),
     [
         (("list",), {"SGLANG_PERF_PATCHES": "one,tow"}, "did you mean two"),
-        (("list",), {"SGLANG_PERF_PATCHES": "one,,two"}, "empty item"),
         (("list",), {"SGLANG_PERF_PATCHES": "ALL"}, "did you mean all"),
-        (("list",), {"SGLANG_PERF_PATCHES": "one,NONE"}, "must stand alone"),
         (("explain", "two.bth"), {}, "did you mean two.both"),
         (("bench", "mlx"), {}, "choose from 'server'"),
         (("verify", "none"), {}, "names no patch to verify"),
-        (("list", "--sglang-path", "missing"), {}, "not a sglang tree"),
         (("doctor", "--sglang-path", "/nowhere"), {}, "not a sglang tree"),
         (("doctor", "--sglang-version", "../x"), {}, "'../x' is not a version of sglang"),
         (("doctor", "--sglang-version", "two"), {}, "'two' is not a version of sglang"),

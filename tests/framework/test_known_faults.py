@@ -210,10 +210,3 @@ def test_an_answer_counts_the_faults_that_patches_prevent(could: int, kept: int,
     said = asking.counted_faults("0.5.23", could, kept)
     assert said == f"Of the {count} known faults of sglang 0.5.23, {end}"
     assert asking.counted_faults("1.0", could, kept) == "We know no fault of sglang 1.0."
-
-
-def test_a_live_patch_with_the_fix_leaves_no_fault() -> None:
-    held = {"window-tail-mapping": True}
-    (found,) = faults.found("0.5.12", held)
-    assert found[0].name == "window-tail-mapping"
-    assert not faults.found("0.5.12", held, {"swa.tail-prealloc"})

@@ -1,6 +1,7 @@
 """A patch is on only where the server has a use for it; elsewhere it is not needed, or gated."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from servers import BACKENDS
@@ -237,20 +238,15 @@ KERNELS = (
 )
 
 
-@pytest.mark.parametrize(("prefill", "base", "dtype", "chunk", "gpu_is", "kernel"), KERNELS)
+@pytest.mark.parametrize("case", KERNELS)
 def test_the_prefill_kernel_of_delta_nets_is_read_as_stock_chooses_it(
-    monkeypatch: pytest.MonkeyPatch,
-    prefill: str | None,
-    base: str,
-    dtype: str | None,
-    chunk: int,
-    gpu_is: str,
-    kernel: str,
+    monkeypatch: pytest.MonkeyPatch, case: tuple[Any, ...]
 ) -> None:
+    *given, gpu_is, kernel = case
     monkeypatch.setattr(gpu, "capability", lambda: gpu_is)
     names = ("linear_attn_prefill_backend", "linear_attn_backend", "mamba_ssm_dtype")
-    given = dict(zip(names, (prefill, base, dtype), strict=True))
-    server = published.Published(SimpleNamespace(**given, chunked_prefill_size=chunk))
+    arguments = zip((*names, "chunked_prefill_size"), given, strict=True)
+    server = published.Published(SimpleNamespace(**dict(arguments)))
     assert server.read("gdn.prefill") == kernel
     (known,) = (use for use in uses.USES if use.name == "known-gdn-kernel")
     assert known.is_there(server) == (kernel in {"triton", "flashinfer"})

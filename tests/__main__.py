@@ -26,7 +26,7 @@ TIERS = {"--all", "--fresh"}
 QUICK = tuple(
     f"tests/framework/test_{name}.py"
     for name in (
-        *("declaration", "description", "gains", "imports", "known", "patch_page"),
+        *("declaration", "gains", "imports", "known", "patch_page"),
         *("quotes", "selection", "slots", "source", "verdict", "wrappers"),
     )
 )

@@ -1,7 +1,9 @@
-"""The table of ``help gains`` says what the committed results say, and the README is short."""
+"""The table of ``help gains`` says what the committed results say; the README is short and true."""
 
 import re
+import runpy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +14,11 @@ from sglang_perf_patches.compat.verdict import Verdict
 from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.patch_page import ONE, WORDS, plain
 from tests.benchmarks import gains
-from tests.maintain import ROOT, quotes
+from tests.maintain import ROOT, quotes, tables
 
 ROWS = quotes.rows(ROOT, sets.NAMES)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+describe = runpy.run_path(str(ROOT / "setup.py"))["description"]
 
 
 def test_every_figure_is_in_the_results_that_the_row_names() -> None:
@@ -126,3 +129,37 @@ def test_what_prevents_a_fault_here_is_first_in_its_set() -> None:
 
     assert listed(table.READY)[0] == listed(table.LIVE)[0] == "mlx.hybrid-cache"
     assert listed("not needed")[0] == "mlx.pool-write"
+
+
+def test_every_link_of_the_description_is_an_address() -> None:
+    described = describe(README)
+    targets = re.findall(r"\]\(([^)]*)\)", described)
+    assert targets
+    assert [target for target in targets if not target.startswith("https://")] == []
+
+
+def test_what_a_link_says_stays() -> None:
+    text = "![a chart](examples/a.svg)\n\n[a page](src/a.md), [a site](https://a.example)"
+    assert describe(text) == "a page, [a site](https://a.example)"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        *(ROOT / "README.md", ROOT / ".github/CONTRIBUTING.md", ROOT / gains.PAGE),
+        *sorted((ROOT / "src/sglang_perf_patches/pages").glob("*.md")),
+    ],
+    ids=lambda path: path.name,
+)
+def test_every_link_leads_somewhere(document: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]*)(?:#[^)]*)?\)", document.read_text(encoding="utf-8"))
+    missing = {
+        name for name in targets if "://" not in name and not (document.parent / name).exists()
+    }
+    assert missing == set()
+
+
+def test_the_badges_are_described() -> None:
+    told = tables.badges(ROOT)
+    assert list(told) == ["version", "Python", "sglang", "licence"]
+    assert f"![{tables.label_of(told)}]({tables.BADGES})" in README

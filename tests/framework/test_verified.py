@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from servers import serve
-from test_verify import CASES, SETS
+from test_verify import CASES, sets_with
 from throwaway import REPOSITORY, Throwaway
 
 from fake_driver import DRIVER
@@ -87,16 +87,7 @@ class Operator:
 
     def play(self, *checks: str, part: str = "") -> None:
         """Give one.step these checks, and a second file of one check."""
-        values = {
-            '"one.step": ["step"]': f'"one.step": {list(checks or ["step_on_the_gpu"])}',
-            "FUNCTIONS": "['lacks']",
-            "WITHOUT": "()",
-            "PART": repr((part,) if part else ()),
-            "runner.gpu.capability = lambda: GPU": "",
-        }
-        text = SETS
-        for name, value in values.items():
-            text = text.replace(name, value)
+        text = sets_with(["lacks"], checks or ["step_on_the_gpu"], [part] if part else [])
         self.package.put("sitecustomize.py", DRIVER + MACHINE + text + OURS)
 
     def install(self, name: str, version: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -26,15 +27,9 @@ sets.NAMES = ("one", "two")
 gone = t.declare("two.gone", install="step", targets=("sglang.srt.gone:f",))
 t.use(t.STEP, t.TEN, t.HELPER, t.POLICY, gone)
 
-CHECKS = {"one.step": ["step"], "one.ten": FUNCTIONS, "two.helper": ["helper"], "two.policy": []}
-for patch in WITHOUT:
-    del CHECKS[patch]
-FILES = {"one.step": ["one.step_part"]} if PART else {}
-CHECKS["one.step_part"] = PART
-
 def cases(patch):
     device = "mlx" if patch == "two.policy" else "cuda"
-    modules = [patch, *FILES.get(patch, ())] if patch in CHECKS else []
+    modules = [module for module in (patch, f"{patch}_part") if module in CHECKS]
     return [verify.Case(patch, f"results of {module}", device, module) for module in modules]
 
 def play(name, inputs):
@@ -46,7 +41,6 @@ verify.checks = lambda module: {
     f"check {name}": functools.partial(play, name) for name in CHECKS[module]
 }
 verify.NEEDS.update(cuda=("sglang",), mlx=("not_there",))
-runner.gpu.capability = lambda: GPU
 """
 
 CASES = """
@@ -98,23 +92,32 @@ def prepared(throwaway: Throwaway) -> Throwaway:
     return throwaway
 
 
+def sets_with(
+    of_ten: Sequence[str],
+    of_step: Sequence[str] = ("step",),
+    part: Sequence[str] = (),
+    without: Sequence[str] = (),
+) -> str:
+    """`SETS` with these checks of one.ten, and of one.step and a second file of it, if any.
+
+    Nothing of the patches `without` depends on the device.
+    """
+    checks = {"one.step": of_step, "one.ten": of_ten, "two.helper": ("helper",), "two.policy": ()}
+    checks |= {"one.step_part": part} if part else {}
+    kept = {name: named for name, named in checks.items() if name not in without}
+    return f"CHECKS = {kept!r}\n{SETS}"
+
+
 def verify(
     throwaway: Throwaway,
     function: str,
     *words: str,
-    without: tuple[str, ...] = (),
     gpu: str | None = "9.0",
-    part: tuple[str, ...] = (),
+    **more: tuple[str, ...],
 ) -> subprocess.CompletedProcess[str]:
-    """Run it with these checks of one.ten, between commas, and of a second file of one.step.
-
-    Nothing of the patches `without` depends on the device; `gpu` is its compute capability.
-    """
-    values = {"FUNCTIONS": function.split(","), "WITHOUT": without, "GPU": gpu, "PART": part}
-    text = SETS
-    for name, value in values.items():
-        text = text.replace(name, repr(value))
-    throwaway.put("sitecustomize.py", text)
+    """Run it with these checks of one.ten, between commas, on a device of that capability."""
+    text = sets_with(function.split(","), **more)
+    throwaway.put("sitecustomize.py", f"{text}runner.gpu.capability = lambda: {gpu!r}\n")
     return throwaway.command("verify", *words)
 
 

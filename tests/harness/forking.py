@@ -1,4 +1,4 @@
-"""Started with ``python forking.py BEGINNING SOCKET IDLE_S``: the process that `forked` has fork.
+"""Started with ``python forking.py BEGINNING SOCKET IDLE_S``: it forks for `released`.
 
 SOCKET is the number of a listening socket. Each connection brings a request, a JSON line, and gets
 the exit code of the fork that runs it. The fork is killed if who asked closes the connection. A

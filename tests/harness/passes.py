@@ -3,7 +3,7 @@
 Tests of one group (`tiers.group_of`) share what they compute, so a group is remembered as one: its
 tests, and each file that it can reach. Some files every group is taken to reach, whoever reads
 them: the framework, the declarations, the harness. Of the others, `_WHERE_READ`, a group reaches
-those that its own modules import and those that it or a fork of `forked` has read. A test that
+those that its own modules import and those that it or a fork of `released` has read. A test that
 starts another process reaches all files. The rest of the key is the environment: `surroundings`.
 """
 

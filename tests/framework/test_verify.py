@@ -52,7 +52,6 @@ def numbers(inputs):
 
 def step(inputs):
     from sglang.srt.a import Worker
-    found = []
     stock = [Worker().step(x) for x in numbers(inputs)]
     with comparing.live("one.step"):
         patched = [Worker().step(x) for x in numbers(inputs)]

@@ -168,7 +168,7 @@ assert len(looks) >= 2, looks     # forks don't keep it from its work
 def test_forks_do_not_keep_the_thread_from_its_work(throwaway: Throwaway) -> None:
     """A child has neither a thread nor a record of its own."""
     pyenv = (Path.home() / ".pyenv" / "versions").glob("3.1[2-9].*/bin/python")
-    for python in (sys.executable, *pyenv):
+    for python in (Path(sys.executable), *pyenv):
         done = throwaway.execute(python, "-c", FORKS, PYTHONPATH=str(REPOSITORY / "src"))
         assert (done.returncode, done.stderr) == (0, ""), (python, done.stderr)
 
@@ -251,7 +251,7 @@ def test_every_process_is_in_the_metrics(throwaway: Throwaway, tmp_path: Path) -
     line = r'^sglang_perf_patches_(live|ran)\{patch="([^"]*)",pid="(\d+)"\} (.*)$'
     found = re.findall(line, done.stdout, re.MULTILINE)
     series = {(name, id, int(pid)): float(value) for name, id, pid, value in found}
-    expected = {}  # the policy was not chosen, and has no series
+    expected: dict[tuple[str, str, int], float] = {}  # the policy was not chosen, and has no series
     for id, has_run in (("one.step", 1.0), ("two.helper", 0.0)):
         expected |= {("live", id, launcher): 0.0, ("ran", id, launcher): 0.0}
         for pid in workers:

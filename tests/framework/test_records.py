@@ -36,13 +36,6 @@ def test_a_record_goes_with_its_process(throwaway: Throwaway) -> None:
     assert status(throwaway)[0] == 0
 
 
-def test_a_record_of_an_earlier_process_of_that_pid(throwaway: Throwaway, folder: Path) -> None:
-    path = folder / f"{procfs.namespace()}-{os.getpid()}-1.json"
-    path.write_text(json.dumps({"pid": os.getpid()}))
-    assert processes(throwaway) == []
-    assert list(folder.iterdir()) == []
-
-
 def test_damaged_records_are_passed_over(throwaway: Throwaway, folder: Path) -> None:
     path = folder / f"{records.name_of(os.getpid())}.json"
     whole = {"pid": os.getpid(), "server": f"x-{os.getpid()}-1", "started": 0.0, "role": "python"}
@@ -82,13 +75,19 @@ def test_only_a_file_of_this_user_is_trusted(
         assert processes(throwaway) == []
 
 
-def test_a_half_written_record_is_cleaned_up(throwaway: Throwaway, folder: Path) -> None:
-    (folder / f"{procfs.namespace()}-{os.getpid()}-1.part").write_text("{")
-    (folder / "of somebody else").write_text("")
-    mine = folder / f"{records.name_of(os.getpid())}.part"
-    mine.write_text("{")  # being written just now
+def test_what_is_left_of_others_is_cleaned_up(throwaway: Throwaway, folder: Path) -> None:
+    earlier = f"{procfs.namespace()}-{os.getpid()}-1"  # a process that had this PID
+    written_now, foreign = f"{records.name_of(os.getpid())}.part", "of somebody else"
+    # Of another PID namespace, and of a version that did not say its namespace.
+    hidden = {"0badcafe-1-1.json", "1-1.json"}
+    for name in (f"{earlier}.json", f"{earlier}.part", written_now, foreign, *hidden):
+        (folder / name).write_text(json.dumps({"pid": os.getpid()}))
     assert processes(throwaway) == []
-    assert {path.name for path in folder.iterdir()} == {"of somebody else", mine.name}
+    assert {path.name for path in folder.iterdir()} == {written_now, foreign, *hidden}
+    for name in hidden:
+        os.utime(folder / name, (time.time() - 90_000,) * 2)
+    assert processes(throwaway) == []
+    assert {path.name for path in folder.iterdir()} == {written_now, foreign}
 
 
 def test_a_record_that_a_cleaner_of_temporary_files_took_comes_back(throwaway: Throwaway) -> None:
@@ -256,19 +255,6 @@ def test_a_bad_folder_that_this_shell_would_not_use_hides_nothing(throwaway: Thr
     folder.chmod(0o777)
     with serving(throwaway) as process:
         assert [entry["pid"] for entry in processes(throwaway)] == [process.pid]
-
-
-def test_records_of_another_pid_namespace_stay_hidden(throwaway: Throwaway, folder: Path) -> None:
-    others = {folder / "0badcafe-1-1.json", folder / "1-1.json"}
-    # The second one is of a version that did not say its namespace.
-    for path in others:
-        path.write_text("{}")
-    assert processes(throwaway) == []
-    assert set(folder.iterdir()) == others
-    for path in others:
-        os.utime(path, (time.time() - 90_000,) * 2)
-    assert processes(throwaway) == []
-    assert list(folder.iterdir()) == []
 
 
 def test_a_sweep_of_many_records_takes_little_at_a_time(tmp_path: Path) -> None:

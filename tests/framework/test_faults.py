@@ -272,30 +272,25 @@ def test_an_import_that_fails_half_way_and_then_succeeds(throwaway: Throwaway) -
         "        left.remove(name)\n"
         "        raise ImportError(f'{name} fails')\n",
     )
-    done = throwaway.run(
-        """
-        import sys
-        from throwaway_patches import *
-        import sglang_perf_patches as ours
-        use(STEP, BOTH, HELPER)
-        ours.activate()
+    done = throwaway.play("""
+use(STEP, BOTH, HELPER)
+ours.activate()
 
-        def attempt(name):
-            try:
-                __import__(f"sglang.srt.{name}")
-            except ImportError as error:
-                assert str(error) == f"{name} fails", error
-            return [state.state for state in ours.activate().patches]
+def attempt(name):
+    try:
+        __import__(f"sglang.srt.{name}")
+    except ImportError as error:
+        assert str(error) == f"{name} fails", error
+    return [state.state for state in ours.activate().patches]
 
-        assert attempt("a") == ["pending"] * 3
-        assert "sglang.srt.a" not in sys.modules
-        assert attempt("b") == ["live", "pending", "live"]      # b imports a, and fails itself
-        import sglang.srt.a as a
-        assert a.Worker().step(1) == 102 and not hasattr(a.Worker, "extra")
-        assert attempt("b") == ["live", "pending", "live"]
-        assert attempt("b") == ["live"] * 3
-        import sglang.srt.b as b
-        assert a.Worker().step(1) == 202 and b.Caller().call(1) == 203 and a.Worker().extra()
-        """
-    )
+assert attempt("a") == ["pending"] * 3
+assert "sglang.srt.a" not in sys.modules
+assert attempt("b") == ["live", "pending", "live"]      # b imports a, and fails itself
+import sglang.srt.a as a
+assert a.Worker().step(1) == 102 and not hasattr(a.Worker, "extra")
+assert attempt("b") == ["live", "pending", "live"]
+assert attempt("b") == ["live"] * 3
+import sglang.srt.b as b
+assert a.Worker().step(1) == 202 and b.Caller().call(1) == 203 and a.Worker().extra()
+""")
     assert done.stderr == ""

@@ -9,7 +9,7 @@ from throwaway import REPOSITORY, Throwaway, strictly
 
 RECORDED = """
 import json
-from sglang_perf_patches.telemetry import recorder, records
+from sglang_perf_patches.telemetry import procfs, recorder, records
 recorder._TICK_S = 0.1
 use(STEP)
 said, lines = [], []
@@ -32,22 +32,13 @@ def undone():
 
 BROKEN = {
     "multiprocessing that is being imported": (
-        "import types; sys.modules['multiprocessing'] = types.ModuleType('multiprocessing')"
+        "sys.modules['multiprocessing'] = type(sys)('multiprocessing')"
     ),
-    "a file with an odd name": (
-        "from sglang_perf_patches.telemetry import procfs\n"
-        "(recorder._recorders[0].path.parent / f'{procfs.namespace()}-\\u00b2-1.json').touch()"
-    ),
-    "a deep record": (
-        "import sglang_perf_patches.telemetry.procfs as p\n"
-        "(recorder._recorders[0].path.parent / f'{records.name_of(os.getppid())}.json')"
-        ".write_text('[' * 100_000)"
-    ),
-    "an announcement": "recorder._recorders[0].announce = lambda data: 1 / 0",
-    "metrics": "recorder._recorders[0].exporter.export = lambda data: sys.exit()",
-    "a sweep": (
-        "recorder._recorders[0].sweep = lambda: 1 / 0; recorder._recorders[0].has_forked = True"
-    ),
+    "a file with an odd name": "(folder / f'{procfs.namespace()}-\\u00b2-1.json').touch()",
+    "a deep record": "(folder / f'{records.name_of(os.getppid())}.json').write_text('[' * 100_000)",
+    "an announcement": "mine.announce = lambda data: 1 / 0",
+    "metrics": "mine.exporter.export = lambda data: sys.exit()",
+    "a sweep": "mine.sweep, mine.has_forked = (lambda: 1 / 0), True",
     "a fork": "child = os.fork()\nif not child: os._exit(0)\nos.waitpid(child, 0)",
 }
 
@@ -58,6 +49,8 @@ def test_a_broken_task_stops_no_other_and_no_next_tick(throwaway: Throwaway, bro
 warnings.simplefilter("ignore")
 import sglang.srt.a as a
 ours.activate()
+(mine,) = recorder._recorders
+folder = mine.path.parent
 {BROKEN[broken]}
 time.sleep(0.3)
 undone()

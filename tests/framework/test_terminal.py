@@ -13,8 +13,6 @@ from struct import pack
 import pytest
 from throwaway import Throwaway
 
-from linux_mlx.patience import limit_s
-
 SETS = """
 import throwaway_patches as t
 from dataclasses import replace
@@ -89,17 +87,13 @@ def test_a_shell_completes_verbs_options_and_patches(
     typed = f"sglang-perf-patches {line}"
     answer = tmp_path / "answer"
     prepared.put("sitecustomize.py", f"{SETS}\nt.sets.NAMES = ('one', 'two')\n")
-    subprocess.run(
-        COMMAND,
-        env=prepared.environment(
-            _ARGCOMPLETE="1",
-            _ARGCOMPLETE_IFS="\n",
-            _ARGCOMPLETE_SUPPRESS_SPACE="0",
-            _ARGCOMPLETE_STDOUT_FILENAME=str(answer),
-            COMP_LINE=typed,
-            COMP_POINT=str(len(typed)),
-        ),
-        timeout=limit_s(),
+    prepared.command(
+        _ARGCOMPLETE="1",
+        _ARGCOMPLETE_IFS="\n",
+        _ARGCOMPLETE_SUPPRESS_SPACE="0",
+        _ARGCOMPLETE_STDOUT_FILENAME=str(answer),
+        COMP_LINE=typed,
+        COMP_POINT=str(len(typed)),
     )
     assert set(answer.read_text().split("\n")) == expected
 

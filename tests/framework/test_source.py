@@ -229,25 +229,13 @@ def test_a_tree_of_bytecode_is_a_tree(tmp_path: Path) -> None:
     assert source.find(tmp_path) == root
 
 
-TEXT = '''\
-class Worker:
-    """Works."""
-
-    @property
-    def name(self):
-        return "stock"
-
-    def step(self, x):
-        return x + 1
-
-
-LIMIT = 4
-'''
+CHANGED = MODULE.replace("return 1", "return 2")
+"""Of the same size."""
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return sample(tmp_path, TEXT).root
+    return sample(tmp_path).root
 
 
 def read(root: Path, name: str = "Worker") -> source.Definition:
@@ -288,9 +276,9 @@ def test_what_was_read_is_in_the_table_and_not_parsed_again(root: Path, parsed: 
     assert source.Tree(root).definition("sglang.srt.work:nothing") is None
     assert not parsed
     assert found == definition_in(source.Tree(root, table=dict), "Worker")
-    assert found.text == TEXT.partition("\n\n\n")[0]
+    assert found.text == MODULE[MODULE.index("class Worker") : MODULE.index("\n\nif os")]
     members = [member.reference.partition(":")[2] for member in found.members]
-    assert members == ["Worker.name", "Worker.step"]
+    assert members == ["Worker.fixed", "Worker.name"]
     parsed.clear()
     assert read(root, "LIMIT")
     assert len(parsed) == 1
@@ -302,10 +290,10 @@ def test_another_text_or_place_is_parsed(root: Path, parsed: list[Path]) -> None
     before = read(root)
     path = root / "srt" / "work.py"
     times = path.stat()
-    path.write_text(TEXT.replace("x + 1", "x + 2"))
+    path.write_text(CHANGED)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert before.digest != read(root).digest
-    (root / "srt" / "other.py").write_text(TEXT)
+    (root / "srt" / "other.py").write_text(MODULE)
     assert source.Tree(root).definition("sglang.srt.other:Worker")
     assert len(parsed) == 2
 
@@ -313,7 +301,7 @@ def test_another_text_or_place_is_parsed(root: Path, parsed: list[Path]) -> None
 @pytest.mark.usefixtures("table")
 def test_a_text_that_is_not_what_was_judged_is_an_error(root: Path) -> None:
     definition = read(root)
-    (root / "srt" / "work.py").write_text(TEXT.replace("x + 1", "x + 2"))
+    (root / "srt" / "work.py").write_text(CHANGED)
     with pytest.raises(source.TreeError, match="changed while it was read"):
         _ = definition.text
 

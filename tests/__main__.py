@@ -1,17 +1,13 @@
 """``python3 -m tests [quick] [--all] [FOLDER ...] [PYTEST ARGUMENT ...]``: the project's checks.
 
 Without a folder or another argument, ruff, the type checker and pytest run. With one, pytest alone
-runs. A folder goes by its bare name (``python3 -m tests framework``, ``python3 -m tests mla``).
-``quick`` is for the editor: ruff, the type checker and the tests of `QUICK`, in about a
-minute on two quiet cores.
-``--all`` plays the whole matrix of releases; otherwise pytest plays the default tier (see
-``tests/harness/tiers.py``). What has passed before with all that it reaches is left out (see
-``tests/harness/passes.py``); ``--fresh`` runs it. Four tests run at a time, on two cores: some of
-them only wait.
+runs. ``quick`` runs the tests of `QUICK`. ``--all`` plays the whole matrix of releases; otherwise
+pytest plays the default tier (see ``tests/harness/tiers.py``). What has passed before with all that
+it reaches is left out (see ``tests/harness/passes.py``); ``--fresh`` runs it. Four tests run at a
+time, on two cores: some of them only wait.
 
 The command makes an environment in ``.venv`` beside this folder with what the checks need. It needs
-Linux and Python 3.11, as the released wheels and the CPU build of torch do. The first use fetches
-what the tests need of released sglang into the user's cache folder.
+Linux and Python 3.11, as the released wheels and the CPU build of torch do.
 """
 
 import hashlib
@@ -19,7 +15,6 @@ import os
 import subprocess
 import sys
 import venv
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE, STDOUT
@@ -31,7 +26,7 @@ TIERS = {"--all", "--fresh"}
 QUICK = tuple(
     f"tests/framework/test_{name}.py"
     for name in (
-        *("declaration", "description", "gains", "imports", "known", "patch_page"),
+        *("declaration", "gains", "imports", "known", "patch_page"),
         *("quotes", "selection", "slots", "source", "verdict", "wrappers"),
     )
 )
@@ -59,22 +54,19 @@ def main(arguments: list[str]) -> int:
     # Each of a run's processes would compile the package and the tests again.
     variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     print(f"On two quiet cores this takes {takes(arguments)}.", flush=True)
-    run = partial(subprocess.run, cwd=ROOT, env=variables)
-    with ThreadPoolExecutor(1) as beside:
-        # It has one core for a minute or two, and pytest the rest.
-        types = [python, "-m", "mypy"]
-        typed = (
-            beside.submit(run, types, stdout=PIPE, stderr=STDOUT, text=True) if is_whole else None
-        )
-        codes = []
-        for words in checks:
-            print(f"$ {' '.join(words)}", flush=True)
-            codes.append(run([python, "-m", *words]).returncode)
-            if codes[-1]:
-                break
-        if typed:
-            print(f"$ mypy\n{typed.result().stdout}", end="", flush=True)
-            codes.append(typed.result().returncode)
+    start = partial(subprocess.Popen, cwd=ROOT, env=variables)
+    mypy = [python, "-m", "mypy"]
+    # It has one core for a minute or two, and pytest the rest.
+    types = start(mypy, stdout=PIPE, stderr=STDOUT, text=True) if is_whole else None
+    codes = []
+    for words in checks:
+        print(f"$ {' '.join(words)}", flush=True)
+        codes.append(start([python, "-m", *words]).wait())
+        if codes[-1]:
+            break
+    if types:
+        print(f"$ mypy\n{types.communicate()[0]}", end="", flush=True)
+        codes.append(types.returncode)
     return next(filter(None, codes), 0)
 
 

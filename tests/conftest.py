@@ -10,7 +10,6 @@ from typing import Any
 import hypothesis
 import pytest
 
-import forked
 import passes
 import released
 import tiers
@@ -46,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "shares_nothing: each case may run in a process of its own")
     if not tiers.is_whole(config):
         os.environ.setdefault(tiers.DEPTH, "1")
-    os.environ.setdefault(forked.RUN, uuid.uuid4().hex)  # the processes of pytest-xdist inherit it
+    os.environ.setdefault(released.RUN, uuid.uuid4().hex)  # which pytest-xdist's processes have
     config.pluginmanager.register(passes.Remembered(config), "passes")
 
 

@@ -45,7 +45,6 @@ class Bench:
         return [*map(int, self.pids.read_text().split())] if self.pids.exists() else []
 
     def left(self) -> list[int]:
-        """Those that are still running."""
         return [*filter(runs, self.started())]
 
 

@@ -53,26 +53,20 @@ def test_what_is_beyond_the_noise(word: str, stock: list[float], patched: list[f
 @pytest.mark.parametrize("turns", [2, 3, 4, 5, 8])
 @pytest.mark.parametrize("name", _DISTRIBUTIONS)
 def test_equal_sides_pass_as_seldom_as_the_rule_says(turns: int, name: str) -> None:
-    chosen = random.Random(turns)
-    draw = _DISTRIBUTIONS[name]
-    passed = sum(
-        change(*[[draw(chosen) for _ in range(turns)] for _ in range(2)]).word != "within"
-        for _ in range(4000)
-    )
+    chosen, draw, passed = random.Random(turns), _DISTRIBUTIONS[name], 0
+    for _ in range(4000):
+        stock, patched = ([draw(chosen) for _ in range(turns)] for _ in range(2))
+        passed += change(stock, patched).word != "within"
     assert 0 < passed / 4000 < (0.09 if turns == 2 else 0.055)
 
 
 @pytest.mark.parametrize("turns", [3, 5])
 def test_a_gain_of_many_spreads_is_found(turns: int) -> None:
-    chosen = random.Random(turns)
-    sides = [
-        change(
-            [chosen.gauss(100, 2) for _ in range(turns)],
-            [chosen.gauss(75, 2) for _ in range(turns)],
-        )
-        for _ in range(500)
-    ]
-    assert sum(compared.word == "less" for compared in sides) > 495
+    chosen, found = random.Random(turns), 0
+    for _ in range(500):
+        stock, patched = ([chosen.gauss(mean, 2) for _ in range(turns)] for mean in (100, 75))
+        found += change(stock, patched).word == "less"
+    assert found > 495
 
 
 @pytest.mark.parametrize("turns", range(4, 11))

@@ -171,9 +171,7 @@ def test_a_port_in_use_is_said_before_anything_is_started(bench: Bench) -> None:
         (("--num-prompts", "8"), {"SGLANG_PERF_PATCHES": "none"}, "there is nothing to compare"),
         (("mlx",), {}, "choose patches with SGLANG_PERF_PATCHES"),
         (("--b", "SGLANG_PERF_PATCHES=frob"), {}, "unknown"),
-        (("--a", "--disable-radix-cache"), {}, "give --b as well"),
         (("--turns", "0"), {}, "--turns must be 1 or more"),
-        (("--url", "https://x"), {}, "write it as http://HOST:PORT"),
     ],
 )
 def test_what_is_wrong_is_said_before_a_boot(
@@ -240,13 +238,6 @@ def test_a_second_signal_does_not_stop_the_ending(bench: Bench) -> None:
     assert bench.left() == []
 
 
-def test_help_names_what_there_is() -> None:
-    command = [sys.executable, "-m", "sglang_perf_patches", "bench", "server", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s(), check=True)
-    for word in ("--a TEXT", "--b TEXT", "--turns", "--url", "--json", "Exit codes"):
-        assert word in done.stdout
-
-
 def refused(bench: Bench, *before: str, words: tuple[str, ...] = (), **variables: str) -> str:
     """The only line of a run that starts no server."""
     text = (bench.throwaway.site / "program.py").read_text(encoding="utf-8")
@@ -266,10 +257,3 @@ def test_a_filter_that_leaves_this_plugin_out_is_not_overridden(bench: Bench) ->
     assert said in refused(bench, "env", "SGLANG_PLUGINS=other, another")
     side = ("--b", "SGLANG_PERF_PATCHES=one SGLANG_PLUGINS=other")
     assert "b: SGLANG_PLUGINS does not name" in refused(bench, words=side)
-
-
-def test_a_python_without_this_package_is_named(bench: Bench) -> None:
-    before = ("env", "-u", "PYTHONPATH", f"PYTHONPATH={bench.throwaway.site}")
-    bench.throwaway.put("sitecustomize.py", "")
-    server = refused(bench, *before)
-    assert "No entry point" in server or "loads no plugins" in server

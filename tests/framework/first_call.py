@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 import traceback
+from functools import partial
 
 from places import Places, outcome_of, raising, sampled
 
@@ -58,12 +59,9 @@ def attempt(happens, at):
     return outcome
 
 
-def forked(happens, at):
-    return outcome_of(lambda: attempt(happens, at), at=at)
-
-
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     happens = HAPPENS[sys.argv[1]]
-    chosen = sampled(forked(happens, None), int(sys.argv[2]))
-    print(json.dumps([forked(happens, (place, 1)) for place in chosen]))
+    chosen = sampled(outcome_of(partial(attempt, happens, None)), int(sys.argv[2]))
+    runs = [(place, 1) for place in chosen]
+    print(json.dumps([outcome_of(partial(attempt, happens, at), at=at) for at in runs]))

@@ -3,10 +3,11 @@
     python inject.py raises|kills FOLDERS APART
     python inject.py FAULT FOLDERS APART SCENARIO
 
-Each attempt is a forked child of its own. ``raises`` and ``kills`` strike at calls that code below
-the named folders of the framework makes. The others strike at lines of theirs that run:
-``interrupts`` raises a KeyboardInterrupt, ``interrupts-twice`` another one some lines later,
-``fails`` a MemoryError; ``deactivates`` and ``activates`` call that, as a signal handler would.
+Each attempt is a forked child of its own, which an alarm ends where it hangs. ``raises`` and
+``kills`` strike at calls that code below the named folders of the framework makes. The others
+strike at lines of theirs that run: ``interrupts`` raises a KeyboardInterrupt, ``interrupts-twice``
+another one some lines later, ``fails`` a MemoryError; ``deactivates``, ``activates`` and ``again``
+(both) call that, as a signal handler would.
 
 At APART 0 each place is struck, by ``interrupts`` several times; else one of one in APART functions
 of each file, and more of what switches (see `places`).
@@ -20,6 +21,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 from places import Places, of_all, of_functions, outcome_of, raising
 from throwaway_patches import BOTH, HELPER, TEN, use
@@ -27,7 +29,7 @@ from throwaway_patches import BOTH, HELPER, TEN, use
 import sglang_perf_patches as ours
 from sglang_perf_patches import plugin, sets  # noqa: F401
 from sglang_perf_patches.live import engine
-from sglang_perf_patches.telemetry import records  # noqa: F401
+from sglang_perf_patches.telemetry import recorder
 
 PATCHES = (TEN, BOTH, HELPER)
 # What lets nothing out can't guard itself.
@@ -78,6 +80,11 @@ def struck_one_by_one(attempt, fault, watched, apart, *scenario):
     ]
 
 
+def again():
+    ours.deactivate()
+    ours.activate("all")
+
+
 HAPPENS = {
     "raises": raising(RuntimeError("injected")),
     "kills": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -86,6 +93,7 @@ HAPPENS = {
     "interrupts-twice": raising(KeyboardInterrupt),
     "deactivates": ours.deactivate,
     "activates": lambda: ours.activate("all"),
+    "again": again,
 }
 
 
@@ -115,19 +123,18 @@ def interrupted(watched, at, fault, again, scenario):
     """Play a scenario with a fault at one line, then continue."""
     places = Places(watched, at, HAPPENS[fault], again=again)
     outcome = {"scenario": scenario}
-    if scenario == "imported before":
+    if scenario != "imported later":
         modules()
-    elif scenario == "deactivating":
-        modules()
+    if scenario == "deactivating":
         ours.activate("all")
     sys.settrace(places.trace)
     try:
-        if scenario == "deactivating":
-            ours.deactivate()
-        else:
+        if scenario != "deactivating":
             ours.activate("all")
-            if scenario == "imported later":
-                modules()
+        if scenario == "imported later":
+            modules()
+        elif scenario != "imported before":
+            ours.deactivate()
     except (KeyboardInterrupt, MemoryError):
         outcome["interrupted"] = True
     finally:
@@ -142,18 +149,29 @@ def interrupted(watched, at, fault, again, scenario):
     a, b = modules()
     ours.activate("all")
     outcome["later"] = [states(), effects(a, b)]
+    if scenario == "on and off":
+        (of_now,) = recorder._recorders
+        while not of_now.path.exists():  # the tick brings back what an earlier end took
+            time.sleep(0.01)
     # Another thread does it: whatever came in between has left no lock to this one.
     other = threading.Thread(target=ours.deactivate)
     other.start()
     other.join()
+    if scenario == "on and off":
+        assert not of_now.path.exists()
+        while threading.active_count() > 1:
+            time.sleep(0.01)
     outcome["off"] = effects(a, b)
     outcome["left"] = [name for name in vars(a) if "sglang_perf_patches" in name]
     return outcome
 
 
 def forked(attempt, *arguments):
-    outcome = outcome_of(lambda: attempt(*arguments), arguments=str(arguments))
-    return outcome or {"killed": arguments[1]}
+    def limited():
+        signal.alarm(300)
+        return attempt(*arguments)
+
+    return outcome_of(limited, arguments=str(arguments)) or {"killed": arguments[1]}
 
 
 if __name__ == "__main__":

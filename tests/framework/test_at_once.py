@@ -23,10 +23,9 @@ def two(patching):
     def call(inner):
         return lambda self, x: inner(self, x) + sum(a.helper(0) for _ in range(2)) + 10**7
     patching.override(f"{B}:Caller.call", call)
-installs.one, installs.two = one, two
 use(
-    declare("one.parts", install="one", targets=(f"{A}:Worker.step", f"{B}:Caller.call")),
-    declare("two.parts", install="two", targets=(f"{A}:helper", f"{B}:Caller.call")),
+    declare("one.parts", install=one, targets=(f"{A}:Worker.step", f"{B}:Caller.call")),
+    declare("two.parts", install=two, targets=(f"{A}:helper", f"{B}:Caller.call")),
 )
 ONE, TWO = 100 + 101 + 10**6, 2 * 10**4 + 10**7
 WHOLE = {2, 2 + ONE, 2 + TWO, 2 + ONE + TWO}
@@ -146,8 +145,7 @@ def parts(patching):
         return step
     patching.override(f"{A}:Worker.step", step)
     installs.helper(patching)
-installs.parts = parts
-parts = declare("one.parts", install="parts", targets=(f"{A}:Worker.step", f"{A}:helper"))
+parts = declare("one.parts", install=parts, targets=(f"{A}:Worker.step", f"{A}:helper"))
 """
 """A patch whose method calls the function that it also changes, after `between`."""
 

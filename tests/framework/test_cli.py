@@ -11,6 +11,7 @@ import pytest
 from throwaway import NO_SGLANG, Throwaway, change
 
 from sglang_perf_patches import __version__
+from sglang_perf_patches.cli import main
 
 
 def test_json_has_the_designed_form(throwaway: Throwaway, tree: Path) -> None:
@@ -48,14 +49,14 @@ def test_list_is_the_default(throwaway: Throwaway, tree: Path, words: tuple[str,
     assert done.returncode == 0
     assert done.stdout == throwaway.command("list").stdout
     lines = done.stdout.splitlines()
-    assert lines[0] == ("3 ready, 0 refused, 1 off, 1 built-in, 1 absent")
-    assert lines[1:3] == ["on sglang 1.0, with SGLANG_PERF_PATCHES=all", f"at {tree}"]
-    assert lines[4:10] == [
-        *("one: one", "  one.step: ready", "", "two: two"),
-        *("  two.helper: ready", "  two.both: ready"),
+    assert lines[:3] == [
+        "3 ready, 0 refused, 1 off, 1 built-in, 1 absent",
+        *("on sglang 1.0, with SGLANG_PERF_PATCHES=all", f"at {tree}"),
     ]
-    assert lines[10:15] == [
-        *("  two.policy: off (opt-in)", "", "absent: two.gone", "built-in: two.built"),
+    assert lines[4:15] == [
+        *("one: one", "  one.step: ready", "", "two: two", "  two.helper: ready"),
+        *("  two.both: ready", "  two.policy: off (opt-in)", ""),
+        *("absent: two.gone", "built-in: two.built"),
         "Why these have nothing to do here: sglang-perf-patches list --all",
     ]
     assert "`ready`: the patch knows this code. It goes live in" in done.stdout
@@ -80,12 +81,8 @@ patch_page.read = lambda id: patch_page.Page(
 
 
 def test_the_largest_gain_is_first_with_its_release(throwaway: Throwaway, tree: Path) -> None:
-    with open(throwaway.site / "sitecustomize.py", "a", encoding="utf-8") as file:
-        file.write(
-            "from dataclasses import replace\n"
-            "helper = replace(t.HELPER, proven_with={'tensor-parallel': 'x', 'eagle': 'x'})\n"
-            "t.use(t.STEP, helper, t.BOTH, t.POLICY)\n" + GAINS
-        )
+    helper = "replace(t.HELPER, proven_with={'tensor-parallel': 'x', 'eagle': 'x'})"
+    throwaway.append("sitecustomize.py", f"t.use(t.STEP, {helper}, t.BOTH, t.POLICY)\n{GAINS}")
     lines = throwaway.command("list").stdout.splitlines()
     assert lines[4:12] == [
         *("one: one", "  one.step: ready, if you use it", "      2 ms → 1 ms (1.0, H200)", ""),
@@ -171,13 +168,10 @@ def test_plugins_variable_that_leaves_us_out_is_told(throwaway: Throwaway, tree:
     ("words", "variables", "said"),
     [
         (("list",), {"SGLANG_PERF_PATCHES": "one,tow"}, "did you mean two"),
-        (("list",), {"SGLANG_PERF_PATCHES": "one,,two"}, "empty item"),
         (("list",), {"SGLANG_PERF_PATCHES": "ALL"}, "did you mean all"),
-        (("list",), {"SGLANG_PERF_PATCHES": "one,NONE"}, "must stand alone"),
         (("explain", "two.bth"), {}, "did you mean two.both"),
         (("bench", "mlx"), {}, "choose from 'server'"),
         (("verify", "none"), {}, "names no patch to verify"),
-        (("list", "--sglang-path", "missing"), {}, "not a sglang tree"),
         (("doctor", "--sglang-path", "/nowhere"), {}, "not a sglang tree"),
         (("doctor", "--sglang-version", "../x"), {}, "'../x' is not a version of sglang"),
         (("doctor", "--sglang-version", "two"), {}, "'two' is not a version of sglang"),
@@ -194,16 +188,10 @@ def test_bad_input_is_one_sentence(
     assert said in line
 
 
-@pytest.mark.parametrize("damage", ["truncated", "binary", "unreadable"])
-def test_a_damaged_file_refuses_its_patches(throwaway: Throwaway, tree: Path, damage: str) -> None:
+def test_an_unreadable_file_refuses_its_patches(throwaway: Throwaway, tree: Path) -> None:
     path = tree / "srt" / "a.py"
-    if damage == "truncated":
-        path.write_text(path.read_text().partition("return x + 1")[0] + "return (x")
-    elif damage == "binary":
-        path.write_bytes(b"\xff\xfe\x00")
-    else:
-        path.unlink()
-        path.symlink_to("/proc/self/mem")  # no permission bit would stop root
+    path.unlink()
+    path.symlink_to("/proc/self/mem")  # no permission bit would stop root
     done = throwaway.command("list", SGLANG_PERF_PATCHES="one.step")
     assert (done.returncode, done.stderr) == (1, "")
     assert re.search("one.step is refused: .*a.py can't be", " ".join(done.stdout.split()))
@@ -269,26 +257,23 @@ def test_a_reader_that_leaves_early(throwaway: Throwaway, tree: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("words", [["list"], ["explain", "mamba.slot-exhaustion"]])
-def test_works_with_is_that_of_the_release(words: list[str]) -> None:
+@pytest.mark.parametrize(("release", "has_it"), [("0.5.11", False), ("0.5.23", True)])
+def test_works_with_is_that_of_the_release(
+    release: str, has_it: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     """slot-exhaustion was tested with the hierarchical cache from 0.5.17 on."""
-    asked = [sys.executable, "-m", "sglang_perf_patches", *words, "--json", "--sglang-version"]
-    tested = {}
-    for release in ("0.5.11", "0.5.23"):
-        text = subprocess.run(
-            [*asked[:-2], "--all", asked[-1], release], capture_output=True, check=False, text=True
-        ).stdout
-        if words == ["list"]:
-            entry = " ".join(text.partition("mamba.slot-exhaustion: ")[2].split())
-            works, _, off = entry.partition("works with ")[2].partition("; off with ")
-            assert ("hierarchical cache" in works.partition(" swa: ")[0]) == (release == "0.5.23")
-            assert off.startswith("MTP, hierarchical cache") == (release == "0.5.11")
-        else:
-            assert ("hierarchical-cache: " in text) == (release == "0.5.23")
-        told = json.loads(
-            subprocess.run([*asked, release], capture_output=True, check=False).stdout
-        )
-        patches = {each["id"]: each["proven_with"] for each in told.get("patches", [told])}
-        tested[release] = set(patches["mamba.slot-exhaustion"])
-    assert {"tensor-parallel", "hierarchical-cache"} <= tested["0.5.23"]
-    assert {"tensor-parallel", "hierarchical-cache"} & tested["0.5.11"] == {"tensor-parallel"}
+    patch, feature = "mamba.slot-exhaustion", "hierarchical-cache"
+
+    def said(*words: str) -> str:
+        main([*words, "--sglang-version", release])
+        return capsys.readouterr().out
+
+    entry = " ".join(said("list", "--all").partition(f"{patch}: ")[2].split())
+    works, _, off = entry.partition("works with ")[2].partition("; off with ")
+    assert ("hierarchical cache" in works.partition(" swa: ")[0]) == has_it
+    assert off.startswith("MTP, hierarchical cache") != has_it
+    assert (f"{feature}: " in said("explain", patch, "--all")) == has_it
+    listed = {each["id"]: each for each in json.loads(said("list", "--json"))["patches"]}
+    for told in (listed[patch], json.loads(said("explain", patch, "--json"))):
+        assert "tensor-parallel" in told["proven_with"]
+        assert (feature in told["proven_with"]) == has_it

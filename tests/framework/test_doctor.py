@@ -15,6 +15,7 @@ from throwaway import PUBLISHING, Throwaway, change
 
 from linux_mlx.patience import wait_for
 from sglang_perf_patches import gpu
+from sglang_perf_patches.model.feature import UNPROVEN
 
 SETS = """
 import throwaway_patches as t
@@ -59,20 +60,13 @@ def test_each_change_is_named_and_a_lost_patch_is_exit_1(throwaway: Throwaway, o
     (other / "srt" / "b.py").unlink()
     done = throwaway.command("doctor", "--sglang-path", str(other), "--json")
     assert done.returncode == 1
-    assert changes(done) == {
-        "one.step": "lost",
-        "two.policy": "lost",
-        "two.gone": "absent",
-        "two.built": "built-in",
-    }
+    ids = ("one.step", "two.policy", "two.gone", "two.built")
+    assert changes(done) == dict(zip(ids, ("lost", "lost", "absent", "built-in"), strict=True))
     assert json.loads(done.stdout)["lost"] == ["one.step"]  # nobody chose the policy patch
     text = throwaway.command("doctor", "--sglang-path", str(other))
     lines = text.stdout.splitlines()
     assert lines[0] == ("chosen, and lost: one.step (2 lost, 1 built-in, 1 absent)")
-    assert [line.split()[0] for line in lines if " applies " in line] == [
-        *("one.step", "two.policy", "two.gone", "two.built")
-    ]
-
+    assert [line.split()[0] for line in lines if " applies " in line] == [*ids]
     without = throwaway.command("doctor", "--sglang-path", str(other), SGLANG_PERF_PATCHES="-one")
     assert without.returncode == 0
 
@@ -101,25 +95,19 @@ def test_the_way_back_to_an_older_sglang_has_own_words(throwaway: Throwaway, oth
 
 
 def test_a_release_comes_from_the_cache_or_the_index(throwaway: Throwaway, other: Path) -> None:
-    cache = throwaway.site.parent / "cache"
-    folder = cache / "sglang-perf-patches" / "releases" / "2.0"
+    folder = throwaway.site.parent / "cache" / "sglang-perf-patches" / "releases" / "2.0"
     folder.mkdir(parents=True)
     other.rename(folder / "sglang")
-    done = throwaway.command("doctor", "--sglang-version", "2.0", XDG_CACHE_HOME=str(cache))
+    done = throwaway.command("doctor", "--sglang-version", "2.0")
     assert done.returncode == 0, done.stderr
     assert f"to   sglang 2.0 at {folder / 'sglang'}" in done.stdout
 
 
 def test_without_pip_nothing_is_fetched(throwaway: Throwaway, other: Path, tmp_path: Path) -> None:
     """As in an environment that uv made: what is fetched is fetched by pip."""
-    bare = tmp_path / "bare"
-    venv.create(bare, with_pip=False)
-    python = bare / "bin" / "python"
-    done = throwaway.command(
-        *("doctor", "--sglang-version", "0.5.22"),
-        python=python,
-        XDG_CACHE_HOME=str(tmp_path / "cache"),
-    )
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = tmp_path / "bare" / "bin" / "python"
+    done = throwaway.command("doctor", "--sglang-version", "0.5.22", python=python)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"sglang-perf-patches: sglang 0.5.22 could not be fetched: {python} has no pip to fetch it "
@@ -128,9 +116,8 @@ def test_without_pip_nothing_is_fetched(throwaway: Throwaway, other: Path, tmp_p
 
 
 def test_what_pip_says_is_told(throwaway: Throwaway, other: Path) -> None:
-    cache = throwaway.site.parent / "cache"
     throwaway.put("pip.py", "import sys; sys.exit('no index can be reached')")
-    done = throwaway.command("doctor", "--sglang-version", "0.5.22", XDG_CACHE_HOME=str(cache))
+    done = throwaway.command("doctor", "--sglang-version", "0.5.22")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
         "sglang-perf-patches: sglang 0.5.22 could not be fetched: no index can be reached"
@@ -198,12 +185,10 @@ def test_alone_it_says_whether_all_is_well(throwaway: Throwaway) -> None:
     assert (code, lines) == (0, [conclusion])
     assert "chosen     ok  1 ready" in health(throwaway, "--all")[1]
     by_check = checks(throwaway)
-    assert {name: word for name, (word, _) in by_check.items()} == {
-        "installed": "ok",
-        "loaded": "ok",
-        "chosen": "ok",
-        "live": "-",
-        "has run": "-",
+    words = {name: word for name, (word, _) in by_check.items()}
+    assert words == {
+        **dict.fromkeys(("installed", "loaded", "chosen"), "ok"),
+        **dict.fromkeys(("live", "has run"), "-"),
     }
     assert "next to sglang 1.0" in by_check["installed"][1]
     assert by_check["chosen"][1] == "1 ready, 0 refused, 1 off, with SGLANG_PERF_PATCHES=all"
@@ -223,12 +208,7 @@ def test_alone_it_says_whether_all_is_well(throwaway: Throwaway) -> None:
     ],
 )
 def test_it_says_what_to_change(
-    throwaway: Throwaway,
-    variables: dict[str, str],
-    check: str,
-    word: str,
-    advice: str,
-    code: int,
+    throwaway: Throwaway, variables: dict[str, str], check: str, word: str, advice: str, code: int
 ) -> None:
     throwaway.put("sglang/srt/plugins/__init__.py", "")
     script = HEALTH
@@ -298,30 +278,23 @@ sys.stdin.read()
 """
 
 
+TENSORS = f"tensor parallelism is on (--tp-size){UNPROVEN}"
+
+
 @pytest.mark.parametrize(
-    ("chosen", "why", "found"),
+    ("chosen", "why", "word", "advice", "code"),
     [
-        (
-            "all",
-            "tensor parallelism is on (--tp-size): this patch was not tested with that",
-            (
-                "bad",
-                "one.a, one.b are gated: "
-                "tensor parallelism is on (--tp-size): this patch was not tested with that",
-                1,
-            ),
-        ),
-        ("one.b", "cuDNN attends", ("bad", "one.b is gated: cuDNN attends", 1)),
-        ("one.step", "-", ("-", "", 0)),
+        ("all", TENSORS, "bad", f"one.a, one.b are gated: {TENSORS}", 1),
+        ("one.b", "cuDNN attends", "bad", "one.b is gated: cuDNN attends", 1),
+        ("one.step", "-", "-", "", 0),
     ],
 )
 def test_a_gate_in_a_server_is_a_problem_and_its_flag_is_named(
-    throwaway: Throwaway, chosen: str, why: str, found: tuple[str, str, int]
+    throwaway: Throwaway, chosen: str, why: str, word: str, advice: str, code: int
 ) -> None:
     """What is not needed there is none, also where nothing else is chosen."""
     throwaway.put("sglang/srt/plugins/__init__.py", "")
     throwaway.put("sglang/srt/server_args.py", ARGUMENTS)
-    word, advice, code = found
     script = HEALTH.replace("use(STEP, POLICY)", RULED_PATCHES)
     variables = {"WHY": why, "SGLANG_PERF_PATCHES": chosen}
     with serving(throwaway, "-c", RULED, stderr=None, **variables):

@@ -3,10 +3,9 @@
 import os
 import signal
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
-from throwaway import Throwaway
+from throwaway import Throwaway, strictly
 
 from linux_mlx.patience import wait_for
 from linux_mlx.processes import runs
@@ -64,13 +63,18 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_a_failure_ends_with_one_line(throwaway: Throwaway, way: str) -> None:
     script = f"{HEAD}\nprint('begun')\n{WAYS[way]}\nprint('served')\n"
-    chosen = {"SGLANG_PERF_PATCHES": "two", "SGLANG_PERF_PATCHES_STRICT": "1"}
-    done = throwaway.process(script, **chosen)
+    done = throwaway.process(script, **strictly("two"))
     assert (done.returncode, done.stdout) == (1, "begun\n")
     assert done.stderr == (
         "sglang-perf-patches: two.bad is failed: ZeroDivisionError: broken on purpose\n"
     )
     assert throwaway.records() == []
+
+
+@pytest.mark.parametrize("selection", ["all", "one"])
+def test_what_was_not_named_may_fail(throwaway: Throwaway, selection: str) -> None:
+    done = throwaway.run(f"{HEAD}\nboth()\nplugin.load()\nprint('served')", **strictly(selection))
+    assert done.stdout == "served\n"
 
 
 def test_what_is_undone_later_ends_it_too(throwaway: Throwaway) -> None:
@@ -82,8 +86,7 @@ a.Worker.step = lambda self, x: -x
 time.sleep(200)
 print("served")
 """
-    chosen = {"SGLANG_PERF_PATCHES": "one", "SGLANG_PERF_PATCHES_STRICT": "1"}
-    done = throwaway.process(script, **chosen)
+    done = throwaway.process(script, **strictly("one"))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("sglang-perf-patches: one.step is conflict: sglang.srt.a:Worker")
     assert done.stderr.count("\n") == 1
@@ -91,13 +94,12 @@ print("served")
 
 @pytest.mark.parametrize("way", ["plugin.load()", "in_a_thread(plugin.load)"])
 def test_a_bad_selection_ends_with_one_line(throwaway: Throwaway, way: str) -> None:
-    chosen = {"SGLANG_PERF_PATCHES": "tow", "SGLANG_PERF_PATCHES_STRICT": "1"}
-    done = throwaway.process(f"{HEAD}\n{way}\nprint('served')", **chosen)
+    done = throwaway.process(f"{HEAD}\n{way}\nprint('served')", **strictly("tow"))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "unknown set or patch 'tow': did you mean two" in done.stderr
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it asks /proc")
+@pytest.mark.skipif("sys.platform != 'linux'", reason="it asks /proc")
 def test_what_it_started_ends_with_it(throwaway: Throwaway) -> None:
     """As in a launcher whose detokenizer has just begun, and does not watch its parent yet."""
     script = f"""{HEAD}
@@ -114,8 +116,7 @@ print(child.pid, flush=True)
 both()
 plugin.load()
 """
-    strict = {"SGLANG_PERF_PATCHES": "two.bad", "SGLANG_PERF_PATCHES_STRICT": "1"}
-    done = throwaway.process(script, **strict)
+    done = throwaway.process(script, **strictly("two.bad"))
     assert done.returncode == 1, done.stderr
     child = int(done.stdout)
     try:

@@ -24,17 +24,16 @@ def forked(does):
 
 PREPARING = """
 import meeting
-use(STEP)
-step = installs.step
 def install(patching):
     import slow_install
-    step(patching)
+    installs.step(patching)
 def make(patching):
     def slow(inner):
         import slow_install
         return lambda self, x: inner(self, x) + 100
     patching.override(f"{A}:Worker.step", slow)
-installs.step = {"the body": install, "what the body makes": make}[WHAT]
+install = {"the body": install, "what the body makes": make}[WHAT]
+use(declare("one.step", install=install, targets=(f"{A}:Worker.step",)))
 import sglang.srt.a as a
 thread = threading.Thread(target=ours.activate, args=("all",))
 thread.start()

@@ -7,11 +7,12 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiers
@@ -24,11 +25,6 @@ from sglang_perf_patches.model.switch import is_off
 
 PATCHES = by_id(sets.load())
 WORDS = ["all", "none", "", " ", *PATCHES, *sets.NAMES, "mlx.", "swa.tail", "ALL", "mla.nonsense"]
-
-PATIENT = settings(
-    deadline=None,  # on a busy machine too
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
 
 items = st.builds(
     lambda minus, space, word: f"{space}{minus}{space}{word}{space}",
@@ -49,7 +45,6 @@ def chosen(text: str) -> Selection | None:
     return None
 
 
-@PATIENT
 @given(selections)
 def test_a_selection_is_understood_or_refused(text: str) -> None:
     selection = chosen(text)
@@ -67,7 +62,6 @@ def test_a_selection_is_understood_or_refused(text: str) -> None:
         assert (named.ids, named.in_full) == (selection.ids, set(selection.ids))
 
 
-@PATIENT
 @given(selections, st.sampled_from([*PATCHES, *sets.NAMES]))
 def test_what_is_taken_out_is_out_and_nothing_comes_in(text: str, name: str) -> None:
     before, after = chosen(text), chosen(f"{text},-{name}")
@@ -83,7 +77,6 @@ def test_what_is_taken_out_is_out_and_nothing_comes_in(text: str, name: str) -> 
         )
 
 
-@PATIENT
 @given(st.lists(items, min_size=1, max_size=6), st.randoms())
 def test_order_spaces_and_repetition_do_not_matter(words: list[str], random: object) -> None:
     once = chosen(",".join(words))
@@ -223,37 +216,29 @@ def test_whatever_binds_a_name_again_is_seen(statement: str, at: str) -> None:
 @st.composite
 def mangled_bytes(draw: st.DrawFn, text: bytes) -> bytes:
     """Some edits of a file: of bytes, of lines, or of the whole."""
+    marks = [mark.encode() for mark in ("\f", "\x0b", "\x1c", "\u2028", "\r", "\\\n", '"""', "#")]
     for _ in range(draw(st.integers(1, 4))):
         lines = text.splitlines(keepends=True)
         first = draw(st.integers(0, len(lines)))
         last = draw(st.integers(first, min(len(lines), first + 40)))
+        head, some_lines, tail = lines[:first], lines[first:last], lines[last:]
         at = draw(st.integers(0, len(text)))
-        some = draw(
-            st.binary(max_size=4)
-            | st.sampled_from(["\f", "\x0b", "\x1c", "\u2028", "\r", "\\\n", '"""', "#"]).map(
-                str.encode
-            )
-        )
-        text = draw(
-            st.sampled_from(
-                [
-                    text[:at] + some + text[at:],
-                    text[:at] + some + text[at + len(some) :],
-                    text[:at] + text[at + draw(st.integers(1, 30)) :],
-                    text[:at],
-                    b"".join(lines[:first] + lines[last:]),
-                    b"".join(lines[:first] + lines[first:last] * 2 + lines[last:]),
-                    b"".join(lines[:first] + lines[first:last][::-1] + lines[last:]),
-                    b"".join(
-                        lines[:first] + [b"    " + x for x in lines[first:last]] + lines[last:]
-                    ),
-                    b"".join(lines[last:] + lines[:first]),
-                    b"\xef\xbb\xbf" + text,
-                    text.replace(b"\n", b"\r\n"),
-                    b"",
-                ]
-            )
-        )
+        some = draw(st.binary(max_size=4) | st.sampled_from(marks))
+        changed = [
+            text[:at] + some + text[at:],
+            text[:at] + some + text[at + len(some) :],
+            text[:at] + text[at + draw(st.integers(1, 30)) :],
+            text[:at],
+            b"".join(head + tail),
+            b"".join(head + some_lines * 2 + tail),
+            b"".join(head + some_lines[::-1] + tail),
+            b"".join(head + [b"    " + line for line in some_lines] + tail),
+            b"".join(tail + head),
+            b"\xef\xbb\xbf" + text,
+            text.replace(b"\n", b"\r\n"),
+            b"",
+        ]
+        text = draw(st.sampled_from(changed))
     return text
 
 
@@ -286,32 +271,27 @@ def _named(scope: ast.AST, name: str) -> Iterator[ast.AST]:
             yield from _named(node, name)
 
 
-@settings(PATIENT, max_examples=400)
+@settings(max_examples=400)
 @given(mangled_bytes(MODULE.encode()))
 def test_a_mangled_module_applies_only_where_its_definition_is_whole(text: bytes) -> None:
     for name in applying(text):
         assert meaning(text, name) == meaning(MODULE, name)
 
 
-def test_a_line_ends_only_where_python_ends_it() -> None:
+def test_a_line_ends_only_where_python_ends_it(tmp_path: Path) -> None:
     """Otherwise code that became part of a comment would look unchanged."""
     assert "plain" not in applying(MODULE.replace("another.\n", "another.\f"))
     comment = "    # a comment\n    return x\n"
     mangled = MODULE.replace("    return x\n", comment, 1)
     for end in ("\f", "\x0b", "\x1c", "\x85", "\u2028"):
         text = mangled.replace("# a comment\n", f"# a comment{end}", 1)
-        before, after = meaning(mangled, "cached"), meaning(text, "cached")
-        assert before != after or before is None
-        with tempfile.TemporaryDirectory() as folder:
-            one, two = write(Path(folder) / "1", mangled), write(Path(folder) / "2", text)
-            digests = []
-            for tree in (one, two):
-                try:
-                    definition = tree.definition("sglang.srt.m:cached")
-                except source.TreeError:
-                    definition = None
-                digests.append(definition.digest if definition else None)
-        assert digests[0] != digests[1]
+        assert meaning(mangled, "cached") != meaning(text, "cached")
+        digests = []
+        for each in (mangled, text):
+            with suppress(source.TreeError):
+                definition = write(tmp_path, each).definition("sglang.srt.m:cached")
+                digests.append(definition and definition.digest)
+        assert digests[0] not in {None, *digests[1:]}
 
 
 def test_what_is_nested_too_deep_is_one_sentence() -> None:
@@ -323,16 +303,18 @@ def test_what_is_nested_too_deep_is_one_sentence() -> None:
 
 @pytest.mark.parametrize("what", ["a folder", "a link to itself", "nothing", "unreadable", "NUL"])
 def test_a_file_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    tree = write(tmp_path, MODULE + ("\0" if what == "NUL" else ""))
+    tree = write(tmp_path, MODULE)
     path = tmp_path / "srt" / "m.py"
-    if what in ("a folder", "a link to itself", "nothing"):
+    if what == "unreadable":
+        monkeypatch.setattr(Path, "is_file", mock.Mock(side_effect=PermissionError(13, "denied")))
+    else:
         path.unlink()
     if what == "a folder":
         path.mkdir()
     elif what == "a link to itself":
         path.symlink_to(path)
-    elif what == "unreadable":
-        monkeypatch.setattr(Path, "is_file", mock.Mock(side_effect=PermissionError(13, "denied")))
+    elif what == "NUL":
+        path.write_text(f"{MODULE}\0")
     words = {judged.word for judged in verdict.judge_each([throwaway_set()], tree)}
     monkeypatch.undo()
     assert words == {"refused"} if what == "unreadable" else words <= {"refused", "absent"}
@@ -367,7 +349,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@settings(PATIENT, max_examples=40 * int(os.environ.get(tiers.DEPTH, "4")))
+@settings(max_examples=40 * int(os.environ.get(tiers.DEPTH, "4")))
 @given(data=st.data())
 def test_a_mangled_release(copy: Path, data: st.DataObject) -> None:
     before = {

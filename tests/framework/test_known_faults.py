@@ -19,7 +19,6 @@ from sglang_perf_patches.model.feature import MISSING
 from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.model.setups import FEATURES
 from sglang_perf_patches.telemetry import ready
-from tests.maintain import ROOT, symptoms
 
 PATCHES = by_id(sets.load())
 WORDS = {each.name for each in FEATURES.all} | {each.name for each in FEATURES.uses}
@@ -211,17 +210,3 @@ def test_an_answer_counts_the_faults_that_patches_prevent(could: int, kept: int,
     said = asking.counted_faults("0.5.23", could, kept)
     assert said == f"Of the {count} known faults of sglang 0.5.23, {end}"
     assert asking.counted_faults("1.0", could, kept) == "We know no fault of sglang 1.0."
-
-
-def test_the_page_of_symptoms_is_made_from_the_data() -> None:
-    page = (ROOT / symptoms.PAGE).read_text(encoding="utf-8")
-    assert symptoms.page(page) == page, "python3 -m tests.maintain.tables"
-    for one in known.FAULTS:
-        assert one.symptom in page
-
-
-def test_a_live_patch_with_the_fix_leaves_no_fault() -> None:
-    held = {"window-tail-mapping": True}
-    (found,) = faults.found("0.5.12", held)
-    assert found[0].name == "window-tail-mapping"
-    assert not faults.found("0.5.12", held, {"swa.tail-prealloc"})

@@ -15,8 +15,7 @@ held = []
 def holding(patching):
     installs.step(patching)
     patching.drain(lambda: not held, "the last copy is made")
-installs.holding = holding
-holds = declare("one.holds", install="holding", targets=(f"{A}:Worker.step",))
+holds = declare("one.holds", install=holding, targets=(f"{A}:Worker.step",))
 """
 
 
@@ -47,9 +46,7 @@ def test_a_conflict_too(throwaway: Throwaway) -> None:
 def both(patching):
     holding(patching)
     installs.call(patching)
-installs.holding_both = both
-targets = (A + ":Worker.step", B + ":Caller.call")
-use(declare("one.holds", install="holding_both", targets=targets))
+use(declare("one.holds", install=both, targets=(A + ":Worker.step", B + ":Caller.call")))
 ours.activate("all")
 held.append("a copy")
 b.Caller.call = lambda self, x: -x
@@ -103,8 +100,7 @@ def test_a_drain_that_fails_keeps_the_patch_on(throwaway: Throwaway) -> None:
 def fails(patching):
     installs.step(patching)
     patching.drain(lambda: held[0], "the last copy is made")
-installs.holding = fails
-use(holds)
+use(declare("one.holds", install=fails, targets=(A + ":Worker.step",)))
 ours.activate("all")
 ours.deactivate()
 assert a.Worker().step(1) == 102 and engine.report().of("one.holds").state == "live"

@@ -250,10 +250,9 @@ def own(patching):
     patching.override("sglang.srt.c:f", lambda inner: lambda: inner() + 1)
 def other(patching):
     raise AttributeError("never there")
-installs.own, installs.other = own, other
 use(
-    declare("one.own", install="own", targets=("sglang.srt.c:f",)),
-    declare("one.other", install="other", targets=("sglang.srt.c2:g",)),
+    declare("one.own", install=own, targets=("sglang.srt.c:f",)),
+    declare("one.other", install=other, targets=("sglang.srt.c2:g",)),
 )
 assert ours.activate("all").of("one.own").state == "pending"
 import sglang.srt.c as c

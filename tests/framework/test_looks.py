@@ -6,48 +6,7 @@ from throwaway import BEGINNING, Throwaway
 import released
 
 
-def test_a_function_of_a_module(throwaway: Throwaway) -> None:
-    throwaway.play("""
-import inspect, pickle, traceback
-import sglang.srt.a as a, sglang.srt.b as b
-def looks():
-    f = a.helper
-    return (
-        f, inspect.signature(f), inspect.getsource(f), inspect.getsourcelines(f)[1], f.__name__,
-        f.__qualname__, f.__module__, f.__doc__, f.__defaults__, f.__kwdefaults__, f.__dict__,
-        f.__code__.co_filename, f.__code__.co_firstlineno, f.__code__.co_name,
-        getattr(f.__code__, "co_qualname", None), f.__code__.co_varnames,
-        pickle.loads(pickle.dumps(f)) is f,
-    )
-
-def failure(*args, **named):
-    try:
-        a.helper(*args, **named)
-    except TypeError as error:
-        return str(error)
-
-stock, names = looks(), set(vars(a))
-failures = [failure(), failure(1, 2), failure(1, other=2)]
-assert failures[0].startswith("helper() missing")
-use(HELPER)
-for _ in range(2):
-    assert ours.activate("all").of("two.helper").state == "live"
-    assert looks() == stock
-    assert [failure(), failure(1, 2), failure(1, other=2)] == failures
-    assert a.helper(1) == 1001 and a.helper(x=2, scale=3) == 1006
-    try:
-        a.helper("one", scale="two")
-    except TypeError:
-        entries = traceback.extract_tb(sys.exc_info()[2])
-    places = [(entry.filename, entry.line) for entry in entries]
-    assert any(file == a.__file__ and line.startswith("def helper(") for file, line in places)
-    assert not [file for file, _ in places if "sglang_perf_patches" in file], places
-    ours.deactivate()
-    assert looks() == stock and set(vars(a)) == names and a.helper(1) == 1
-""")
-
-
-def test_methods(throwaway: Throwaway) -> None:
+def test_functions_and_methods(throwaway: Throwaway) -> None:
     throwaway.play("""
 import inspect, pickle, traceback
 import sglang.srt.a as a, sglang.srt.b as b
@@ -60,35 +19,51 @@ def kinds(patching):
     patching.override(
         f"{A}:Worker.fixed", lambda inner: staticmethod(lambda *args: inner(*args) + 1)
     )
-installs.kinds = kinds
-targets = tuple(f"{A}:Worker.{name}" for name in ("step", "fixed"))
-use(declare("one.kinds", install="kinds", targets=targets))
+use(HELPER, declare("one.kinds", install=kinds, targets=(f"{A}:Worker.step", f"{A}:Worker.fixed")))
 
 def looks():
-    found = []
-    for f in (a.Worker.step, a.Worker.fixed):
+    f, held = a.helper, vars(a.Worker)["fixed"]
+    found = [
+        f, inspect.getsourcelines(f)[1], f.__defaults__, f.__kwdefaults__, f.__dict__,
+        f.__code__.co_filename, f.__code__.co_firstlineno, f.__code__.co_name,
+        getattr(f.__code__, "co_qualname", None), f.__code__.co_varnames,
+        held.__name__, held.__qualname__, held.__doc__,
+    ]
+    for f in (a.helper, a.Worker.step, a.Worker.fixed):
         found += f.__name__, f.__qualname__, f.__module__, f.__doc__, inspect.signature(f)
-        found.append(inspect.getsource(f))
-    held = vars(a.Worker)["fixed"]
-    return [*found, held.__name__, held.__qualname__, held.__doc__]
+        found += inspect.getsource(f), pickle.loads(pickle.dumps(f)) is f
+    return found
 
-stock = looks()
-assert ours.activate("all").of("one.kinds").state == "live"
-assert looks() == stock
-assert a.Worker().step(1) == 3 and a.Worker.fixed(1) == 2
-for f in (a.Worker.step, a.Worker.fixed):
-    assert pickle.loads(pickle.dumps(f)) is f
-assert pickle.loads(pickle.dumps(a.Worker().step))(1) == 3
-ours.deactivate()
-assert looks() == stock
+def failure(*args, **named):
+    try:
+        a.helper(*args, **named)
+    except TypeError as error:
+        return str(error)
+
+stock, names = looks(), set(vars(a))
+failures = [failure(), failure(1, 2), failure(1, other=2)]
+assert failures[0].startswith("helper() missing")
+for _ in range(2):
+    assert all_live()
+    assert looks() == stock
+    assert [failure(), failure(1, 2), failure(1, other=2)] == failures
+    assert a.helper(1) == 1001 and a.helper(x=2, scale=3) == 1006
+    assert a.Worker().step(1) == 3 and a.Worker.fixed(1) == 2
+    assert pickle.loads(pickle.dumps(a.Worker().step))(1) == 3
+    try:
+        a.helper("one", scale="two")
+    except TypeError:
+        entries = traceback.extract_tb(sys.exc_info()[2])
+    places = [(entry.filename, entry.line) for entry in entries]
+    assert any(file == a.__file__ and line.startswith("def helper(") for file, line in places)
+    assert not [file for file, _ in places if "sglang_perf_patches" in file], places
+    ours.deactivate()
+    assert looks() == stock and set(vars(a)) == names
+    assert a.helper(1) == 1 and a.Worker().step(1) == 2 and a.Worker.fixed(1) == 1
 """)
 
 
 UNUSUAL = '''
-
-def generator(x):
-    """Yield."""
-    yield x
 
 async def coroutine(x):
     """Await."""
@@ -96,9 +71,6 @@ async def coroutine(x):
 
 class Runner:
     """Runs."""
-
-    async def coroutine(self, x):
-        return x
 
     def generator(self, x):
         yield x
@@ -115,10 +87,8 @@ def one(x):
 other = one
 '''
 REFUSED = {
-    "generator": "generator is a coroutine or generator",
     "coroutine": "coroutine is a coroutine or generator",
     "Runner.generator": "Runner.generator is a coroutine or generator",
-    "Runner.coroutine": "Runner.coroutine is a coroutine or generator",
     "Worker.name": "a property is not exchangeable",
     "Runner.first": "a:Runner.first is also Runner.second, which would change with it",
     "one": "a:one is also sglang.srt.a.other, which would change with it",
@@ -138,14 +108,13 @@ def changes(patching):
         return lambda self, x: inner(self, x) + 100
     patching.override(f"{{A}}:Worker.step", make)
     patching.override(f"{{A}}:{kind}", lambda inner: inner)
-installs.changes = changes
 from sglang_perf_patches.live import switch
 steps = switch.Function.steps
 def noted(place, value):
     placed.append(place.function.__name__)
     return steps(place, value)
 switch.Function.steps = noted
-use(declare("one.bad", install="changes", targets=(f"{{A}}:Worker.step", f"{{A}}:{kind}")), HELPER)
+use(declare("one.bad", install=changes, targets=(f"{{A}}:Worker.step", f"{{A}}:{kind}")), HELPER)
 report = ours.activate("all")
 assert report.of("one.bad").state == "failed", report
 assert "{REFUSED[kind]}" in report.of("one.bad").reason

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from throwaway import NO_SGLANG, REPOSITORY, Throwaway
+from throwaway import NO_SGLANG, REPOSITORY, Throwaway, change
 
 SETS = """
 import throwaway_patches as t
@@ -35,14 +35,15 @@ def judged(
     known = Throwaway.write(throwaway.site.parent / "known")
     throwaway.put("sitecustomize.py", SETS.format(known=str(known.site)))
     listed = json.loads(throwaway.run(LIST).stdout)["patches"]
-    states = json.loads(throwaway.run(STATES.replace("{imported}", imported)).stdout)
+    done = throwaway.run(STATES.replace("{imported}", imported))
+    states = json.loads(done.stdout)
     verdicts = {patch["id"]: [patch["verdict"], patch["reason"]] for patch in listed}
-    assert set(verdicts) == set(states)
-    for id, (word, reason) in verdicts.items():
-        if word == "applies":
-            assert states[id][0] == "live", (id, states[id])
-        else:
-            assert states[id] == [word, reason], id
+    assert states == {
+        id: [word, reason] if word != "applies" else ["live", ""]
+        for id, (word, reason) in verdicts.items()
+    }
+    for id, (word, _) in verdicts.items():
+        assert done.stderr.count(f"{id} is refused") == (word == "refused")
     return verdicts
 
 
@@ -59,6 +60,13 @@ def test_what_python_reads_applies(throwaway: Throwaway, encoding: str) -> None:
     line = f"# -*- coding: {encoding} -*-\n" if not encoding.startswith("utf") else ""
     path.write_bytes((line + path.read_text() + NON_ASCII).encode(encoding))
     assert words(judged(throwaway)) == ALL_APPLY
+
+
+def test_code_we_do_not_know_is_left_alone_and_said_once(throwaway: Throwaway) -> None:
+    change(throwaway.site / "sglang")
+    found = judged(throwaway)
+    assert words(found) == {**ALL_APPLY, "one.step": "refused", "two.both": "refused"}
+    assert "Worker.step" in found["one.step"][1]
 
 
 def test_a_bad_file_leaves_the_other_patches(throwaway: Throwaway) -> None:

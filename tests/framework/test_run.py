@@ -1,32 +1,28 @@
-"""``sglang-perf-patches run``: any release, every Python below, writes nothing, always starts."""
+"""``sglang-perf-patches run``: any release, every Python below, writes nothing, always starts.
+
+And the Python of a command: found without running it, and asked whether a server gets patches.
+"""
 
 import ast
 import os
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
-from throwaway import NO_SGLANG, Throwaway, change
+from throwaway import NO_SGLANG, REPOSITORY, Throwaway, change, distribution, strictly
 
 from sglang_perf_patches import bootstrap
+from sglang_perf_patches.cli import interpreter
 
-Done = subprocess.CompletedProcess[str]
 RUN = (sys.executable, "-m", "sglang_perf_patches", "run")
-
-CHILD = """
-import throwaway_patches as t
-t.use(t.STEP, t.HELPER)
-import sglang.srt.a as a
-print("step", a.Worker().step(1))
-"""
+SERVER = ("-m", "sglang.launch_server", "--model-path", "M")
 
 TREE = """
 import multiprocessing, subprocess, sys
 
 def grandchild(queue):
-    import throwaway_patches as t
-    t.use(t.STEP, t.HELPER)
     import sglang.srt.a as a
     queue.put(a.Worker().step(1))
 
@@ -37,12 +33,14 @@ if __name__ == "__main__":
     process.start()
     print("spawned", queue.get(timeout=600))
     process.join()
-    child = [sys.executable, __file__.replace("tree.py", "child.py")]
-    print(subprocess.run(child, capture_output=True, text=True).stdout)
+    child = "import sglang.srt.a as a; print('step', a.Worker().step(1))"
+    print(subprocess.check_output([sys.executable, "-c", child], text=True))
 """
 
 
-def under_run(throwaway: Throwaway, script: str, **variables: str | None) -> Done:
+def under_run(
+    throwaway: Throwaway, script: str, **variables: str | None
+) -> subprocess.CompletedProcess[str]:
     return throwaway.process(script, *RUN, sys.executable, **variables)
 
 
@@ -53,7 +51,6 @@ def use_throwaway_sets(throwaway: Throwaway) -> None:
 
 def test_a_child_is_patched_and_spawned_ones_too(throwaway: Throwaway) -> None:
     use_throwaway_sets(throwaway)
-    throwaway.put("child.py", CHILD)
     done = throwaway.execute(*RUN, sys.executable, throwaway.put("tree.py", TREE))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["spawned", "102", "step", "102"]
@@ -137,20 +134,19 @@ def test_the_bootstrap_is_first_and_once(throwaway: Throwaway) -> None:
 
 
 def test_exit_codes(throwaway: Throwaway, tmp_path: Path) -> None:
-    def code(*words: str, **variables: str | None) -> tuple[int, str]:
-        done = throwaway.execute(*RUN, *words, **variables)
-        return done.returncode, done.stderr
-
-    assert code(sys.executable, "-c", "raise SystemExit(7)")[0] == 7
-    assert code("--", sys.executable, "-c", "raise SystemExit(7)")[0] == 7
-    assert code("no-such-command-here")[0] == 127
-    assert code(str(tmp_path))[0] == 126
-    assert code()[0] == 2
-    bad, stderr = code(sys.executable, "-c", "", SGLANG_PERF_PATCHES="nonsense")
-    assert (bad, stderr.count("\n")) == (2, 1)
-    ours = str(bootstrap.FOLDER.parents[1])
-    missing, stderr = code(sys.executable, "-c", "", PYTHONPATH=ours)
-    assert (missing, stderr) == (2, f"{NO_SGLANG}\n")
+    ends = (sys.executable, "-c", "raise SystemExit(7)")
+    for words, code in (
+        (ends, 7),
+        (("--", *ends), 7),
+        (("no-such-command-here",), 127),
+        ((str(tmp_path),), 126),
+        ((), 2),
+    ):
+        assert throwaway.execute(*RUN, *words).returncode == code, words
+    bad = throwaway.execute(*RUN, *ends, SGLANG_PERF_PATCHES="nonsense")
+    assert (bad.returncode, bad.stderr.count("\n")) == (2, 1)
+    missing = throwaway.execute(*RUN, *ends, PYTHONPATH=str(bootstrap.FOLDER.parents[1]))
+    assert (missing.returncode, missing.stderr) == (2, f"{NO_SGLANG}\n")
 
 
 def test_strict_judges_before_it_starts(throwaway: Throwaway) -> None:
@@ -160,12 +156,9 @@ def test_strict_judges_before_it_starts(throwaway: Throwaway) -> None:
         "import throwaway_patches as t\n"
         "t.sets.load = lambda: (t.PatchSet('one', '', (t.STEP,), {}),)\n",
     )
-    for selection, expected in (("one", 1), ("all", 0)):
-        strict = {"SGLANG_PERF_PATCHES": selection, "SGLANG_PERF_PATCHES_STRICT": "1"}
-        done = under_run(throwaway, "print('started')", **strict)
-        assert done.returncode == expected
-        assert ("started" in done.stdout) == (expected == 0)
-        assert done.stderr.count("\n") == expected
+    for selection, expected in (("one", (1, "", 1)), ("all", (0, "started\n", 0))):
+        done = under_run(throwaway, "print('started')", **strictly(selection))
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == expected
 
 
 def test_strict_below_run_ends_the_process_with_one_line(throwaway: Throwaway) -> None:
@@ -178,10 +171,8 @@ def test_strict_below_run_ends_the_process_with_one_line(throwaway: Throwaway) -
         "sys.modules.pop('sglang', None)\n",
     )
     throwaway.put("sglang/__init__.py", "import sglang.srt.a, sglang.srt.b\n")
-    strict = {"SGLANG_PERF_PATCHES": "one", "SGLANG_PERF_PATCHES_STRICT": "1"}
-    done = under_run(throwaway, "import sglang\nprint('served')", **strict)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.count("\n") == 1
+    done = under_run(throwaway, "import sglang\nprint('served')", **strictly("one"))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "one.bad is failed" in done.stderr
 
 
@@ -208,3 +199,91 @@ def test_a_python_without_the_project_says_so(throwaway: Throwaway, strict: str,
         line = "sglang-perf-patches: no patch is applied: it is being replaced\n"
         assert (done.returncode, done.stdout) == (expected, "" if expected else "served\n")
         assert done.stderr == (line if "sglang" in statement else "")
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("python3 -u -I -m sglang.launch_server", "-I"),
+        ("python3 -sE serve.py", "-sE"),
+        ("env -u A B=1 python3 -S -c pass", "-S"),
+        ("python3 -Im sglang.launch_server", "-I"),
+        ("python3 -s -u -W error -X dev serve.py -I", ""),
+        ("sh -c python3", ""),
+        ("env -S python3", ""),
+        ("env", ""),
+    ],
+)
+def test_an_option_that_cuts_off_what_run_sets(command: str, found: str) -> None:
+    assert interpreter.isolating_flag(command.split()) == found
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python of its own whose site-packages has a throwaway sglang with a plugin loader."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    venv.create(folder / "venv", symlinks=True)
+    (site,) = (folder / "venv").glob("lib/python*/site-packages")
+    package = Throwaway.write(folder)
+    package.lend_plugin_loader("0.5.23")
+    (package.site / "sglang").rename(site / "sglang")
+    return folder / "venv"
+
+
+def why(elsewhere: Path, *paths: Path, words: tuple[str, ...] = ("",), **more: str) -> str:
+    """What keeps patches out of a server in that Python, with some folders on its path."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG")}
+    kept |= {"PYTHONPATH": os.pathsep.join(map(str, paths)), **more}
+    *prefix, options = words
+    python = [str(elsewhere / "bin" / "python"), *options.split()]
+    return interpreter.obstacle([*prefix, *python, *SERVER], kept)
+
+
+def test_a_python_says_what_keeps_patches_out(elsewhere: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"  # REPOSITORY's has the metadata of an editable install
+    source.mkdir()
+    (source / "sglang_perf_patches").symlink_to(REPOSITORY / "src" / "sglang_perf_patches")
+    entry = "perf_patches = sglang_perf_patches.plugin:load"
+    installed = distribution(tmp_path / "ours", "sglang-perf-patches", entry)
+    assert "can't import sglang_perf_patches: install" in why(elsewhere)
+    assert "No entry point perf_patches is installed" in why(elsewhere, source)
+    assert why(elsewhere, source, installed) == ""
+    for allowed, is_refused in (("other", True), (" , ", True), ("x, perf_patches", False)):
+        said = why(elsewhere, source, installed, SGLANG_PLUGINS=allowed)
+        assert said.startswith("SGLANG_PLUGINS does not name perf_patches") == is_refused
+
+
+def test_run_reaches_no_python_that_ignores_its_environment(elsewhere: Path) -> None:
+    (site,) = elsewhere.glob("lib/python*/site-packages")
+    (site / "ours.pth").write_text(f"{REPOSITORY / 'src'}\n")  # in it also with -I
+    loader = site / "sglang" / "srt" / "plugins" / "__init__.py"
+    text = loader.read_text()
+    loader.unlink()
+    try:
+        assert "loads no plugins: " in why(elsewhere)
+        assert why(elsewhere, site, words=(*RUN, "")) == ""  # on the path, `run` sees sglang
+        said = why(elsewhere, site, words=(*RUN, "-I"))
+        assert said.endswith(" -I keeps `sglang-perf-patches run` out.")
+    finally:
+        loader.write_text(text)
+        (site / "ours.pth").unlink()
+
+
+def test_run_names_an_option_that_keeps_it_out(throwaway: Throwaway) -> None:
+    isolated = (*RUN, sys.executable, "-I", "-c", "print('ran')")
+    done = throwaway.execute(*isolated)
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "gets no patches: remove -I" in done.stderr
+    strict = throwaway.execute(*isolated, SGLANG_PERF_PATCHES_STRICT="1")
+    assert (strict.returncode, strict.stdout) == (1, "")
+    off = throwaway.execute(*isolated, SGLANG_PERF_PATCHES="none")
+    assert (off.stdout, off.stderr) == ("ran\n", "")
+
+
+def test_run_says_that_it_passes_by_the_filter(throwaway: Throwaway) -> None:
+    throwaway.lend_plugin_loader("0.5.23")
+    started = (*RUN, sys.executable, "-c", "")
+    assert throwaway.execute(*started).stderr == ""
+    done = throwaway.execute(*started, SGLANG_PLUGINS="other")
+    assert "`run` activates its patches all the same" in done.stderr
+    assert done.returncode == 0

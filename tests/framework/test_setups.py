@@ -30,10 +30,9 @@ def test_gated_before_it_acts_if_the_server_has_published(server: Throwaway) -> 
     server.play("""
 import sglang.srt.server_args as arguments
 publish(enable_lora=True)
-use(proven(STEP))
 def step(patching):
     raise AssertionError("it was installed")
-installs.step = step
+use(proven(declare("one.step", install=step, targets=(f"{A}:Worker.step",))))
 ours.activate("all")
 import sglang.srt.a as a
 assert state() == ("gated", "LoRA is on (--enable-lora): this patch was not tested with that")
@@ -41,14 +40,26 @@ assert a.Worker().step(1) == 2
 """)
 
 
-def test_gated_though_its_modules_are_not_imported_yet(server: Throwaway) -> None:
-    server.play("""
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("enable_lora=True", "LoRA is on (--enable-lora)"),
+        ("brand_new=7", "the server has brand_new, which is unknown"),
+    ],
+)
+def test_gated_though_its_modules_are_not_imported_yet(
+    server: Throwaway, given: str, reason: str
+) -> None:
+    server.play(f"""
 use(proven(STEP))
 ours.activate("all")
 import sglang.srt.server_args as arguments
-publish(enable_lora=True)
+publish(port=1)
+assert state()[0] == "pending"
+publish({given})
 assert engine.report().of("one.step").state == "gated"
 import sglang.srt.a as a
+assert state() == ("gated", {reason!r} + ": this patch was not tested with that"), state()
 assert a.Worker().step(1) == 2
 """)
 
@@ -165,20 +176,6 @@ assert state() == ("live", ""), state()
 publish(enable_lora=True)
 assert seen == [("live", "")] * 3, seen
 assert state() == ("gated", "LoRA is on (--enable-lora): this patch was not tested with that")
-""")
-
-
-def test_an_argument_that_nobody_classed_gates_where_it_is_given(server: Throwaway) -> None:
-    server.play("""
-use(proven(STEP))
-ours.activate("all")
-import sglang.srt.a as a, sglang.srt.server_args as arguments
-publish(port=1)
-assert state() == ("live", "")
-publish(brand_new=7)
-reason = "the server has brand_new, which is unknown: this patch was not tested with that"
-assert state() == ("gated", reason), state()
-assert a.Worker().step(1) == 2
 """)
 
 

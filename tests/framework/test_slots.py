@@ -31,16 +31,6 @@ def sample() -> Any:
     return Owner
 
 
-def test_an_attribute_that_was_not_there() -> None:
-    owner = sample()
-    place = Attribute(owner, "extra")
-    show(place, lambda inner: "ours" if inner is MISSING else inner)
-    assert owner.extra == "ours"
-    assert place.stands()
-    show(place)
-    assert "extra" not in owner.__dict__
-
-
 class Named:
     """What wants to know where it is."""
 
@@ -50,8 +40,13 @@ class Named:
 
 def test_what_is_put_in_a_class_learns_its_name_as_in_a_class_statement() -> None:
     owner, value = sample(), Named()
-    show(Attribute(owner, "extra"), lambda _: value)
+    place = Attribute(owner, "extra")
+    show(place, lambda inner: value if inner is MISSING else None)
+    assert owner.extra is value
     assert value.place == (owner, "extra")
+    assert place.stands()
+    show(place)
+    assert "extra" not in owner.__dict__
 
 
 def test_what_stands_there_leads_to_what_is_shown() -> None:
@@ -86,16 +81,6 @@ def test_inside_a_function_that_closes_over_its_class(arguments: Any) -> None:
     assert stock.__dict__ == {}
     assert set(globals()) == names
     assert owner().step(*args, **kwargs) == before
-
-
-def test_taken_off_below_a_wrapper_that_keeps_ours() -> None:
-    owner = sample()
-    place = place_in(owner.__dict__["step"])
-    show(place, adding(100))
-    ours = owner.__dict__["step"]
-    owner.step = lambda self, x: -ours(self, x)
-    show(place)
-    assert owner().step(1) == -(1 + 1)
 
 
 def test_a_step_that_fails_is_rolled_back_with_those_before_it() -> None:

@@ -123,34 +123,30 @@ def test_a_change_inside_matters_and_one_elsewhere_or_line_ends_do_not(tmp_path:
     assert definition_in(before, "plain").digest != definition_in(after, "plain").digest
 
 
-@pytest.mark.parametrize("name", ["nothing", "Worker.nothing", "plain.inner", "Worker.fixed.x"])
-def test_missing_names(tmp_path: Path, name: str) -> None:
-    assert sample(tmp_path).definition(f"sglang.srt.work:{name}") is None
-
-
-@pytest.mark.parametrize("is_folder", [False, True])
-def test_missing_module(tmp_path: Path, is_folder: bool) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("work:nothing", "work:Worker.nothing", "work:plain.inner", "work:Worker.fixed.x"),
+        *("other:plain", "folder:plain"),
+    ],
+)
+def test_missing_names_and_modules(tmp_path: Path, name: str) -> None:
     tree = sample(tmp_path)
-    if is_folder:
-        (tree.root / "srt" / "other.py").mkdir()
-    assert tree.definition("sglang.srt.other:plain") is None
+    (tree.root / "srt" / "folder.py").mkdir()
+    assert tree.definition(f"sglang.srt.{name}") is None
 
 
-@pytest.mark.parametrize("name", ["pack", "work"])
-def test_a_package_is_a_module_and_comes_before_one_of_its_name(tmp_path: Path, name: str) -> None:
+def test_a_package_is_a_module_and_comes_before_one_of_its_name(tmp_path: Path) -> None:
     tree = sample(tmp_path)
-    (tree.root / "srt" / name).mkdir()
-    (tree.root / "srt" / name / "__init__.py").write_text("def package(): pass\n")
-    definition = tree.definition(f"sglang.srt.{name}:package")
-    assert definition
-    assert definition.text == "def package(): pass"
+    (tree.root / "srt" / "work").mkdir()
+    (tree.root / "srt" / "work" / "__init__.py").write_text("def package(): pass\n")
+    assert definition_in(tree, "package").text == "def package(): pass"
 
 
-@pytest.mark.parametrize("place", ["sglang", "", "python"])
-def test_find_the_package_its_parent_or_a_checkout(tmp_path: Path, place: str) -> None:
-    root = sample(tmp_path / ("python" if place == "python" else "")).root
-    given = tmp_path / "sglang" if place == "sglang" else tmp_path
-    assert source.find(given) == root
+@pytest.mark.parametrize(("parent", "given"), [("", "sglang"), ("", ""), ("python", "")])
+def test_find_the_package_its_parent_or_a_checkout(tmp_path: Path, parent: str, given: str) -> None:
+    root = sample(tmp_path / parent).root
+    assert source.find(tmp_path / given) == root
 
 
 @pytest.mark.parametrize("name", ["", "missing", "file"])
@@ -233,31 +229,18 @@ def test_a_tree_of_bytecode_is_a_tree(tmp_path: Path) -> None:
     assert source.find(tmp_path) == root
 
 
-REFERENCE = "sglang.srt.work:Worker"
-TEXT = '''\
-class Worker:
-    """Works."""
-
-    @property
-    def name(self):
-        return "stock"
-
-    def step(self, x):
-        return x + 1
-
-
-LIMIT = 4
-'''
+CHANGED = MODULE.replace("return 1", "return 2")
+"""Of the same size."""
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return sample(tmp_path, TEXT).root
+    return sample(tmp_path).root
 
 
-def read(root: Path, reference: str = REFERENCE) -> source.Definition | None:
+def read(root: Path, name: str = "Worker") -> source.Definition:
     """A definition, as a fresh process sees it."""
-    return source.Tree(root).definition(reference)
+    return definition_in(source.Tree(root), name)
 
 
 @pytest.fixture
@@ -290,17 +273,14 @@ def table(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("table")
 def test_what_was_read_is_in_the_table_and_not_parsed_again(root: Path, parsed: list[Path]) -> None:
     found = read(root)
-    assert read(root, "sglang.srt.work:nothing") is None
+    assert source.Tree(root).definition("sglang.srt.work:nothing") is None
     assert not parsed
-    assert found
-    assert found == source.Tree(root, table=dict).definition(REFERENCE)
-    assert found.text == TEXT.partition("\n\n\n")[0]
-    assert [member.reference for member in found.members] == [
-        f"{REFERENCE}.name",
-        f"{REFERENCE}.step",
-    ]
+    assert found == definition_in(source.Tree(root, table=dict), "Worker")
+    assert found.text == MODULE[MODULE.index("class Worker") : MODULE.index("\n\nif os")]
+    members = [member.reference.partition(":")[2] for member in found.members]
+    assert members == ["Worker.fixed", "Worker.name"]
     parsed.clear()
-    assert read(root, "sglang.srt.work:LIMIT") is not None
+    assert read(root, "LIMIT")
     assert len(parsed) == 1
 
 
@@ -310,22 +290,18 @@ def test_another_text_or_place_is_parsed(root: Path, parsed: list[Path]) -> None
     before = read(root)
     path = root / "srt" / "work.py"
     times = path.stat()
-    path.write_text(TEXT.replace("x + 1", "x + 2"))
+    path.write_text(CHANGED)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    after = read(root)
-    assert before
-    assert after
-    assert before.digest != after.digest
-    (root / "srt" / "other.py").write_text(TEXT)
-    assert read(root, "sglang.srt.other:Worker") is not None
+    assert before.digest != read(root).digest
+    (root / "srt" / "other.py").write_text(MODULE)
+    assert source.Tree(root).definition("sglang.srt.other:Worker")
     assert len(parsed) == 2
 
 
 @pytest.mark.usefixtures("table")
 def test_a_text_that_is_not_what_was_judged_is_an_error(root: Path) -> None:
     definition = read(root)
-    assert definition
-    (root / "srt" / "work.py").write_text(TEXT.replace("x + 1", "x + 2"))
+    (root / "srt" / "work.py").write_text(CHANGED)
     with pytest.raises(source.TreeError, match="changed while it was read"):
         _ = definition.text
 
@@ -342,5 +318,5 @@ def test_a_table_that_can_not_be_used_costs_only_time(
         monkeypatch.setattr(source, "makers", lambda: "0")
     else:
         table.write_bytes(table.read_bytes()[: -20 if how == "cut" else 0])
-    assert read(root) is not None
+    assert read(root)
     assert len(parsed) == 1

@@ -45,23 +45,32 @@ import multiprocessing, subprocess, sys, time
 from throwaway_patches import *
 import sglang_perf_patches as ours
 
-def serve(queue):
+is_named = "--port=31234" in sys.argv
+
+def serve(number, queue):
+    import sglang.srt.a as a
     use(STEP)
     ours.activate()
+    if number == 3:
+        a.Worker().step(1)
+    if is_named:
+        multiprocessing.current_process().name = f"scheduler_TP{number}"
     queue.put("up")
     time.sleep(600)
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
+    if "between" not in sys.argv:
         use(STEP)
         ours.activate()
         # A process between, as a data-parallel controller is that loads no plugins.
-        between = subprocess.Popen([sys.executable, __file__, "between"], stdout=subprocess.PIPE)
+        command = [sys.executable, *sys.argv, "between"]
+        between = subprocess.Popen(command, stdout=subprocess.PIPE)
         print("up", between.stdout.readline().decode(), sep="\\n", flush=True)
         time.sleep(600)
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    processes = [context.Process(target=serve, args=(queue,)) for _ in range(2)]
+    numbers = range(4 if is_named else 2)
+    processes = [context.Process(target=serve, args=(number, queue)) for number in numbers]
     [process.start() for process in processes]
     [queue.get() for _ in processes]
     print(*(process.pid for process in processes), flush=True)
@@ -90,11 +99,11 @@ def test_servers_are_told_apart(throwaway: Throwaway) -> None:
         first, second = sorted(expected)
         heads = [line for line in lines if line.startswith("process ")]
         assert heads == [
-            f"process {pid}: live 0, pending 1, refused 0 (3 processes)" for pid in (first, second)
+            f"process {pid}: live 1, pending 0, refused 0 (3 processes)" for pid in (first, second)
         ]
         place = lines.index(heads[1])
         shown = [
-            {int(word) for line in part for word in line.split() if word.isdigit() and word != "0"}
+            {int(word) for line in part for word in line.split() if re.fullmatch("[0-9]{2,}", word)}
             for part in (lines[2:place], lines[place + 2 :])
         ]
         assert shown == [expected[first], expected[second]]
@@ -104,7 +113,7 @@ def test_servers_are_told_apart(throwaway: Throwaway) -> None:
         one.wait()
         expected[one.pid] -= {one.pid}
         assert by_server() == expected
-        counted = "live 0, pending 1, refused 0 (2 processes, its launcher has ended)"
+        counted = "live 1, pending 0, refused 0 (2 processes, its launcher has ended)"
         assert f"process {one.pid}: {counted}" in status(throwaway)[1]
 
 
@@ -158,36 +167,8 @@ def test_one_line_of_information_and_one_warning(throwaway: Throwaway, tmp_path:
     assert ours[1].endswith("live on sglang 1.0: one.step")
 
 
-RANKS = """
-import multiprocessing, sys, time
-from throwaway_patches import *
-import sglang_perf_patches as ours
-
-def serve(number, queue):
-    import sglang.srt.a as a
-    use(STEP)
-    ours.activate()
-    if number == 3:
-        a.Worker().step(1)
-    multiprocessing.current_process().name = f"scheduler_TP{number}"
-    queue.put("up")
-    time.sleep(600)
-
-if __name__ == "__main__":
-    use(STEP)
-    ours.activate()
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    workers = [context.Process(target=serve, args=(n, queue), daemon=True) for n in range(4)]
-    [worker.start() for worker in workers]
-    [queue.get() for _ in workers]
-    print("up", flush=True)
-    time.sleep(600)
-"""
-
-
 def test_identical_ranks_are_one_line(throwaway: Throwaway) -> None:
-    script = throwaway.put("ranks.py", RANKS)
+    script = throwaway.put("tree.py", TREE)
     with serving(
         throwaway, script, "--model-path", "me/tiny", "--port=31234", stderr=None
     ) as server:

@@ -52,7 +52,6 @@ def family(note: Path) -> list[int]:
 
 
 def supervise(folder: Path, script: str = FAMILY) -> tuple[Supervised, list[int]]:
-    """A supervised family, and its processes."""
     note = folder / "note"
     command = Supervised([sys.executable, "-c", script, str(note)], environment=os.environ)
     return command, family(note)

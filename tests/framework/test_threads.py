@@ -13,17 +13,10 @@ from sglang_perf_patches.live import threads as live_threads
 
 SCRIPT = """
 import meeting
-use(
-    declare("one.step", install="slow", targets=(f"{A}:Worker.step",)),
-    declare("two.other", install="other", targets=("sglang.srt.c:f",)),
-)
 def slow(patching):
     import slow_install
     slow_install.step(patching)
-installs.slow = slow
-installs.other = lambda patching: patching.override(
-    "sglang.srt.c:f", lambda inner: lambda: inner() + 1
-)
+use(declare("one.step", install=slow, targets=(f"{A}:Worker.step",)), own("sglang.srt.c:f"))
 assert {s.state for s in ours.activate("all").patches} == {"pending"}
 
 def other():

@@ -1,6 +1,7 @@
 """A patch is on only where the server has a use for it; elsewhere it is not needed, or gated."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from servers import BACKENDS
@@ -183,15 +184,16 @@ def test_each_use_is_read(server: Throwaway) -> None:
 import sglang.srt.a as a, sglang.srt.server_args as arguments
 def publish_one(given):
     given = eval(given) if isinstance(given, str) else given
-    is_model = isinstance(given, Model)
+    if isinstance(given, Model):
+        given = {"_model_config": given}
     for name in ENVIRONMENT:
         os.environ.pop(name, None)
-    fields = {} if is_model else {name: given[name] for name in given if not name.isupper()}
-    if not is_model:
-        os.environ.update({name: given[name] for name in given if name.isupper()})
-    made = arguments.ServerArgs(**fields)
-    if is_model:
-        made._model_config = given
+    made = arguments.ServerArgs()
+    for name, value in given.items():
+        if name.isupper():
+            os.environ[name] = value
+        else:
+            setattr(made, name, value)
     arguments.publish(made)
 given = [each for pair in USES.values() for each in pair if isinstance(each, dict)]
 ENVIRONMENT = {name for each in given for name in each if name.isupper()}
@@ -236,20 +238,15 @@ KERNELS = (
 )
 
 
-@pytest.mark.parametrize(("prefill", "base", "dtype", "chunk", "gpu_is", "kernel"), KERNELS)
+@pytest.mark.parametrize("case", KERNELS)
 def test_the_prefill_kernel_of_delta_nets_is_read_as_stock_chooses_it(
-    monkeypatch: pytest.MonkeyPatch,
-    prefill: str | None,
-    base: str,
-    dtype: str | None,
-    chunk: int,
-    gpu_is: str,
-    kernel: str,
+    monkeypatch: pytest.MonkeyPatch, case: tuple[Any, ...]
 ) -> None:
+    *given, gpu_is, kernel = case
     monkeypatch.setattr(gpu, "capability", lambda: gpu_is)
     names = ("linear_attn_prefill_backend", "linear_attn_backend", "mamba_ssm_dtype")
-    given = dict(zip(names, (prefill, base, dtype), strict=True))
-    server = published.Published(SimpleNamespace(**given, chunked_prefill_size=chunk))
+    arguments = zip((*names, "chunked_prefill_size"), given, strict=True)
+    server = published.Published(SimpleNamespace(**dict(arguments)))
     assert server.read("gdn.prefill") == kernel
     (known,) = (use for use in FEATURES.uses if use.name == "known-gdn-kernel")
     assert known.is_there(server) == (kernel in {"triton", "flashinfer"})

@@ -115,8 +115,10 @@ def test_it_relies_on_what_each_release_has_of_its_dependencies(
 
 def test_a_dependency_without_any_fingerprint_is_not_overlooked(tmp_path: Path) -> None:
     variant = replace(sample().variants[0], depends=(G, LATER))
-    verdict = judge(sample(variants=(variant,)), known(tmp_path), tree(tmp_path / "t", ONE))
+    there = tree(tmp_path / "t", ONE)
+    verdict = judge(sample(variants=(variant,)), known(tmp_path), there)
     assert (verdict.word, verdict.unknown) == ("refused", (LATER,))
+    assert judge(sample(), {}, there).word == "refused"
 
 
 @pytest.mark.parametrize("text", [None, "x = 1\n"])

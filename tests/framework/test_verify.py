@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,7 +13,7 @@ from throwaway import Throwaway
 from linux_mlx.processes import runs
 from sglang_perf_patches import sets
 from sglang_perf_patches import verify as package
-from sglang_perf_patches.model.patch import by_id, room_of
+from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.verify import Check, child, runner
 from tests.proof import needs_no_scheduler
 
@@ -26,15 +27,9 @@ sets.NAMES = ("one", "two")
 gone = t.declare("two.gone", install="step", targets=("sglang.srt.gone:f",))
 t.use(t.STEP, t.TEN, t.HELPER, t.POLICY, gone)
 
-CHECKS = {"one.step": ["step"], "one.ten": FUNCTIONS, "two.helper": ["helper"], "two.policy": []}
-for patch in WITHOUT:
-    del CHECKS[patch]
-FILES = {"one.step": ["one.step_part"]} if PART else {}
-CHECKS["one.step_part"] = PART
-
 def cases(patch):
     device = "mlx" if patch == "two.policy" else "cuda"
-    modules = [patch, *FILES.get(patch, ())] if patch in CHECKS else []
+    modules = [module for module in (patch, f"{patch}_part") if module in CHECKS]
     return [verify.Case(patch, f"results of {module}", device, module) for module in modules]
 
 def play(name, inputs):
@@ -46,7 +41,6 @@ verify.checks = lambda module: {
     f"check {name}": functools.partial(play, name) for name in CHECKS[module]
 }
 verify.NEEDS.update(cuda=("sglang",), mlx=("not_there",))
-runner.gpu.capability = lambda: GPU
 """
 
 CASES = """
@@ -58,7 +52,6 @@ def numbers(inputs):
 
 def step(inputs):
     from sglang.srt.a import Worker
-    found = []
     stock = [Worker().step(x) for x in numbers(inputs)]
     with comparing.live("one.step"):
         patched = [Worker().step(x) for x in numbers(inputs)]
@@ -98,23 +91,32 @@ def prepared(throwaway: Throwaway) -> Throwaway:
     return throwaway
 
 
+def sets_with(
+    of_ten: Sequence[str],
+    of_step: Sequence[str] = ("step",),
+    part: Sequence[str] = (),
+    without: Sequence[str] = (),
+) -> str:
+    """`SETS` with these checks of one.ten, and of one.step and a second file of it, if any.
+
+    Nothing of the patches `without` depends on the device.
+    """
+    checks = {"one.step": of_step, "one.ten": of_ten, "two.helper": ("helper",), "two.policy": ()}
+    checks |= {"one.step_part": part} if part else {}
+    kept = {name: named for name, named in checks.items() if name not in without}
+    return f"CHECKS = {kept!r}\n{SETS}"
+
+
 def verify(
     throwaway: Throwaway,
     function: str,
     *words: str,
-    without: tuple[str, ...] = (),
     gpu: str | None = "9.0",
-    part: tuple[str, ...] = (),
+    **more: tuple[str, ...],
 ) -> subprocess.CompletedProcess[str]:
-    """Run it with these checks of one.ten, between commas, and of a second file of one.step.
-
-    Nothing of the patches `without` depends on the device; `gpu` is its compute capability.
-    """
-    values = {"FUNCTIONS": function.split(","), "WITHOUT": without, "GPU": gpu, "PART": part}
-    text = SETS
-    for name, value in values.items():
-        text = text.replace(name, repr(value))
-    throwaway.put("sitecustomize.py", text)
+    """Run it with these checks of one.ten, between commas, on a device of that capability."""
+    text = sets_with(function.split(","), **more)
+    throwaway.put("sitecustomize.py", f"{text}runner.gpu.capability = lambda: {gpu!r}\n")
     return throwaway.command("verify", *words)
 
 
@@ -136,6 +138,8 @@ def test_every_way_that_needs_no_failure(prepared: Throwaway) -> None:
     assert by_patch["two.policy"]["reason"] == "needs not_there, not installed here"
     assert by_patch["one.ten"]["reason"] == "it needs a device that is not here"
     assert (by_patch["one.step"]["compared"], by_patch["one.step"]["device"]) == (8, "cuda")
+    lines = verify(prepared, "lacks").stdout.splitlines()
+    assert lines[-1] == "2 equal, 1 built-in or absent, 2 of 4 could not run"
 
 
 @pytest.mark.parametrize(
@@ -154,9 +158,15 @@ def test_every_way_of_a_failure(prepared: Throwaway, function: str, word: str, s
     assert by_patch["one.ten"]["word"] == word
     assert said in by_patch["one.ten"]["reason"]
     assert by_patch["one.step"]["word"] == "equal"
+    assert ("Traceback" in done.stdout) == (function == "raises")
     text = verify(prepared, function, "one")
     assert text.returncode == 1
-    assert any(line.split()[:2] == ["one.ten", word] for line in text.stdout.splitlines())
+    lines = text.stdout.splitlines()
+    assert any(line.split()[:2] == ["one.ten", word] for line in lines)
+    assert lines[-1] == f"1 equal, 1 {word}, 0 built-in or absent, 0 of 2 could not run"
+    assert "Traceback" not in text.stdout + text.stderr
+    ended = "its case ended with ZeroDivisionError: by a case"
+    assert (ended in text.stdout) == (function == "raises")
 
 
 def test_each_check_of_a_case_is_played_and_told_by_its_name(prepared: Throwaway) -> None:
@@ -191,13 +201,29 @@ def test_a_case_that_hangs_is_ended(prepared: Throwaway) -> None:
     assert outcomes(done)["one.ten"]["reason"] == "no end after 3 s"
 
 
-def test_a_patch_named_in_full_must_be_compared(prepared: Throwaway) -> None:
-    assert verify(prepared, "lacks", "one.ten").returncode == 1
-    assert verify(prepared, "lacks", "two.gone").returncode == 1
-    assert verify(prepared, "lacks", "one").returncode == 0
+@pytest.mark.parametrize(
+    ("names", "code"),
+    [
+        (("one.ten",), 1),
+        (("two.gone",), 1),
+        (("one",), 0),
+        (("two.policy",), 1),
+        (("two.gone", "two.policy"), 1),
+        (("three",), 2),
+    ],
+)
+def test_a_patch_named_in_full_must_be_compared(
+    prepared: Throwaway, names: tuple[str, ...], code: int
+) -> None:
+    assert verify(prepared, "lacks", *names).returncode == code
 
 
-def test_what_upstream_has_needs_no_comparison(prepared: Throwaway) -> None:
+def test_nothing_to_verify_for_a_whole_set_is_exit_1(prepared: Throwaway) -> None:
+    prepared.put("sglang/srt/a.py", "")
+    assert verify(prepared, "lacks", "two").returncode == 1
+
+
+def test_what_upstream_has_needs_no_comparison() -> None:
     known = [runner.Outcome("two.built", "built-in", "upstream has it")]
     assert runner.exit_code(known, ["two.built"]) == 0
     assert runner.exit_code([*known, runner.Outcome("two.gone", "absent", "no")], []) == 1
@@ -261,49 +287,16 @@ def test_every_patch_is_proven_on_the_device_or_by_the_tests() -> None:
         "swa.prefill-graph",
         "swa.window-metadata",
     }
-    folder = Path(__file__).parents[1] / "proof"
     for id in by_id(sets.load()):
         assert needs_no_scheduler(id) <= (id in of_device), id
-        path = folder / f"{room_of(id).replace('.', '/')}.py"
-        assert id in of_device or path.is_file(), id
-    for id in of_device:
         assert all(case.what.endswith(".") for case in package.cases(id)), id
     parts = [case.module for case in package.cases("mamba.gdn-prefill-graph")]
     name = "mamba.gdn_prefill_graph"
     assert parts == [name, f"{name}_one", f"{name}_several"]
-    total = sum(len(package.cases(id)) for id in of_device)
-    folder = Path(package.__file__).parent
-    assert (
-        total
-        == len(of_device) + 2
-        == sum("CHECKS = {" in file.read_text("utf-8") for file in folder.glob("*/*.py"))
-    )
-
-
-def test_one_closing_line(prepared: Throwaway) -> None:
-    lines = verify(prepared, "lacks").stdout.splitlines()
-    assert lines[-1] == "2 equal, 1 built-in or absent, 2 of 4 could not run"
-    lines = verify(prepared, "raises", "one").stdout.splitlines()
-    assert lines[-1] == "1 equal, 1 failed, 0 built-in or absent, 0 of 2 could not run"
-
-
-@pytest.mark.parametrize("names", [("two.policy",), ("two.gone", "two.policy")])
-def test_if_nothing_is_verified_it_is_exit_1(prepared: Throwaway, names: tuple[str, ...]) -> None:
-    assert verify(prepared, "lacks", *names).returncode == 1
-
-
-def test_nothing_to_verify_for_a_whole_set_is_exit_1(prepared: Throwaway) -> None:
-    done = verify(prepared, "lacks", "three", "--json")
-    assert done.returncode == 2
-    prepared.put("sglang/srt/a.py", "")
-    assert verify(prepared, "lacks", "two").returncode == 1
-
-
-def test_a_traceback_is_shown_to_who_asks(prepared: Throwaway) -> None:
-    done = verify(prepared, "raises", "one")
-    assert "Traceback" not in done.stdout + done.stderr
-    assert "its case ended with ZeroDivisionError: by a case" in done.stdout
-    assert "Traceback" in verify(prepared, "raises", "one", "--json").stdout
+    files = Path(package.__file__).parent.glob("*/*.py")
+    with_checks = [file for file in files if "CHECKS = {" in file.read_text("utf-8")]
+    assert sum(len(package.cases(id)) for id in of_device) == len(of_device) + 2
+    assert len(with_checks) == len(of_device) + 2
 
 
 def test_progress_says_what_how_many_and_where(prepared: Throwaway) -> None:

@@ -69,11 +69,13 @@ from sglang_perf_patches.model.patch import Marker, Patch, PatchSet, Variant
 A, B = "sglang.srt.a", "sglang.srt.b"
 
 def declare(id, *, install, targets, releases=("1.0",), **more):
+    """A patch with an install function, or the name of one in `throwaway_installs`."""
     of_variant = {key: more.pop(key) for key in ("adds", "depends", "awaits") if key in more}
     def run(patching):
         import throwaway_installs
 
-        getattr(throwaway_installs, install)(patching)
+        named = install if callable(install) else getattr(throwaway_installs, install)
+        named(patching)
 
     variant = Variant(releases=releases, install=run, targets=targets, **of_variant)
     return Patch(id=id, summary="summary", variants=(variant,), **more)
@@ -109,7 +111,6 @@ def use(*patches, tree=None):
         }
         found.append(PatchSet(name, name, members, known))
     sets.load = lambda: tuple(found)
-    return found
 
 STEP = declare("one.step", install="step", targets=(f"{A}:Worker.step",))
 TEN = declare("one.ten", install="ten", targets=(f"{A}:Worker.step",))
@@ -187,10 +188,9 @@ from sglang_perf_patches.live import engine
 
 def own(reference, amount=1, **more):
     # A patch that adds to what one function returns.
-    installs.own = lambda patching: patching.override(
-        reference, lambda inner: lambda *args: inner(*args) + amount
-    )
-    return declare("one.own", install="own", targets=(reference,), **more)
+    def adds(patching):
+        patching.override(reference, lambda inner: lambda *args: inner(*args) + amount)
+    return declare("one.own", install=adds, targets=(reference,), **more)
 
 def take_off(patch):
     # One patch, as soon as that is safe.
@@ -219,17 +219,11 @@ def wait_for(patch, state):
 
 ENVIRON = """
 import os
-
-class _Variable:
-    def __init__(self, name):
-        self.name = name
-
-    def get(self):
-        return os.environ.get(self.name)
+from types import SimpleNamespace
 
 class envs:
-    SGLANG_PLUGINS = _Variable("SGLANG_PLUGINS")
-    SGLANG_PLATFORM = _Variable("SGLANG_PLATFORM")
+    SGLANG_PLUGINS = SimpleNamespace(get=lambda: os.environ.get("SGLANG_PLUGINS"))
+    SGLANG_PLATFORM = SimpleNamespace(get=lambda: os.environ.get("SGLANG_PLATFORM"))
 """
 PUBLISHING = """def set_global_server_args_for_scheduler(server_args):
     global _published
@@ -275,6 +269,10 @@ class Throwaway:
         path.write_text(text, encoding="utf-8")
         return path
 
+    def append(self, name: str, text: str) -> None:
+        with open(self.site / name, "a", encoding="utf-8") as file:
+            file.write(text)
+
     def lend_plugin_loader(self, release: str) -> None:
         """Give the package the plugin loader of a release, and the settings that it reads."""
         plugins = downloads.tree(release) / "sglang" / "srt" / "plugins"
@@ -282,7 +280,6 @@ class Throwaway:
         self.put("sglang/srt/environ.py", ENVIRON)
 
     def environment(self, **variables: str | None) -> dict[str, str]:
-        """The environment of a process that has the throwaway package and this project."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG")}
         ours: dict[str, str | None] = {
             "PYTHONPATH": os.pathsep.join([str(self.site), str(REPOSITORY / "src")]),
@@ -309,7 +306,6 @@ class Throwaway:
     def execute(
         self, *command: str | Path, **variables: str | None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in the environment of the package's processes."""
         return subprocess.run(
             command,
             env=self.environment(**variables),
@@ -352,6 +348,11 @@ class Throwaway:
         return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
+def strictly(selection: str) -> dict[str, str]:
+    """The variables that choose patches, and end a process without them."""
+    return {"SGLANG_PERF_PATCHES": selection, "SGLANG_PERF_PATCHES_STRICT": "1"}
+
+
 def distribution(folder: Path, name: str, entry_point: str) -> Path:
     """Put a distribution with an entry point into `folder`, and return it."""
     about = folder / f"{name.replace('-', '_')}-1.0.dist-info"
@@ -373,6 +374,7 @@ def plugins(folder: Path, theirs: str) -> list[Path]:
 def know(throwaway: Throwaway, tree: Path) -> None:
     """Let the sets of every process be known as `tree` has them."""
     text = """
+from dataclasses import replace
 import throwaway_patches as t
 from sglang_perf_patches.compat import source
 gone = t.declare("two.gone", install="step", targets=("sglang.srt.gone:f",))

@@ -1,4 +1,4 @@
-"""Started with ``python forking.py BEGINNING SOCKET IDLE_S``: the process that `forked` has fork.
+"""Started with ``python forking.py BEGINNING SOCKET IDLE_S``: it forks for `released`.
 
 SOCKET is the number of a listening socket. Each connection brings a request, a JSON line, and gets
 the exit code of the fork that runs it. The fork is killed if who asked closes the connection. A
@@ -59,7 +59,6 @@ class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
         self.timeout = self.idle_s = idle_s
 
     def handle_timeout(self) -> None:
-        """End, unless a fork runs."""
         super().handle_timeout()
         if not self.active_children:
             # At once: an interpreter takes two seconds of a CPU to take apart what was imported.
@@ -104,7 +103,6 @@ class _Request(socketserver.StreamRequestHandler):
 
 
 def serve(server: Server) -> None:
-    """Import what scripts begin with, then `fork_for_each`."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in range(3):  # a fork's standard streams are its own
         os.dup2(nothing, number)

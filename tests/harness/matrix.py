@@ -38,7 +38,6 @@ def to_prove(name: str) -> dict[str, tuple[str, ...]]:
 def _newest_of_each(
     name: str, by_age: Iterable[str], references: Collection[str]
 ) -> tuple[str, ...]:
-    """Of releases, the newest of each group that agrees in these definitions of a set."""
     known = sets.declared(name).known
     newest: dict[tuple[tuple[str, str], ...], str] = {}
     for release in by_age:

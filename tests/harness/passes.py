@@ -3,7 +3,7 @@
 Tests of one group (`tiers.group_of`) share what they compute, so a group is remembered as one: its
 tests, and each file that it can reach. Some files every group is taken to reach, whoever reads
 them: the framework, the declarations, the harness. Of the others, `_WHERE_READ`, a group reaches
-those that its own modules import and those that it or a fork of `forked` has read. A test that
+those that its own modules import and those that it or a fork of `released` has read. A test that
 starts another process reaches all files. The rest of the key is the environment: `surroundings`.
 """
 
@@ -18,6 +18,7 @@ import sys
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from functools import cache
 from importlib import metadata
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
@@ -163,15 +164,12 @@ def imported_by(test: Path) -> set[str]:
 def _names(path: Path) -> list[str]:
     """The modules that a file may import, by their whole names."""
     names: list[str] = []
-    package = ".".join(path.relative_to(reads.ROOT).with_suffix("").parts).removeprefix("src.")
-    parts = package.removesuffix(".__init__").split(".")
-    parts = parts if path.name == "__init__.py" else parts[:-1]
+    package = ".".join(path.relative_to(reads.ROOT).parent.parts).removeprefix("src.")
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
             names += [each.name for each in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = parts[: len(parts) + 1 - node.level] if node.level else []
-            whole = ".".join([*above, *filter(None, [node.module])])
+            whole = resolve_name("." * node.level + (node.module or ""), package)
             names += [whole, *(f"{whole}.{each.name}" for each in node.names)]
     return names
 

@@ -1,16 +1,29 @@
-"""Runs a script of the tests beside a released sglang, in a process of its own on this CPU."""
+"""Runs a script of the tests beside a released sglang, in a process of its own on this CPU.
 
+PyTorch, transformers, mlx-lm and what else sglang needs take 15 seconds of a CPU to import, and
+the tests run some 80 scripts in the default tier, hundreds with ``--all``. So `run` has one process
+started for an interpreter and a way to begin, by whichever process of a test run is the first to
+need it (see `forking`). It imports those packages, but nothing of sglang, and forks for each
+script; the fork continues as if it had been started with the script.
+"""
+
+import hashlib
 import json
 import os
+import socket
 import subprocess
-from collections.abc import Sequence
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import forked
 import forking
+import reads
 from linux_mlx.environments import environment, sglang_environment, variables
 from linux_mlx.patience import limit_s
 from linux_mlx.server import free_port
@@ -20,6 +33,15 @@ _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]  # for `tests.proof`
 _SOURCE = _ROOT / "src"
 _SHIMS = _HERE / "linux_mlx" / "shims"
+
+RUN = "PERF_PATCHES_TESTS_RUN"
+"""The variable that names a test run, whose processes share those that fork."""
+_ALONE = uuid.uuid4().hex
+_IDLE_S = 60.0
+"""After so long without a request a process that forks ends: it holds half a gigabyte or more."""
+
+Kind = tuple[Path, str, tuple[Path, ...]]
+"""An interpreter, how a script begins, and what PYTHONPATH holds meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -56,30 +78,19 @@ def run(place: Place, *words: str | Path, given: str | None = None, **more: str)
     settings = {**dict(place.settings), "OMP_NUM_THREADS": "1", **more}
     settings = variables(PYTHONPATH=os.pathsep.join(map(str, place.search)), **settings)
     if place.beginning and isinstance(words[0], Path):
-        script, *rest = words
-        code, out, err = forked.run(
-            place.python,
-            script,
-            rest,
-            beginning=place.beginning,
-            search=tuple(each for each in place.search if each in (_SOURCE, _SHIMS, _ROOT)),
-            release=place.release,
-            variables=settings,
-            given=given,
-            limit_s=limit_s(),
+        code, out, err = _forked(place, words, settings, given or "")
+    else:
+        done = subprocess.run(
+            [place.python, "-W", "ignore", *words],
+            env=settings,
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=limit_s(),
         )
-        assert code == 0, f"{out[-3000:]}\n{err[-4000:]}"
-        return out
-    done = subprocess.run(
-        [place.python, "-W", "ignore", *words],
-        env=settings,
-        input=given,
-        capture_output=True,
-        text=True,
-        timeout=limit_s(),
-    )
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-4000:]}"
-    return done.stdout
+        code, out, err = done.returncode, done.stdout, done.stderr
+    assert code == 0, f"{out[-3000:]}\n{err[-4000:]}"
+    return out
 
 
 def answers(place: Place, script: Path, *words: str, **options: Any) -> list[Any]:
@@ -126,3 +137,114 @@ def value(place: Place, module: Path, job: str, /, **options: Any) -> Any:
     (line,) = play(place, module, [(job, options.pop("arguments", {}))], **options)
     assert "error" not in line, f"{job}:\n{line.get('error')}"
     return line["value"]
+
+
+def _forked(
+    place: Place, words: Sequence[str | Path], settings: Mapping[str, str], given: str
+) -> tuple[int, str, str]:
+    """The exit code, output and errors of a script in a fork.
+
+    For the imports before the fork PYTHONPATH holds nothing of the release.
+
+    Raises:
+        subprocess.TimeoutExpired: it took more than `limit_s` seconds, and was killed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        *files, read = (Path(folder) / name for name in ("in", "out", "err", "reads"))
+        files[0].write_text(given)
+        request = {
+            "script": str(words[0]),
+            "words": [str(word) for word in words[1:]],
+            "variables": settings,
+            "files": [str(file) for file in files],
+            "reads": str(read),
+        }
+        search = tuple(each for each in place.search if each in (_SOURCE, _SHIMS, _ROOT))
+        kind = place.python, place.beginning, search
+        limit = limit_s()
+        try:
+            code = _exit_code(kind, place.release, json.dumps(request) + "\n", limit)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(words, limit) from None
+        if read.exists():
+            reads.noted.update(read.read_text().splitlines())
+        return code, *(file.read_text(errors="replace") for file in files[1:])
+
+
+def _exit_code(kind: Kind, release: Path | None, request: str, limit: float) -> int:
+    for _ in range(3):
+        # The process that forks may be about to end when this one connects.
+        connect = _connected if release is None else partial(_connected_to, release)
+        with connect(kind) as server, suppress(ConnectionError):
+            server.settimeout(limit)
+            server.sendall(request.encode())
+            if line := server.makefile().readline():
+                return int(line)
+    raise AssertionError(f"the process that forks ends at once: {kind}")
+
+
+def _address(*kind: object) -> str:
+    """Of Linux, in no folder: it ends with its socket."""
+    name = hashlib.sha256(repr((os.environ.get(RUN, _ALONE), kind)).encode()).hexdigest()
+    return f"\0sglang-perf-patches-{name}"
+
+
+def _connection(address: str) -> socket.socket | None:
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        server.connect(address)
+    except ConnectionRefusedError:  # there is none, or it has just ended
+        server.close()
+        return None
+    return server
+
+
+def _connected_to(release: Path, kind: Kind) -> socket.socket:
+    """To a process that has imported a release; one of the others forks it."""
+    address = _address(kind, release)
+    while (server := _connection(address)) is None:
+        request = {"address": address, "search": [str(release)]}
+        with _connected(kind) as packages, suppress(ConnectionError):
+            packages.sendall((json.dumps(request) + "\n").encode())
+            packages.makefile().readline()
+    return server
+
+
+def _connected(kind: Kind) -> socket.socket:
+    address = _address(kind)
+    while True:
+        with socket.socket(socket.AF_UNIX) as listening:
+            try:
+                listening.bind(address)
+            except OSError:  # another process of the run has it
+                pass
+            else:
+                listening.listen()
+                _start(kind, listening)
+        if server := _connection(address):
+            return server
+
+
+def _start(kind: Kind, listening: socket.socket) -> None:
+    python, beginning, search = kind
+    _started.append(
+        subprocess.Popen(
+            [
+                python,
+                "-W",
+                "ignore",
+                forking.__file__,
+                beginning,
+                f"{listening.fileno()}",
+                f"{_IDLE_S}",
+            ],
+            env=variables(PYTHONPATH=os.pathsep.join(map(str, search)), OMP_NUM_THREADS="1"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[listening.fileno()],
+        )
+    )
+
+
+_started: list[subprocess.Popen[bytes]] = []

@@ -185,7 +185,6 @@ def weight(item: pytest.Item) -> tuple[int, int]:
 
 
 def _chosen(matrices: dict[Path, set[str]]) -> dict[Path, set[str]]:
-    """The releases on which the default tier tests each file of a set."""
     chosen: dict[Path, set[str]] = {}
     for path, matrix in matrices.items():
         if path.parent.name in sets.NAMES:
@@ -199,7 +198,6 @@ def _chosen(matrices: dict[Path, set[str]]) -> dict[Path, set[str]]:
 
 
 def _matrices(items: Iterable[pytest.Item]) -> dict[Path, set[str]]:
-    """The releases that the tests of each file are for."""
     matrices: dict[Path, set[str]] = {}
     for item in items:
         if release := release_of(item):

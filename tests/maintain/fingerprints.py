@@ -44,27 +44,37 @@ def take(patch_set: PatchSet, origins: Mapping[str, Path] | None = None) -> Know
         for variant in patch.variants:
             for reference in variant.targets + variant.depends:
                 wanted.setdefault(reference, set()).update(variant.releases)
-    trees: dict[str, source.Tree] = {}
-    known: dict[str, dict[str, list[str]]] = {}
+    trees = {release: source.at(root) for release, root in (origins or {}).items()}
+
+    def digest_in(release: str, reference: str) -> str | None:
+        """What identifies a definition in a release; None if the release does not have it."""
+        if release not in trees and release in releases.KNOWN:
+            trees[release] = source.at(downloads.tree(release))
+        if release in trees:
+            definition = trees[release].definition(reference)
+            return definition.digest if definition else None
+        for digest, where in patch_set.known.get(reference, {}).items():
+            if release in where:
+                return digest
+        raise DeclarationError(f"{reference}: no fingerprint of {release}; give --origin")
+
+    known: Known = {}
     for reference in sorted(wanted):
-        for release in sorted(wanted[reference], key=_age):
-            digest = _digest(reference, release, patch_set.known, trees, origins or {})
-            if digest:
-                known.setdefault(reference, {}).setdefault(digest, []).append(release)
-    there = {name: {each for on in known[name].values() for each in on} for name in known}
+        for release in releases.from_spans(as_spans(wanted[reference])):
+            if digest := digest_in(release, reference):
+                hashes = known.setdefault(reference, {})
+                hashes[digest] = (*hashes.get(digest, ()), release)
+    there: dict[str, set[str]] = {name: set().union(*known[name].values()) for name in known}
     for patch in patch_set.patches:
         served = {release for variant in patch.variants for release in variant.releases}
-        needed = [(name, set(each.releases)) for each in patch.variants for name in each.targets]
-        for name, where in needed:
-            if missing := where - there.get(name, set()):
-                raise DeclarationError(f"{name} is not in {as_spans(missing)}")
+        for variant in patch.variants:
+            for name in variant.targets:
+                if missing := {*variant.releases} - there.get(name, set()):
+                    raise DeclarationError(f"{name} is not in {as_spans(missing)}")
         for name in patch.references():
             if not served & there.get(name, set()):
                 raise DeclarationError(f"{name} is not in {as_spans(served)}")
-    return {
-        reference: {digest: tuple(where) for digest, where in hashes.items()}
-        for reference, hashes in known.items()
-    }
+    return known
 
 
 def read_of_releases() -> dict[str, dict[str, Any]]:
@@ -76,30 +86,6 @@ def read_of_releases() -> dict[str, dict[str, Any]]:
         for path, values in tree.read.items():
             found.setdefault(source.key(path, tree.root), {}).update(values)
     return found
-
-
-def _digest(
-    reference: str,
-    release: str,
-    known: Mapping[str, Mapping[str, tuple[str, ...]]],
-    trees: dict[str, source.Tree],
-    origins: Mapping[str, Path],
-) -> str | None:
-    """What identifies a definition in a release; None if the release does not have it."""
-    if release not in trees and (release in origins or release in releases.KNOWN):
-        root = origins[release] if release in origins else downloads.tree(release)
-        trees[release] = source.at(root)
-    if release not in trees:
-        for digest, where in known.get(reference, {}).items():
-            if release in where:
-                return digest
-        raise DeclarationError(f"{reference}: no fingerprint of {release}; give --origin")
-    definition = trees[release].definition(reference)
-    return definition.digest if definition else None
-
-
-def _age(release: str) -> tuple[int, str]:
-    return (releases.KNOWN.index(release) if release in releases.KNOWN else -1, release)
 
 
 def render(known: Known) -> str:
@@ -153,9 +139,7 @@ def main() -> int:
     unknown = sorted(set(options.sets) - set(sets.NAMES))
     if unknown:
         parser.error(f"unknown set {unknown[0]!r}: the sets are {', '.join(sets.NAMES)}")
-    origins = {
-        name: Path(path) for name, _, path in (text.partition("=") for text in options.origin)
-    }
+    origins = {name: Path(path) for name, path in (text.split("=", 1) for text in options.origin)}
     for name in options.sets or sets.NAMES:
         try:
             patch_set = sets.declared(name)

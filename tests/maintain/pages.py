@@ -99,11 +99,9 @@ def all_sections(root: Path, set_name: str) -> list[Section]:
         for comment, text in _MEASURED.findall(below):
             names, _, rest = comment.partition("; ")
             machine, *more = rest.split("; ")
-            common = command = date = ""
-            for part in more:
-                common = part.removeprefix("on ") if part.startswith("on ") else common
-                command = part.removeprefix("by ") if part.startswith("by ") else command
-                date = part if _DATE.fullmatch(part) else date
+            told = {part[:3]: part[3:] for part in more}
+            common, command = told.get("on ", ""), told.get("by ", "")
+            date = next(filter(_DATE.fullmatch, more), "")
             on = {
                 name: tuple(own.rstrip(")").split(",")) if own else tuple(common.split())
                 for name, _, own in (word.partition("(") for word in names.split())
@@ -113,7 +111,6 @@ def all_sections(root: Path, set_name: str) -> list[Section]:
 
 
 def _switch(patch: Patch) -> str:
-    """Whether it is on by default, and why."""
     worth = patch.worth
     if worth is None:
         return "Opt-in: it is on only if `SGLANG_PERF_PATCHES` has its full name."
@@ -151,7 +148,6 @@ def _proven(patch: Patch) -> str:
 
 
 def _commands(patch: Patch) -> str:
-    """How it is switched, and how it is compared with stock."""
     sign = "-" if patch.is_default else ""
     text = (
         f"    SGLANG_PERF_PATCHES=all,{sign}{patch.id}\n    sglang-perf-patches verify {patch.id}"
@@ -179,9 +175,8 @@ def _releases(patch: Patch, words: Mapping[str, str]) -> str:
     lines = ["| releases | verdict | | supported until |", "| --- | --- | --- | --- |"]
     for (word, note), together in groupby(rows, lambda row: row[:2]):
         names = [release for _, _, release in together]
-        ends = (names[:1], names[-1:]) if len(names) > 1 else (names,)
-        span = releases.TO.join(name for (name,) in ends)
-        until = releases.TO.join(releases.supported_until(name) for (name,) in ends)
+        ends = dict.fromkeys((names[0], names[-1]))
+        span, until = releases.TO.join(ends), releases.TO.join(map(releases.supported_until, ends))
         lines.append(f"| {span} | {word} | {note} | {until if word == 'applies' else ''} |")
     text = "\n".join(lines)
     links = upstream_links(patch)
@@ -196,6 +191,5 @@ def _releases(patch: Patch, words: Mapping[str, str]) -> str:
 
 
 def _sentence(text: str) -> str:
-    """A declaration's phrase as a sentence."""
     text = text.strip()
     return text[:1].upper() + text[1:].rstrip(".") + "." if text else ""

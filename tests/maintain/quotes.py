@@ -10,6 +10,7 @@ figure with a unit, or a ratio, that is in no such row is unfounded. Numbers in 
 settings and constants, not figures.
 """
 
+import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -122,13 +123,9 @@ def numbers(text: str) -> list[str]:
 def _quoted(line: str, file: str) -> Iterator[tuple[str, tuple[str, str]]]:
     """The links of a line to rows: their words, file and id."""
     for words, target, row_id in _LINK.findall(line):
-        if "tests/" not in target or target.endswith("/tested.md"):
-            continue
-        parts = [*Path(file).parent.parts, *Path(target).parts]
-        while ".." in parts:
-            at = parts.index("..")
-            del parts[at - 1 : at + 1]
-        yield words, ("/".join(parts), row_id)
+        if "tests/" in target and not target.endswith("/tested.md"):
+            place = posixpath.normpath(posixpath.join(posixpath.dirname(file), target))
+            yield words, (place, row_id)
 
 
 def _lines(text: str) -> Iterator[str]:

@@ -8,25 +8,37 @@ whether they are current.
 
 import argparse
 import posixpath
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
+from xml.sax.saxutils import escape
 
-from sglang_perf_patches import downloads, sets
+from sglang_perf_patches import __version__, downloads, sets
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.compat.verdict import judge_each
+from sglang_perf_patches.faults.fault import Fault
+from sglang_perf_patches.faults.known import FAULTS
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.patch import PatchSet, by_id
 from tests.benchmarks import gains
 from tests.benchmarks.gains import Gain
 
-from . import ROOT, badges, fingerprints, pages, symptoms, tested
+from . import ROOT, fingerprints, pages, tested
 
+BADGES = "examples/badges.svg"
+SYMPTOMS = "src/sglang_perf_patches/pages/symptoms.md"
 PATCHES = "src/sglang_perf_patches/pages/patches.md"
 """The page that ``sglang-perf-patches help patches`` prints."""
 
 Words = dict[str, dict[str, str]]
 """Patch id → release → verdict, releases oldest first."""
+
+_PATCH = re.compile(r"(?<!`)(`?)\b((?:mlx|mla|mamba|swa)\.[a-z][a-z0-9-]*)\1")
+_NUMBER = re.compile(r"#(\d+)")
+_THREAD = "https://github.com/sgl-project/sglang/issues/"
+_HEIGHT, _CHARACTER, _GAP = 20, 7, 6  # of the badges
 
 
 def judge_releases(patch_sets: Sequence[PatchSet]) -> Words:
@@ -47,10 +59,9 @@ def verdict_page(patch_sets: Sequence[PatchSet], words: Words) -> str:
     )
     for patch_set in patch_sets:
         ids = [patch.id for patch in patch_set.patches]
-        if ids:
-            rows = [["release", *(id.partition(".")[2] for id in ids)]]
-            rows += [[release, *(words[id][release] for id in ids)] for release in releases.KNOWN]
-            parts.append(f"## {patch_set.name}\n\n{pages.markdown(rows)}")
+        rows = [["release", *(id.partition(".")[2] for id in ids)]]
+        rows += [[release, *(words[id][release] for id in ids)] for release in releases.KNOWN]
+        parts.append(f"## {patch_set.name}\n\n{pages.markdown(rows)}")
     return "\n".join(parts)
 
 
@@ -77,10 +88,61 @@ def release_table(patch_sets: Sequence[PatchSet], words: Words, measured: Sequen
         if not set(built) <= set(releases.KNOWN):
             applies = ", ".join(filter(None, ["source builds", applies]))
         opt_in = "" if patch.is_default else " (opt-in)"
-        page = posixpath.relpath(pages.file(patch.id), posixpath.dirname(PATCHES))
-        link = f"[`{patch.id}`]({page}){opt_in}"
+        link = f"[`{patch.id}`]({_page_of(patch.id, PATCHES)}){opt_in}"
         rows.append([link, patch.summary, applies or "-"])
     return pages.markdown(rows)
+
+
+def badges(root: Path) -> dict[str, str]:
+    """Name → value of the README's badges, from what the package declares."""
+    text = (root / "pyproject.toml").read_text(encoding="utf-8")
+    project = dict(re.findall(r'^([\w-]+) = "(.*)"$', text, re.MULTILINE))
+    return {
+        "version": __version__,
+        "Python": project["requires-python"],
+        "sglang": f"{releases.KNOWN[0]}{releases.TO}{releases.KNOWN[-1]}",
+        "licence": project["license"],
+    }
+
+
+def label_of(told: dict[str, str]) -> str:
+    return "; ".join(f"{name} {value}" for name, value in told.items())
+
+
+def picture(told: dict[str, str]) -> str:
+    """Badges as one SVG, side by side, true without a network."""
+    parts, x = [], 0
+    for name, value in told.items():
+        for text, colour in ((name, "#444c56"), (value, "#0072b2")):
+            width = _CHARACTER * len(text) + 12
+            parts.append(f'<rect x="{x}" width="{width}" height="{_HEIGHT}" fill="{colour}"/>')
+            parts.append(f'<text x="{x + width / 2:g}" y="14">{escape(text)}</text>')
+            x += width
+        x += _GAP
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{x - _GAP}" height="{_HEIGHT}" role="img" '
+        f'aria-label="{escape(label_of(told))}">'
+        "<style>text{font:11px system-ui,sans-serif;fill:#fff;text-anchor:middle}</style>"
+        f"{''.join(parts)}</svg>\n"
+    )
+
+
+def fault_row(fault: Fault) -> list[str]:
+    """A row of the table of symptoms, with links to the patches and threads that it names."""
+    fixed = f", fixed in {fault.fixed_in}" if fault.fixed_in else ""
+    threads = f" ({fault.numbers})" if fault.threads else ""
+    prevents = f"our {fault.patch}" if fault.patch else ""
+    helps = ", or ".join(filter(None, (prevents, fault.help))) or ("" if fixed else "nothing")
+    cells = [fault.symptom, f"{fault.releases}{fixed}{threads}", helps]
+    linked = [
+        _PATCH.sub(lambda found: f"[`{found[2]}`]({_page_of(found[2], SYMPTOMS)})", cell)
+        for cell in cells
+    ]
+    return [_NUMBER.sub(rf"[#\1]({_THREAD}\1)", cell) for cell in linked]
+
+
+def _page_of(patch_id: str, page: str) -> str:
+    return posixpath.relpath(pages.file(patch_id), posixpath.dirname(page))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,16 +154,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = judge_releases(patch_sets)
     measured = gains.read(ROOT)
     page_of = {patch.id: pages.file(patch.id) for patch in by_id(patch_sets).values()}
+    symptoms = [["what you see", "releases", "what helps"], *map(fault_row, FAULTS)]
     makers: dict[str, Callable[[str], str]] = {
         gains.FACE: lambda text: pages.replace_block(text, "gains", gains.table(measured, ROOT)),
         PATCHES: lambda text: pages.replace_block(
             text, "releases", release_table(patch_sets, words, measured)
         ),
-        badges.PICTURE: lambda _: badges.picture(ROOT),
+        BADGES: lambda _: picture(badges(ROOT)),
         gains.PAGE: lambda _: gains.page(measured, page_of),
         "tests/releases/verdicts.md": lambda _: verdict_page(patch_sets, words),
         tested.PAGE: lambda _: tested.page(ROOT, patch_sets, words),
-        symptoms.PAGE: symptoms.page,
+        SYMPTOMS: lambda text: pages.replace_block(text, "faults", pages.markdown(symptoms)),
     }
     for patch in by_id(patch_sets).values():
         makers[pages.file(patch.id)] = partial(pages.page, patch=patch, words=words[patch.id])

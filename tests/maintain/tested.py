@@ -40,11 +40,8 @@ tests](upstream.md) have their own page.
 
 
 def page(root: Path, patch_sets: Sequence[PatchSet], words: Words) -> str:
-    """The page."""
     parts = [_INTRODUCTION]
     for patch_set in patch_sets:
-        if not patch_set.patches:
-            continue
         sections = pages.all_sections(root, patch_set.name)
         parts.append(f"## {patch_set.name}\n\n{_matrix(patch_set.patches, sections, words)}")
         parts.append(_sources(patch_set.patches, sections, words))
@@ -89,14 +86,9 @@ def _machines(patch: Patch, release: str, found: Sequence[Section], words: Words
     """Where a patch was measured on a release; nowhere if it does not apply there."""
     if words[patch.id].get(release, "applies") != "applies":
         return []
-    return list(
-        dict.fromkeys(
-            section.machine
-            for section in found
-            for name in (patch.id, patch.set)
-            if release in section.on.get(name, ())
-        )
-    )
+    names = (patch.id, patch.set)
+    there = [each for each in found if any(release in each.on.get(name, ()) for name in names)]
+    return list(dict.fromkeys(section.machine for section in there))
 
 
 def _matrix(patches: Sequence[Patch], found: Sequence[Section], words: Words) -> str:
@@ -112,32 +104,22 @@ def _matrix(patches: Sequence[Patch], found: Sequence[Section], words: Words) ->
         for release in columns:
             empty = "·" if words[patch.id][release] == "applies" else ""
             cells.append(", ".join(_machines(patch, release, found, words)) or empty)
-        others = [
-            release
-            for release, word in words[patch.id].items()
-            if word == "applies" and release not in columns
-        ]
-        rows.append([f"`{patch.id}`", *cells, "·" if others else ""])
+        applying = {release for release, word in words[patch.id].items() if word == "applies"}
+        rows.append([f"`{patch.id}`", *cells, "·" if applying - {*columns} else ""])
     return pages.markdown(rows)
 
 
 def _sources(patches: Sequence[Patch], found: Sequence[Section], words: Words) -> str:
     """A row for each measured section, and the patches that have none."""
-    applying = {
-        (patch.id, release)
-        for patch in patches
-        for release, word in words[patch.id].items()
-        if word == "applies"
-    }
     rows = [["results", "machine", "patches, releases"]]
     for section in found:
-        what = "; ".join(
-            " ".join(
-                [f"`{name}`", *(each for each in on if (name, each) in applying or "." not in name)]
-            )
-            for name, on in section.on.items()
-        )
-        rows.append([f"[{section.heading}]({Path(section.file).name})", section.machine, what])
+        what = []
+        for name, on in section.on.items():
+            judged = words.get(name)  # none of a set
+            there = [each for each in on if judged is None or judged.get(each) == "applies"]
+            what.append(" ".join([f"`{name}`", *there]))
+        link = f"[{section.heading}]({Path(section.file).name})"
+        rows.append([link, section.machine, "; ".join(what)])
     named = {name for section in found for name in section.on}
     without = [f"`{p.id}`" for p in patches if not {p.id, p.set} & named]
     text = pages.markdown(rows)

@@ -205,7 +205,6 @@ def _run(
     what: str,
     more: Mapping[str, str] | None = None,
 ) -> None:
-    """Run a step of a build, with further variables."""
     log = made.folder / "build.log"
     _say(f"  {what} …")
     with started(command, variables=variables(**(more or {})), log=log) as process:

@@ -153,7 +153,6 @@ def _write_weights(path: Path, config: dict[str, Any]) -> None:
 
 
 def _write_tokenizer(folder: Path, size: int, special: Sequence[str] = ()) -> None:
-    """A tokenizer of so many words, and of special ones behind them."""
     bos, eos, unknown = _SPECIAL
     words = (f"w{number}" for number in range(size - len(_SPECIAL)))
     vocabulary = {word: number for number, word in enumerate((*_SPECIAL, *words, *special))}
@@ -179,7 +178,6 @@ def _write_tokenizer(folder: Path, size: int, special: Sequence[str] = ()) -> No
 
 
 def _write_processor(folder: Path) -> None:
-    """What makes patches of images."""
     patches = {
         "processor_class": "Qwen3VLProcessor",
         "patch_size": _PATCH,

@@ -12,7 +12,7 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeGuard
@@ -82,10 +82,17 @@ def is_function(link: Any) -> TypeGuard[FunctionType]:
     return type(link) is FunctionType
 
 
-def first_replacement(links: Iterable[Any]) -> Any:
-    """The outermost link that does not call the next one; None if each does."""
-    pairs = itertools.pairwise(links)
-    return next((outer for outer, inner in pairs if not _calls(outer, inner)), None)
+def links_to(reference: str, held: Any, is_it: Callable[[Any], bool]) -> list[Any]:
+    """The `chain` of what a reference holds, down to the first link that `is_it`.
+
+    It raises `Conflict` if there is none, or if a link does not call the next one.
+    """
+    links = list(chain(held))
+    found = links[: next((count for count, link in enumerate(links, 1) if is_it(link)), 0)]
+    replacing = [outer for outer, inner in itertools.pairwise(found) if not _calls(outer, inner)]
+    if replacing or not found:
+        raise Conflict(f"{reference} is replaced by {describe((replacing or [held])[0])}")
+    return found
 
 
 def describe(held: Any) -> str:

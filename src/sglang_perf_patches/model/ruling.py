@@ -1,6 +1,6 @@
 """The rule by which a server's features and uses keep a patch off.
 
-A running server applies it after each publication of its arguments (`live.published`). ``doctor --
+A running server applies it after each publication of its arguments (`live.registry`). ``doctor --
 COMMAND`` applies it before a boot, to arguments that the release has resolved and published.
 """
 

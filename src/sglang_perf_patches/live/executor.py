@@ -29,7 +29,7 @@ class Executor:
         self.cut_off = ""  # why this forked child applies no patch
         self._requests: deque[tuple[Callable[[], Any], list[Any]]] = deque()
         self._lock = threading.RLock()
-        self._is_kept = self._is_guarded = False
+        self._is_guarded = False
 
     def do(self, work: Callable[[], Any], *, wait_s: float = 0) -> Any:
         """Run `work` here, or leave it to the thread at work, which is awaited for `wait_s`.
@@ -82,23 +82,21 @@ class Executor:
 
     def _before_fork(self) -> None:
         """Keep requests from running until the fork is over, if the one at work ends in time."""
-        if not self.is_at_work_here():
-            self._is_kept = self._lock.acquire(timeout=_FORK_S)
+        self._lock.acquire(timeout=_FORK_S)  # at once if this thread is at work
 
     def _after_fork(self) -> None:
-        if self._is_kept:
-            self._is_kept = False
+        with contextlib.suppress(RuntimeError):  # it did not end in time
             self._lock.release()
 
     def _after_fork_in_child(self) -> None:
         self._after_fork()
-        if self.is_at_work_here():
-            return
-        # Without the thread that is at work in the parent, stock's code runs: that thread may hold
-        # the lock of an import, for which the child would wait forever.
-        if not self._lock.acquire(blocking=False):
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+        else:
+            # Without the thread that is at work in the parent, stock's code runs: that thread may
+            # hold the lock of an import, for which the child would wait forever.
             self.cut_off = "this process was forked while another thread applied patches"
-        self._lock = threading.RLock()
+            self._lock = threading.RLock()
 
     def _work(self) -> None:
         try:

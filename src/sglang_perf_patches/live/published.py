@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -155,11 +156,8 @@ class Published:
             path = groups.namespace_of(type(self.arguments)).get(name)
         if path is None:
             return getattr(self.arguments, name, MISSING)
-        group, *parts = path.split(".")
-        bag = self.context.config_bag(group)
-        for part in (*parts, name):
-            bag = getattr(bag, part)
-        return bag
+        group, _, inside = f"{path}.{name}".partition(".")
+        return operator.attrgetter(inside)(self.context.config_bag(group))
 
     def unlike_default(self) -> Mapping[str, Any]:
         """See `model.feature.Server.unlike_default`."""

@@ -49,7 +49,6 @@ logger = logging.getLogger("sglang_perf_patches")
 _OTHER_THREAD_S = 1.0
 _HOOKS = "sglang.srt.plugins.hook_registry"
 _WORKING = frozenset({"live", "pending", "gated", "not needed"})
-_SERVING = _WORKING | {"built-in"}  # states that satisfy a requirement
 _RULED = frozenset({"gated", "not needed"})  # by `model.ruling`: no fault, so nothing is logged
 _FAULTS = frozenset({"conflict", "failed"})
 _OFF: tuple[State, str] = ("off", "")
@@ -212,7 +211,6 @@ class Registry:
         return ruling(patch, acting, setup, lambda of: verified.lacking(self[of.id].verdict))
 
     def _set(self, member: Member, state: State, reason: str) -> None:
-        """Set the state of a patch, and tell whoever has to know if it changed."""
         if member.status != (state, reason):
             if state in _FAULTS or (state == "gated" and member.patch.id in self._demanded):
                 self._warn(member, state, reason)  # first: an observer may see the state at once
@@ -220,7 +218,6 @@ class Registry:
             self._notify(lambda observer: observer.changed())
 
     def _notify(self, what: Callable[[Observer], None]) -> None:
-        """Call the observer; its faults are only logged."""
         try:
             if self.observer:
                 what(self.observer)
@@ -272,7 +269,7 @@ class Registry:
         if missing:
             return self._set(member, "pending", f"{missing[0]} is not imported yet")
         for needed in member.patch.requires:
-            if (state := self[needed].word) not in _SERVING:
+            if (state := self[needed].word) not in {*_WORKING, "built-in"}:
                 return self._remove(member, "failed", f"it needs {needed}, which is {state}")
         for _, ruled in self._rule([member]):
             if ruled is not None:

@@ -42,15 +42,10 @@ def owner_of(reference: str) -> tuple[Any, str]:
     for depth, class_name in enumerate(classes, 1):
         owner = vars(owner).get(class_name)
         qualname = ".".join(classes[:depth])
-        if not is_class_of(owner, name, qualname):
+        is_class = isinstance(owner, type)
+        if not is_class or (owner.__module__, owner.__qualname__) != (name, qualname):
             raise Conflict(f"{name}:{qualname} is replaced by {describe(owner)}")
     return owner, last
-
-
-def is_class_of(held: Any, module: str, qualname: str) -> bool:
-    """Whether an object is a class that was defined under that name in that module."""
-    is_class = isinstance(held, type)
-    return is_class and held.__module__ == module and held.__qualname__ == qualname
 
 
 def chain(held: Any) -> Iterator[Any]:
@@ -88,7 +83,8 @@ def links_to(reference: str, held: Any, is_it: Callable[[Any], bool]) -> list[An
     It raises `Conflict` if there is none, or if a link does not call the next one.
     """
     links = list(chain(held))
-    found = links[: next((count for count, link in enumerate(links, 1) if is_it(link)), 0)]
+    count = next((count for count, link in enumerate(links, 1) if is_it(link)), 0)
+    found = links[:count]
     replacing = [outer for outer, inner in itertools.pairwise(found) if not _calls(outer, inner)]
     if replacing or not found:
         raise Conflict(f"{reference} is replaced by {describe((replacing or [held])[0])}")

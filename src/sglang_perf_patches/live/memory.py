@@ -209,21 +209,18 @@ def identity_snapshot(member: Member) -> list[Any]:
     return objects
 
 
-def place_of(reference: str, stock: FunctionType | None) -> Any:
-    """The place of what was just verified, with the function that was found there, if any.
-
-    It raises TypeError if the function's code can't be exchanged.
-    """
+def place_of(reference: str, member: Member) -> Any:
+    """The place of what was just verified; raises TypeError if its code can't be exchanged."""
     owner, name = owner_of(reference)
-    held = raw(owner, name)
-    if stock is None:
+    held, function = raw(owner, name), member.stock.get(reference)
+    if function is None:
         return place_at(owner, name)
     if isinstance(held, property):
         raise TypeError("a property is not exchangeable")
     # A foreign wrapper may keep what it wraps under a second name.
-    if underlying(held) is stock and (other := second_name(stock, reference)):
+    if underlying(held) is function and (other := second_name(function, reference)):
         raise TypeError(f"{reference} is also {other}, which would change with it")
-    return place_in(stock)
+    return place_in(function)
 
 
 def _is_ready(reference: str) -> bool:

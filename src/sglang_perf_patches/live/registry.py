@@ -10,7 +10,7 @@ A selected patch with the verdict ``applies`` goes live, completely and only on 
 Its definitions are checked again after each awaited import, after sglang's
 ``HookRegistry.apply_hooks`` (which runs after every plugin), after each publication of the server's
 arguments, and once a second. If a definition was replaced, or if the server uses a feature that the
-patch was not proven with (see `published`), the whole patch is removed, as soon as no thread is
+patch was not proven with (see `model.ruling`), the whole patch is removed, as soon as no thread is
 inside it and it holds no work.
 
 The executor runs these steps one at a time. Each is idempotent.
@@ -295,8 +295,7 @@ class Registry:
         member.install()
         memory.verify_if_changed(member)  # install code may have imported something
         member.layers = [
-            (reference, memory.place_of(reference, member.stock.get(reference)), make)
-            for reference, make in member.changes
+            (each, memory.place_of(each, member), make) for each, make in member.changes
         ]
         if self.show([*self.on(), member]):
             state: State = "gated" if member.gated else "live"
@@ -331,21 +330,17 @@ class Registry:
         the making of a function raises, or an exchange, which was rolled back.
         """
         before, after = self.on(), [member for member in self if member in members]
+
+        def layers(place: Any) -> list[Make]:  # the one nearest to stock first
+            return [make for each in after for _, at, make in each.layers if at is place]
+
         differing = [member for member in self if (member in before) != (member in after)]
         places = [place for member in differing for _, place, _ in member.layers]
-        changes = {place: self._layers(after, place) for place in places}
-        holding = [
-            each
-            for each in before
-            if each.drains and any(place in changes for _, place, _ in each.layers)
-        ]
+        changes = {place: layers(place) for place in places}
+        touched = (each for each in before if any(place in changes for _, place, _ in each.layers))
+        holding = [each for each in touched if each.drains]
         is_idle = (lambda: not any(each.waits_for() for each in holding)) if holding else None
         return exchange(changes, is_idle)
-
-    def _layers(self, members: Collection[Member], place: Any) -> list[Make]:
-        """The layers of members in a place, the one nearest to stock first."""
-        layers = [layer for each in self if each in members for layer in each.layers]
-        return [make for _, at, make in layers if at is place]
 
     def _working(self) -> list[Member]:
         return [member for member in self if member.word in _WORKING]

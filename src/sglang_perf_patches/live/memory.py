@@ -50,9 +50,9 @@ class Member:
     status: tuple[State, str] = ("off", "not chosen")  # one object: nobody reads half of a change
     end: tuple[State, str] | None = None  # its status once it is removed, if it is marked for that
     ran: RunFlag = field(default_factory=RunFlag)
-    # What its install function has declared: the changes, in order; what it shares; and the work
-    # that it may hold between its calls: whether it holds none, and what ends that work, worded to
-    # follow "until".
+    # What its install function has declared: the changes, in order; what its functions share; and
+    # the work that it may hold between its calls: whether it holds none, and what ends that work,
+    # worded to follow "until".
     changes: list[tuple[str, Make]] = field(default_factory=list)
     state: SimpleNamespace = field(default_factory=SimpleNamespace)
     drains: list[tuple[Callable[[], bool], str]] = field(default_factory=list)

@@ -23,7 +23,7 @@ from .threads import Step, at_rest, runs_here
 
 PREFIX = "_sglang_perf_patches_"  # of the private globals
 _NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_PASSED = {  # how a trampoline passes on what is not positional
+_PASSED: dict[Any, str] = {  # how a trampoline passes on what is not positional
     inspect.Parameter.VAR_POSITIONAL: "*{0}",
     inspect.Parameter.KEYWORD_ONLY: "{0}={0}",
     inspect.Parameter.VAR_KEYWORD: "**{0}",

@@ -21,7 +21,7 @@ def load() -> None:
     except Exception as error:
         line = f"sglang-perf-patches: no patch is applied: {error or type(error).__name__}"
         if strict:
-            from .live.ending import end_process
+            from .live.executor import end_process
 
             end_process(line)
         import logging

@@ -80,7 +80,7 @@ def test_a_fault_at_any_call_leaves_stock_or_patched(
     ("scenario", "folders", "modules"),
     [
         ("imported before", "", ("compat/source", "live/switch", "telemetry/recorder")),
-        ("imported later", "live/", ("live/imports", "live/switch")),
+        ("imported later", "live/", ("live/published", "live/switch")),
         ("deactivating", "", ("live/registry", "live/switch", "telemetry/recorder")),
     ],
 )
@@ -198,13 +198,13 @@ def test_a_process_that_is_killed_at_any_call_leaves_nothing(throwaway: Throwawa
 FAULT = """
 from throwaway_patches import *
 import sglang_perf_patches as ours
-from sglang_perf_patches.live.memory import Verifier
+from sglang_perf_patches.live import memory
 use(STEP, HELPER)
 ours.activate()
 import sglang.srt.a as a, sglang.srt.b as b
 from sglang.srt.plugins.hook_registry import HookRegistry
 assert a.Worker().step(1) == 102
-Verifier.found = lambda *_: None.unknown
+memory.verify_if_changed = lambda *_: None.unknown
 HookRegistry.apply_hooks()
 report = ours.activate()
 assert {s.state for s in report.patches} == {"failed"}, report

@@ -8,7 +8,7 @@ import pytest
 from places import Places, Run, of_all, raising
 from throwaway import Throwaway
 
-from sglang_perf_patches.live import imports
+from sglang_perf_patches.live import published as publishing
 
 
 def test_activated_during_the_import_of_the_last_module(throwaway: Throwaway) -> None:
@@ -130,12 +130,12 @@ assert a.Worker().step(1) == 2 and a.helper(1) == 1001
 def test_looking_again_costs_next_to_nothing_while_nothing_changes(throwaway: Throwaway) -> None:
     throwaway.play("""
 import sglang.srt.a as a, sglang.srt.b as b
-from sglang_perf_patches.live.memory import Verifier
+from sglang_perf_patches.live import memory
 use(STEP, BOTH, HELPER)
 assert all_live()
 verified = []
-verify = Verifier.verify
-Verifier.verify = lambda self, member: verified.append(member) or verify(self, member)
+verify = memory.verify
+memory.verify = lambda member: verified.append(member) or verify(member)
 engine.look_again()
 verified.clear()                 # the second patch changed what the first was verified with
 for _ in range(10):
@@ -190,7 +190,7 @@ assert a.Worker().step(1) == 102
 
 def test_an_interruption_leaves_no_publication_under_way() -> None:
     """At any line of ours; while the arguments are published, nothing is read."""
-    watch, during, interrupt = imports.Watched(lambda: None), [], raising(KeyboardInterrupt)
+    watch, during, interrupt = publishing.Watched(lambda: None), [], raising(KeyboardInterrupt)
     module = ModuleType("publishing")
     module.note = lambda: during.append(watch.is_under_way())  # type: ignore[attr-defined]
     exec("def publish():\n    note()\n", vars(module))
@@ -199,7 +199,7 @@ def test_an_interruption_leaves_no_publication_under_way() -> None:
     assert module.publish.__code__ is not stock
 
     def published(at: Run | None) -> Places:
-        places = Places((imports.__file__,), at, interrupt)
+        places = Places((publishing.__file__,), at, interrupt)
         sys.settrace(places.trace)
         with suppress(KeyboardInterrupt):
             module.publish()

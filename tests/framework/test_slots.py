@@ -16,7 +16,7 @@ def adding(amount: int) -> Callable[[Any], Any]:
 
 
 def show(place: Any, *layers: Callable[[Any], Any]) -> None:
-    assert switch.exchange({place: place.made(layers)}, frozenset())
+    assert switch.exchange({place: layers})
 
 
 def sample() -> Any:
@@ -44,7 +44,7 @@ def test_what_is_put_in_a_class_learns_its_name_as_in_a_class_statement() -> Non
     show(place, lambda inner: value if inner is MISSING else None)
     assert owner.extra is value
     assert value.place == (owner, "extra")
-    assert place.stands()
+    assert switch.raw(owner, "extra") is place.value
     show(place)
     assert "extra" not in owner.__dict__
 
@@ -92,9 +92,7 @@ def test_a_step_that_fails_is_rolled_back_with_those_before_it() -> None:
     stock, names, now = owner.__dict__["step"], set(globals()), switch.board.now
     code, place, other = stock.__code__, place_in(stock), Attribute(refusing, "extra")
     with pytest.raises(ZeroDivisionError):
-        switch.exchange(
-            {place: place.made([adding(1)]), other: other.made([lambda _: 1])}, frozenset()
-        )
+        switch.exchange({place: [adding(1)], other: [lambda _: 1]})
     assert stock.__code__ is code
     assert set(globals()) == names
     assert switch.board.now is now

@@ -6,16 +6,16 @@ from typing import Any
 
 def tell(note: Callable[[str, Iterable[str]], object]) -> None:
     """Have `note` called with the patch and the features, whenever this process rules on one."""
-    from sglang_perf_patches.live.member import Member
-    from sglang_perf_patches.live.published import Gatekeeper
+    from sglang_perf_patches.live.memory import Member
+    from sglang_perf_patches.live.registry import Registry
     from sglang_perf_patches.model.feature import Setup
 
-    rule = Gatekeeper._rule
+    rule = Registry._ruling
 
-    def ruled(self: Gatekeeper, member: Member, setup: Setup) -> Any:
+    def ruled(self: Registry, member: Member, setup: Setup) -> Any:
         reason = rule(self, member, setup)
         if reason is None:
             note(member.patch.id, setup.on)
         return reason
 
-    Gatekeeper._rule = ruled  # type: ignore[method-assign]
+    Registry._ruling = ruled  # type: ignore[method-assign]

@@ -24,7 +24,6 @@ stubs.lend()
 import configurations  # noqa: E402
 from feature_examples import example  # noqa: E402
 from sglang_perf_patches.live import published  # noqa: E402
-from sglang_perf_patches.live.imports import Watched  # noqa: E402
 from sglang_perf_patches.model import computed  # noqa: E402
 from sglang_perf_patches.model.setups import FEATURES  # noqa: E402
 
@@ -47,7 +46,7 @@ def main() -> None:
     """Publish a plain server, and one for the example of each feature."""
     import sglang.srt.server_args  # noqa: F401
 
-    Watched(lambda: _seen.append(None)).hook(*published.publisher())
+    published.Watched(lambda: _seen.append(None)).hook(*published.publisher())
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(MODEL))
         servers: dict[str, tuple[Any, Any]] = {

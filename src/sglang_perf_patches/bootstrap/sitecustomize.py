@@ -37,7 +37,7 @@ class _Watcher:
             sys.stderr.write("sglang-perf-patches: no patch is applied: " + str(error) + "\n")
             if os.environ.get("SGLANG_PERF_PATCHES_STRICT", "").strip().lower() in _ON:
                 sys.stderr.flush()
-                os._exit(1)  # as live/ending.py: whoever imports sglang may swallow an exception
+                os._exit(1)  # as live/executor.py: whoever imports sglang may swallow an exception
             return None
 
 

@@ -30,7 +30,7 @@ def activate_now(
     """
     registry = _started(text, strict=strict, tree=tree)
     registry.look()
-    if observer and registry.selection.ids and not (registry.observer or registry.is_over):
+    if observer and registry.selection.ids and not (registry.observer or registry.end):
         registry.observer = observer
         try:
             observer.keep(_recorded, look_again, registry)
@@ -76,34 +76,33 @@ def look_again() -> None:
 
 
 def _started(text: str | None, *, strict: bool | None, tree: source.Tree | None) -> Registry:
-    """The present registry, which the first call decided, else a new one with its verdicts."""
-    patches = by_id(sets.load())
+    """The present registry, which the first call decided, else a new one with its verdicts.
+
+    It warns if a later call selects other patches than the first one, or raises SelectionError.
+    """
     registry = _present()
-    if registry is not None and registry.is_stopping:
+    if registry is not None and registry.end:
         registry.look()  # it was stopped, but something kept a patch on: try again
         registry = _present()
-    if registry is not None:
-        if text is not None:
-            _compare(text, registry.selection)
+    if registry is not None and text is None:
         return registry
-    chosen = selection.parse(switch.from_environment() if text is None else text, patches)
-    if strict is None:
-        strict = switch.is_strict()
+    patches = by_id(sets.load())
+    try:
+        chosen = selection.parse(switch.from_environment() if text is None else text, patches)
+    except selection.SelectionError as error:
+        if registry is None:
+            raise
+        first = f"and the first call has decided already, for {registry.selection.text!r}"
+        raise selection.SelectionError(f"{error} ({first})") from None
+    if registry is not None:
+        if chosen.ids != registry.selection.ids:
+            line = "sglang-perf-patches: %r changes nothing: the first call decided, for %r"
+            logger.warning(line, text, registry.selection.text)
+        return registry
+    strict = switch.is_strict() if strict is None else strict
     registry = Registry(patches.values(), chosen, strict=strict)
     if chosen.ids:
-        read = tree or source.installed()
-        registry.accept(read, judge_each(sets.load(), read, only=chosen.ids))
+        tree = tree or source.installed()
+        registry.accept(tree.version, judge_each(sets.load(), tree, only=chosen.ids))
     _current[:] = [registry]
     return registry
-
-
-def _compare(text: str, decided: selection.Selection) -> None:
-    """Warn if a later call selects other patches than the first one, or raise SelectionError."""
-    try:
-        selected = selection.parse(text, by_id(sets.load()))
-    except selection.SelectionError as error:
-        first = f"and the first call has decided already, for {decided.text!r}"
-        raise selection.SelectionError(f"{error} ({first})") from None
-    if selected.ids != decided.ids:
-        line = "sglang-perf-patches: %r changes nothing: the first call decided, for %r"
-        logger.warning(line, text, decided.text)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from .threads import runs_here
 
@@ -28,7 +29,6 @@ class Executor:
         self.cut_off = ""  # why this forked child applies no patch
         self._requests: deque[tuple[Callable[[], Any], list[Any]]] = deque()
         self._lock = threading.RLock()
-        self._is_kept = False
         self._is_guarded = False
 
     def do(self, work: Callable[[], Any], *, wait_s: float = 0) -> Any:
@@ -67,27 +67,6 @@ class Executor:
         """Whether the caller is inside a request."""
         return runs_here(_WORK)
 
-    def before_fork(self) -> None:
-        """Keep requests from running until the fork is over, if the one at work ends in time."""
-        if not self.is_at_work_here():
-            self._is_kept = self._lock.acquire(timeout=_FORK_S)
-
-    def after_fork(self) -> None:
-        """Undo `before_fork`."""
-        if self._is_kept:
-            self._is_kept = False
-            self._lock.release()
-
-    def after_fork_in_child(self) -> None:
-        """The same; without the thread that is at work in the parent, stock's code runs."""
-        # That thread may hold the lock of an import, for which the child would wait forever.
-        self.after_fork()
-        if not self.is_at_work_here():
-            was_at_work = not self._lock.acquire(blocking=False)
-            self._lock = threading.RLock()
-            if was_at_work:
-                self.cut_off = "this process was forked while another thread applied patches"
-
     def _guard_forks(self) -> None:
         if not self._is_guarded:
             self._is_guarded = True
@@ -96,10 +75,28 @@ class Executor:
             import logging  # noqa: F401
 
             os.register_at_fork(
-                before=self.before_fork,
-                after_in_parent=self.after_fork,
-                after_in_child=self.after_fork_in_child,
+                before=self._before_fork,
+                after_in_parent=self._after_fork,
+                after_in_child=self._after_fork_in_child,
             )
+
+    def _before_fork(self) -> None:
+        """Keep requests from running until the fork is over, if the one at work ends in time."""
+        self._lock.acquire(timeout=_FORK_S)  # at once if this thread is at work
+
+    def _after_fork(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it did not end in time
+            self._lock.release()
+
+    def _after_fork_in_child(self) -> None:
+        self._after_fork()
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+        else:
+            # Without the thread that is at work in the parent, stock's code runs: that thread may
+            # hold the lock of an import, for which the child would wait forever.
+            self.cut_off = "this process was forked while another thread applied patches"
+            self._lock = threading.RLock()
 
     def _work(self) -> None:
         try:
@@ -118,3 +115,22 @@ class Executor:
 
 _WORK = (Executor._work.__code__,)
 executor = Executor()
+
+
+def end_process(line: str) -> NoReturn:
+    """Write a line to stderr and end the process with exit code 1, from any thread, for STRICT.
+
+    ``atexit`` handlers don't run. Children that multiprocessing started here are killed too.
+    """
+    # An exception would not do: in another thread or in an import it ends nothing, and sglang may
+    # swallow it. A child that has just begun does not yet watch its parent, and would wait forever.
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    try:
+        print(line, file=sys.stderr, flush=True)
+        for child in getattr(sys.modules.get("multiprocessing"), "active_children", tuple)():
+            with contextlib.suppress(Exception):  # after a fork it may be the parent's
+                if child.is_alive():
+                    child.kill()
+    finally:
+        os._exit(1)

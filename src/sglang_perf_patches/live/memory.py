@@ -1,4 +1,4 @@
-"""Checks in memory that each name a patch changes or relies on holds what it should.
+"""A patch in this process, and whether memory holds what it changes and relies on.
 
 That is stock's own object, whose code may be exchanged for ours (`switch`). Code counts as stock's
 if Python compiles it from the definition's source. The same file name and first line are not
@@ -7,163 +7,212 @@ enough: a stale ``.pyc`` may have been loaded, or the function's code exchanged.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import operator
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 from ..compat.definition import OF_NAME, Definition, TreeError, digest_of, lines_of, text_of
-from ..model.patch import module_of, qualname_of
-from ..model.patching import MISSING
-from .imports import is_ready
-from .member import Found, Member
-from .switch import PREFIX, Attribute, board, place_at, place_in, raw, shown_at, stock_code
+from ..model.patch import Patch, module_of, qualname_of
+from ..model.patching import MISSING, Make
+from ..model.state import RunFlag, State
+from .published import is_ready
+from .switch import PREFIX, Attribute, place_at, place_in, raw, shown_at, stock_code
 from .wrappers import (
     Conflict,
     chain,
     describe,
-    first_replacement,
-    is_class_of,
     is_function,
+    links_to,
     owner_of,
     underlying,
 )
 
+logger = logging.getLogger("sglang_perf_patches")
 
-class Verifier:
-    """Verifies patches against memory. It changes nothing."""
+_compiled: dict[tuple[str, str], CodeType] = {}
+"""Reference and digest of its source → code that is known to be compiled from that."""
 
-    def __init__(self) -> None:
-        self._compiled: dict[str, CodeType] = {}  # what is known to be its source's
 
-    def verify(self, member: Member) -> Found:
-        """Check every definition of a patch in memory, each once.
+@dataclass(eq=False)
+class Member:
+    """One patch in this process; its own functions see it as a `model.patching.Patching`."""
 
-        It raises `Conflict` if other code replaced one, or already added what the patch would add.
-        """
-        variant, found = member.variant, Found()
-        definitions = {each.reference: each for each in member.each_definition()}
-        for reference, definition in definitions.items():
-            if _is_ready(reference):  # else it is verified when its import ends
-                check_values(definition)
-                wrappers = self._check(definition, found)
-                found.wrappers += wrappers if reference in variant.targets else ()
-        for reference, place in member.places.items():
-            if not _is_ready(reference):
-                continue
-            if isinstance(place, Attribute):
-                is_ours = place.owner is owner_of(reference)[0]
-            else:
-                is_on = place in board.now.values
-                is_ours = found.stock[reference] is place.function and place.stands() == is_on
-            if not is_ours:
-                why = f"somebody restored it, or reloaded {module_of(reference)}"
-                raise Conflict(f"{reference} is stock's own again: {why}")
-        for reference in variant.adds:
-            _, _, held, shown = _held_at(reference)
-            if shown is not None:
-                found.wrappers += _around_ours(reference, held, shown.value)
-            elif held is not MISSING:
-                raise Conflict(f"{reference} exists already: {describe(held)}")
-            else:
-                check_relatives(reference, definitions)
-        return found
+    patch: Patch
+    gate: Callable[[str], None]
+    verdict: Any = None  # the `compat.verdict.Verdict` on the installed sglang, if it was selected
+    status: tuple[State, str] = ("off", "not chosen")  # one object: nobody reads half of a change
+    end: tuple[State, str] | None = None  # its status once it is removed, if it is marked for that
+    ran: RunFlag = field(default_factory=RunFlag)
+    # What its install function has declared: the changes, in order; what its functions share; and
+    # the work that it may hold between its calls: whether it holds none, and what ends that work,
+    # worded to follow "until".
+    changes: list[tuple[str, Make]] = field(default_factory=list)
+    state: SimpleNamespace = field(default_factory=SimpleNamespace)
+    drains: list[tuple[Callable[[], bool], str]] = field(default_factory=list)
+    gated: str = ""  # why its code now runs only stock's
+    layers: list[tuple[str, Any, Make]] = field(default_factory=list)  # `changes`, with places
+    # By the last verification: reference → function, also of what it needs; the reason to show if
+    # other code wraps what it changes; and the identity snapshot.
+    stock: dict[str, FunctionType] = field(default_factory=dict)
+    wrapped: str = ""
+    seen: list[Any] = field(default_factory=list)
 
-    def found(self, member: Member) -> Found:
-        """What `verify` finds; the last time's if nothing was replaced since then."""
-        now = self.identity_snapshot(member)
-        if len(now) != len(member.seen) or not all(map(operator.is_, now, member.seen)):
-            member.found, member.seen = self.verify(member), now
-        return member.found
+    @property
+    def word(self) -> State:
+        """The state, without its reason."""
+        return self.status[0]
 
-    def identity_snapshot(self, member: Member) -> list[Any]:
-        """Every object that a replacement of anything relied on would exchange."""
-        # This runs once a second for every live patch. So it only collects objects, to compare by
-        # identity; `verify` reads and compiles source when one of them has changed.
-        definitions = list(member.each_definition())
-        read = (name for each in definitions for name in each.values)
-        own = (each.reference for each in definitions)
-        names = dict.fromkeys((*own, *member.variant.adds, *read))
-        objects: list[Any] = []
-        for reference in names:
-            held: Any = sys.modules.get(module_of(reference))
-            for name in qualname_of(reference).split("."):
-                objects += held, getattr(held, "__bases__", None)
-                held = getattr(held, "__dict__", {}).get(name)
-            function = underlying(held)
+    def definitions(self) -> Iterator[Definition]:
+        """What it changes or relies on, as read from the source; of classes, also the functions."""
+        for definition in self.verdict.definitions.values():
+            yield definition
+            yield from definition.members
+
+    def install(self) -> None:
+        """Run the install function; raises what that does, or RuntimeError for a missing change."""
+        self.changes, self.drains, self.gated, self.state = [], [], "", SimpleNamespace()
+        variant = self.verdict.variant
+        variant.install(self)
+        changed = [reference for reference, _ in self.changes]
+        if unchanged := {*variant.targets, *variant.adds}.difference(changed):
+            raise RuntimeError(f"its install function left {min(unchanged)} unchanged")
+
+    def module(self, name: str) -> ModuleType:
+        """See `model.patching.Patching.module`."""
+        # The variant's modules are complete, even if their imports are still on the stack.
+        if name not in self.verdict.variant.modules() and not is_ready(name):
+            raise RuntimeError(f"module {name} has not been imported")
+        return sys.modules[name]
+
+    def get(self, reference: str) -> Any:
+        """See `model.patching.Patching.get`."""
+        return raw(*owner_of(reference))
+
+    def override(self, reference: str, make: Make) -> None:
+        """See `model.patching.Patching.override`."""
+        variant = self.verdict.variant
+        if reference not in variant.targets + variant.adds:
+            raise RuntimeError(f"{reference} is not declared as a target of {self.patch.id}")
+        self.changes.append((reference, make))
+
+    def drain(self, is_idle: Callable[[], bool], waits_for: str) -> None:
+        """See `model.patching.Patching.drain`."""
+        self.drains.append((is_idle, waits_for))
+
+    def waits_for(self) -> str:
+        """The work that must end before it may be removed; "" if it holds none."""
+        for is_idle, waits_for in self.drains:
+            try:
+                if is_idle():
+                    continue
+            except Exception:  # unknown counts as busy
+                logger.debug("%s: is it idle?", self.patch.id, exc_info=True)
+            return waits_for
+        return ""
+
+    def forget(self) -> None:
+        """Drop its layers, and what they computed."""
+        for _, place, make in self.layers:
+            place.forget(make)
+        self.layers = []
+
+
+def with_dependents(members: Iterable[Member], among: Collection[Member]) -> list[Member]:
+    """Members, and those of `among` that require any of them, directly or not."""
+    together = list(dict.fromkeys(members))
+    for member in together:  # the loop also visits what it appends
+        id = member.patch.id
+        together += [each for each in among if id in each.patch.requires and each not in together]
+    return together
+
+
+def forget_results(members: Iterable[Member]) -> None:
+    """Clear ``lru_cache``s around what members change: they hold what another function returned."""
+    for reference in {reference for each in members for reference, _, _ in each.layers}:
+        with contextlib.suppress(Conflict):
+            for link in chain(raw(*owner_of(reference))):
+                getattr(link, "cache_clear", lambda: None)()
+
+
+def verify(member: Member) -> None:
+    """Check every definition of a patch in memory, each once; note what its functions are.
+
+    It raises `Conflict` if other code replaced one, or already added what the patch would add.
+    """
+    variant, wrappers = member.verdict.variant, list[str]()
+    stock: dict[str, FunctionType] = {}
+    definitions = {each.reference: each for each in member.definitions()}
+    for reference, definition in definitions.items():
+        if _is_ready(reference):  # else it is verified when its import ends
+            check_values(definition)
+            around = _check(definition, stock)
+            wrappers += map(describe, around if reference in variant.targets else ())
+    for reference, place, _ in member.layers:
+        if not _is_ready(reference):
+            continue
+        if isinstance(place, Attribute):
+            is_ours = place.owner is owner_of(reference)[0]
+        else:
+            is_on = place.value is not place.stock
+            is_ours = stock[reference] is place.function and place.stands() == is_on
+        if not is_ours:
+            why = f"somebody restored it, or reloaded {module_of(reference)}"
+            raise Conflict(f"{reference} is stock's own again: {why}")
+    for reference in variant.adds:
+        owner, name = owner_of(reference)
+        if (shown := shown_at(owner, name)) is not None:
+            wrappers += map(describe, _around(shown, reference))
+        elif (held := raw(owner, name)) is not MISSING:
+            raise Conflict(f"{reference} exists already: {describe(held)}")
+        else:
+            check_relatives(reference, definitions)
+    member.stock = stock
+    member.wrapped = f"wrapped by {'; '.join(wrappers)}" if wrappers else ""
+
+
+def verify_if_changed(member: Member) -> None:
+    """`verify`, unless nothing was replaced since the last time."""
+    now = identity_snapshot(member)
+    if len(now) != len(member.seen) or not all(map(operator.is_, now, member.seen)):
+        verify(member)
+        member.seen = now
+
+
+def identity_snapshot(member: Member) -> list[Any]:
+    """Every object that a replacement of anything relied on would exchange."""
+    # This runs once a second for every live patch. So it only collects objects, to compare by
+    # identity; `verify` reads and compiles source when one of them has changed.
+    definitions = list(member.definitions())
+    read = (name for each in definitions for name in each.values)
+    own = (each.reference for each in definitions)
+    names = dict.fromkeys((*own, *member.verdict.variant.adds, *read))
+    objects: list[Any] = []
+    for reference in names:
+        held: Any = sys.modules.get(module_of(reference))
+        for name in qualname_of(reference).split("."):
             objects += held, getattr(held, "__bases__", None)
-            objects += getattr(function, "__code__", None), getattr(function, "__defaults__", None)
-            objects += (getattr(function, "__kwdefaults__", None) or {}).values()
-        functions = (getattr(place, "function", None) for place in member.places.values())
-        objects += (getattr(function, "__code__", None) for function in functions)
-        objects += map(is_ready, dict.fromkeys(map(module_of, names)))
-        return objects
-
-    def _check(self, definition: Definition, found: Found) -> tuple[str, ...]:
-        """Verify a definition's object, note its function, and describe the wrappers around it."""
-        reference = definition.reference
-        owner, _, held, shown = _held_at(reference)
-        if held is MISSING:
-            raise Conflict(f"{reference} is gone from memory")
-        if shown is not None:
-            return _around_ours(reference, held, shown.value)
-        if definition.is_class:
-            if not is_class_of(held, module_of(reference), qualname_of(reference)):
-                raise Conflict(f"{reference} is replaced by {describe(held)}")
-            _check_bases(held, definition)
-            return ()
-        if isinstance(owner, type):
-            _check_bases(owner, definition)
-        if not definition.is_function:
-            return ()
-        links = list(chain(held))
-        for depth, link in enumerate(links):
-            if is_function(link) and is_at(link.__code__, definition):
-                replacement = first_replacement(links[: depth + 1])
-                if replacement is not None:
-                    raise Conflict(f"{reference} is replaced by {describe(replacement)}")
-                self._check_function(link, definition)
-                found.stock[reference] = link
-                # Stock's own decorators wrap too; only further wrappers come from other code.
-                return tuple(map(describe, links[: max(0, depth - definition.decorators)]))
-        raise Conflict(f"{reference} is replaced by {describe(links[0])}")
-
-    def _check_function(self, function: FunctionType, definition: Definition) -> None:
-        """Verify the code, the globals and the defaults of a function."""
-        reference, code = definition.reference, stock_code(function)
-        if any(name.startswith(PREFIX) for name in code.co_names):
-            raise Conflict(f"{reference} is patched by another copy: {describe(function)}")
-        if code is not self._compiled.get(reference):
-            if not is_compiled_from(code, definition):
-                why = "the file or the code in memory was changed"
-                raise Conflict(
-                    f"{reference} in memory is not what its source said when it was judged: {why}"
-                )
-            self._compiled[reference] = code
-        # A copy in another module has equal code, but its own globals.
-        if function.__globals__ is not vars(sys.modules[module_of(reference)]):
-            raise Conflict(f"{reference} in memory reads the globals of other code")
-        if changed := changed_default(function, definition):
-            raise Conflict(f"the default of {changed} of {reference} was changed")
+            held = getattr(held, "__dict__", {}).get(name)
+        function = underlying(held)
+        objects += held, getattr(held, "__bases__", None)
+        objects += getattr(function, "__code__", None), getattr(function, "__defaults__", None)
+        objects += (getattr(function, "__kwdefaults__", None) or {}).values()
+    functions = (getattr(place, "function", None) for _, place, _ in member.layers)
+    objects += (getattr(function, "__code__", None) for function in functions)
+    objects += map(is_ready, dict.fromkeys(map(module_of, names)))
+    return objects
 
 
-def _is_ready(reference: str) -> bool:
-    return is_ready(module_of(reference))
-
-
-def _held_at(reference: str) -> tuple[Any, str, Any, Attribute | None]:
-    """The owner of a reference, its last name there, what that holds, and our attribute's place."""
-    owner, name = owner_of(reference)
-    return owner, name, raw(owner, name), shown_at(owner, name)
-
-
-def place_of(reference: str, found: Found) -> Any:
+def place_of(reference: str, member: Member) -> Any:
     """The place of what was just verified; raises TypeError if its code can't be exchanged."""
-    owner, name, held, _ = _held_at(reference)
-    function = found.stock.get(reference)
+    owner, name = owner_of(reference)
+    held, function = raw(owner, name), member.stock.get(reference)
     if function is None:
         return place_at(owner, name)
     if isinstance(held, property):
@@ -172,6 +221,66 @@ def place_of(reference: str, found: Found) -> Any:
     if underlying(held) is function and (other := second_name(function, reference)):
         raise TypeError(f"{reference} is also {other}, which would change with it")
     return place_in(function)
+
+
+def _is_ready(reference: str) -> bool:
+    return is_ready(module_of(reference))
+
+
+def _check(definition: Definition, stock: dict[str, FunctionType]) -> list[Any]:
+    """Verify a definition's object, and note its function; returns other code's wrappers."""
+    reference = definition.reference
+    owner, name = owner_of(reference)
+    if (shown := shown_at(owner, name)) is not None:
+        return _around(shown, reference)
+    held = raw(owner, name)
+    if held is MISSING:
+        raise Conflict(f"{reference} is gone from memory")
+    if definition.is_class:
+        its_own, _ = owner_of(f"{reference}.member")  # whatever is in it: the class itself
+        _check_bases(its_own, definition)
+        return []
+    if isinstance(owner, type):
+        _check_bases(owner, definition)
+    if not definition.is_function:
+        return []
+
+    def is_there(link: Any) -> bool:
+        return is_function(link) and is_at(link.__code__, definition)
+
+    *wrappers, function = links_to(reference, held, is_there)
+    _check_function(function, definition)
+    stock[reference] = function
+    # Stock's own decorators wrap too; only further wrappers come from other code.
+    return wrappers[: max(0, len(wrappers) - definition.decorators)]
+
+
+def _around(place: Attribute, reference: str) -> list[Any]:
+    """The foreign wrappers around an attribute of ours, if its name still leads to our value."""
+    held, value = raw(place.owner, place.name), place.value
+    if held is MISSING:
+        raise Conflict(f"{reference} is gone from memory")
+    if held is value:
+        return []
+    return links_to(reference, held, lambda link: link is underlying(value))[:-1]
+
+
+def _check_function(function: FunctionType, definition: Definition) -> None:
+    reference, code = definition.reference, stock_code(function)
+    if any(name.startswith(PREFIX) for name in code.co_names):
+        raise Conflict(f"{reference} is patched by another copy: {describe(function)}")
+    if code is not _compiled.get((reference, definition.own)):
+        if not is_compiled_from(code, definition):
+            why = "the file or the code in memory was changed"
+            raise Conflict(
+                f"{reference} in memory is not what its source said when it was judged: {why}"
+            )
+        _compiled[reference, definition.own] = code
+    # A copy in another module has equal code, but its own globals.
+    if function.__globals__ is not vars(sys.modules[module_of(reference)]):
+        raise Conflict(f"{reference} in memory reads the globals of other code")
+    if changed := changed_default(function, definition):
+        raise Conflict(f"the default of {changed} of {reference} was changed")
 
 
 def second_name(function: FunctionType, reference: str) -> str:
@@ -220,19 +329,6 @@ def check_relatives(reference: str, verified: Collection[str]) -> None:
         if name in vars(each) and of not in verified:
             what = "inherited from" if issubclass(owner, each) else "overridden in"
             raise Conflict(f"{reference} exists already: it is {what} {describe(each)}")
-
-
-def _around_ours(reference: str, held: Any, value: Any) -> tuple[str, ...]:
-    """The foreign wrappers around an attribute of ours, if its name still leads to our value."""
-    if held is MISSING:
-        raise Conflict(f"{reference} is gone from memory")
-    links = list(chain(held))
-    for depth, link in enumerate(links):
-        if link is underlying(value) and first_replacement(links[: depth + 1]) is None:
-            return tuple(map(describe, links[:depth]))
-    if held is value:
-        return ()
-    raise Conflict(f"{reference} is replaced by {describe(held)}")
 
 
 def _below(owner: type) -> Iterator[type]:

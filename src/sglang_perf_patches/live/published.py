@@ -1,4 +1,4 @@
-"""Which server this process runs, as sglang published it, and which patches that keeps off.
+"""What this process has imported of sglang, and which server it runs, as sglang published that.
 
 Nothing of sglang is imported here. Where the arguments are depends on the release:
 
@@ -12,20 +12,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
-from .. import verified
-from ..model import setups
+import wrapt
+
 from ..model.computed import RESOLVED, of_model
-from ..model.feature import MISSING, Server, Setup
-from ..model.patch import Patch
-from ..model.setups import Ruling, ruling
-from .imports import Watched, is_loaded
-from .member import Member
+from ..model.feature import MISSING, Server
+from .switch import Function, board, exchange, place_in, raw
+from .threads import runs_anywhere
+from .wrappers import is_function, underlying
 
 ARGUMENTS = "sglang.srt.server_args"
 CONTEXT = "sglang.srt.runtime_context"
@@ -33,17 +33,96 @@ UTILS = "sglang.srt.utils"
 MODULES = (UTILS, ARGUMENTS, CONTEXT)
 """The modules that publish the server's arguments or name its platform."""
 
+# Process-wide, because a hook registered with wrapt can't be removed.
+_awaited: set[str] = set()
+_finished: dict[str, ModuleType] = {}
+_listening: list[Callable[[], None]] = []  # at most one
 
+
+def is_ready(name: str) -> bool:
+    """Whether a module has been executed; its import may still be on the stack."""
+    module = sys.modules.get(name)
+    is_executing = getattr(getattr(module, "__spec__", None), "_initializing", False)
+    return module is not None and (not is_executing or _finished.get(name) is module)
+
+
+def wait_for(names: Iterable[str], on_import: Callable[[], None]) -> None:
+    """Await these modules, as far as they are not imported yet. Idempotent.
+
+    When the import of any awaited module ends, the thread that imported it calls `on_import`, until
+    `stop_waiting`.
+    """
+    _listening[:] = [on_import]
+    for name in names:
+        # wrapt would call at once for a module that is still executing. Such a module is
+        # covered by the next import that ends, or by the next check.
+        if name not in sys.modules and name not in _awaited:
+            _awaited.add(name)
+            wrapt.register_post_import_hook(_finish, name)
+
+
+def stop_waiting() -> None:
+    """Stop calling what `wait_for` was called with last."""
+    _listening.clear()
+    _finished.clear()
+
+
+def _finish(module: ModuleType) -> None:
+    _awaited.discard(module.__name__)  # wrapt calls once; register again on a reimport
+    if _listening:
+        _finished[module.__name__] = module
+    for on_import in list(_listening):
+        on_import()
+
+
+class Watched:
+    """Calls `after` whenever a stock function has returned, in the thread that called it."""
+
+    def __init__(self, after: Callable[[], None]) -> None:
+        self._after = after
+        self._place: Function | None = None
+
+    def hook(self, owner: Any, name: str) -> None:
+        """Hook the function ``owner.name``, unless a thread is inside it. Idempotent."""
+        function = underlying(raw(owner, name))
+        # Another plugin's object stays: the checks once a second see its effects.
+        if self._place is None and is_function(function):
+            self._place = place_in(function)
+        if self._place is not None and self._place not in board.now:
+            exchange({self._place: [self._around]})
+
+    def unhook(self) -> bool:
+        """Remove the hook; False if a thread is inside it."""
+        place = self._place
+        if place is not None and place in board.now and not exchange({place: []}):
+            return False
+        if place is not None:
+            place.forget(self._around)
+        return True
+
+    def is_under_way(self) -> bool:
+        """Whether any thread is inside a call of the function."""
+        # Read from the stacks: an interruption could leave a counter wrong.
+        return self._place is not None and runs_anywhere([self._place.code])
+
+    def _around(self, inner: Any) -> Any:
+        def calls(*args: Any, **kwargs: Any) -> Any:
+            result = inner(*args, **kwargs)
+            self._after()
+            return result
+
+        return calls
+
+
+@dataclasses.dataclass(frozen=True)
 class Published:
     """A `model.feature.Server`: the ``ServerArgs`` that this process has published.
 
-    Before it has published any, only the platform can be read. `context` is the ``RuntimeContext``
-    that holds them, if the release has one.
+    Before it has published any, only the platform can be read.
     """
 
-    def __init__(self, arguments: Any = None, context: Any = None) -> None:
-        self._arguments = arguments
-        self._context = context
+    arguments: Any = None
+    context: Any = None  # the ``RuntimeContext`` that holds them, if the release has one
 
     def read(self, name: str) -> Any:
         """See `model.feature.Server.read`.
@@ -52,14 +131,14 @@ class Published:
         (see `of_model`), those of `RESOLVED`, ``gpu.capability``, ``GROUP.NAME`` (what the
         context computes) and names in capitals (environment variables).
         """
-        if name.startswith("is_") and is_loaded(UTILS) and hasattr(sys.modules[UTILS], name):
+        if name.startswith("is_") and is_ready(UTILS) and hasattr(sys.modules[UTILS], name):
             return bool(getattr(sys.modules[UTILS], name)())
-        if self._arguments is None:
+        if self.arguments is None:
             return MISSING
         if name.isupper():
             return os.environ.get(name)
         if name.startswith("model."):
-            return of_model(self._arguments, name.partition(".")[2])
+            return of_model(self.arguments, name.partition(".")[2])
         if name == "gpu.capability":
             from .. import gpu  # a server without a GPU never asks
 
@@ -68,26 +147,23 @@ class Published:
             return RESOLVED[name](self.read)
         if "." in name:
             group, name = name.split(".")
-            of_group = getattr(self._context, group, None)
+            of_group = getattr(self.context, group, None)
             return getattr(of_group, name) if hasattr(type(of_group), name) else MISSING
         groups: Any = sys.modules.get("sglang.srt.arg_groups.arg_utils")
         path = None
-        if self._context is not None and hasattr(groups, "namespace_of"):
-            path = groups.namespace_of(type(self._arguments)).get(name)
+        if self.context is not None and hasattr(groups, "namespace_of"):
+            path = groups.namespace_of(type(self.arguments)).get(name)
         if path is None:
-            return getattr(self._arguments, name, MISSING)
-        group, *parts = path.split(".")
-        bag = self._context.config_bag(group)
-        for part in (*parts, name):
-            bag = getattr(bag, part)
-        return bag
+            return getattr(self.arguments, name, MISSING)
+        group, _, inside = f"{path}.{name}".partition(".")
+        return operator.attrgetter(inside)(self.context.config_bag(group))
 
     def unlike_default(self) -> Mapping[str, Any]:
         """See `model.feature.Server.unlike_default`."""
         changed = {}
-        kind: Any = type(self._arguments)
+        kind: Any = type(self.arguments)
         for name, default in _defaults(kind):
-            value = getattr(self._arguments, name, default)
+            value = getattr(self.arguments, name, default)
             if value is not default and value != default:
                 changed[name] = value
         return changed
@@ -99,10 +175,10 @@ def published() -> Server:
     While a module that publishes is still being imported, nothing has been published.
     """
     try:
-        if is_loaded(CONTEXT) and _publishing_class() is not None:
+        if is_ready(CONTEXT) and _publishing_class() is not None:
             context = sys.modules[CONTEXT].get_context()
             return Published(context.server_args, context)
-        arguments = sys.modules[ARGUMENTS] if is_loaded(ARGUMENTS) else None
+        arguments = sys.modules[ARGUMENTS] if is_ready(ARGUMENTS) else None
         if hasattr(arguments, "get_global_server_args"):
             return Published(arguments.get_global_server_args())  # type: ignore[union-attr]
     except ValueError:  # nothing yet
@@ -119,48 +195,6 @@ def _unreadable(error: Exception) -> Server:
         raise error
 
     return cast("Server", SimpleNamespace(read=read, unlike_default=read))
-
-
-class Gatekeeper:
-    """Keeps patches off servers that do not need them or use features they were not proven with.
-
-    `setups.ruling` has the rule. It is applied before a patch goes live, after each publication of
-    the server's arguments, and at each check, because sglang resolves some arguments later.
-    `publishing` watches for publications.
-    """
-
-    def __init__(self, members: Mapping[str, Member], publishing: Watched) -> None:
-        self._members = members
-        self._publishing = publishing
-        self._had: frozenset[str] = frozenset()
-
-    def rule(self, members: Collection[Member]) -> Iterator[tuple[Member, Ruling | None]]:
-        """Each patch, and why this server keeps it off; None if it doesn't.
-
-        While any thread is publishing there is none: it is asked again when that call has returned.
-        """
-        if not members or self._publishing.is_under_way():
-            return
-        # A draft model's arguments are published for a moment in between. They must not make a
-        # patch of the main model "not needed": what the server ever had, it does not lack.
-        setup = setups.FEATURES.setup(published())
-        self._had |= setup.having
-        lacking = {use: why for use, why in setup.lacking.items() if use not in self._had}
-        setup = dataclasses.replace(setup, lacking=lacking)
-        for member in members:
-            yield member, self._rule(member, setup)
-
-    def _rule(self, member: Member, setup: Setup) -> Ruling | None:
-        needed = [self._members[name] for name in member.patch.requires]
-        # Those that apply here, so not those that are built in upstream.
-        acting = [each.patch for each in needed if each.verdict and each.verdict.word == "applies"]
-        patch = member.patch.proven_in(member.variant)
-        return ruling(patch, acting, setup, self._lacking_record)
-
-    def _lacking_record(self, patch: Patch) -> str | None:
-        verdict = self._members[patch.id].verdict
-        assert verdict is not None  # it applies, or it would not be ruled
-        return verified.lacking(verdict)
 
 
 def publisher() -> tuple[Any, str]:

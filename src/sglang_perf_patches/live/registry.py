@@ -10,7 +10,7 @@ A selected patch with the verdict ``applies`` goes live, completely and only on 
 Its definitions are checked again after each awaited import, after sglang's
 ``HookRegistry.apply_hooks`` (which runs after every plugin), after each publication of the server's
 arguments, and once a second. If a definition was replaced, or if the server uses a feature that the
-patch was not proven with (see `published`), the whole patch is removed, as soon as no thread is
+patch was not proven with (see `model.setups`), the whole patch is removed, as soon as no thread is
 inside it and it holds no work.
 
 The executor runs these steps one at a time. Each is idempotent.
@@ -19,26 +19,26 @@ The executor runs these steps one at a time. Each is idempotent.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from ..compat.source import Tree
+from .. import verified
 from ..compat.verdict import Verdict
+from ..model.feature import Setup
 from ..model.patch import Patch, module_of
 from ..model.patching import Gated, Make
 from ..model.selection import Selection
+from ..model.setups import FEATURES, Ruling, ruling
 from ..model.state import Observer, PatchState, Report, State
-from . import threads
-from .ending import end_process
-from .executor import executor
-from .imports import Watched, is_ready, stop_waiting, wait_for
-from .member import Member, Patching, forget_results, with_dependents
-from .memory import Verifier, place_of
-from .published import ARGUMENTS, MODULES, Gatekeeper, publisher
+from . import memory, published, threads
+from .executor import end_process, executor
+from .memory import Member, forget_results, with_dependents
+from .published import Watched, is_ready
 from .switch import board, exchange
 from .wrappers import Conflict
 
@@ -48,9 +48,9 @@ logger = logging.getLogger("sglang_perf_patches")
 _OTHER_THREAD_S = 1.0
 _HOOKS = "sglang.srt.plugins.hook_registry"
 _WORKING = frozenset({"live", "pending", "gated", "not needed"})
-_SERVING = _WORKING | {"built-in"}  # states that satisfy a requirement
-_RULED = frozenset({"gated", "not needed"})  # by `setups.ruling`: no fault, so nothing is logged
+_RULED = frozenset({"gated", "not needed"})  # by `model.setups`: no fault, so nothing is logged
 _FAULTS = frozenset({"conflict", "failed"})
+_OFF: tuple[State, str] = ("off", "")
 
 
 class Registry:
@@ -62,18 +62,16 @@ class Registry:
 
     def __init__(self, patches: Iterable[Patch], selection: Selection, *, strict: bool) -> None:
         self.selection = selection
-        self.is_over = False  # no further patch goes live
-        self.is_stopping = False  # everything is to be removed
+        self.end: tuple[State, str] | None = None  # of every patch, if no further one goes live
         self.is_ended = False  # after `stop` all is off; never after a fault, which `report` shows
         self.observer: Observer | None = None  # is told of each change, and when all is off again
         self.loss = ""  # the line about the first demanded patch that was lost: ends the process
         self._demanded = selection.by_name if strict else frozenset()
         self._lines: deque[tuple[int, str]] = deque()
         self._version = "unknown"
-        self._members = {patch.id: Member(patch) for patch in patches}
-        self._verifier = Verifier()
+        self._members = {each.id: Member(each, partial(self._close, each.id)) for each in patches}
         self._hooks, self._publishing = Watched(self.look_again), Watched(self.look_again)
-        self._gatekeeper = Gatekeeper(self._members, self._publishing)
+        self._had: frozenset[str] = frozenset()  # every use that the server was known to have
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -81,9 +79,9 @@ class Registry:
     def __getitem__(self, patch: str) -> Member:
         return self._members[patch]
 
-    def accept(self, tree: Tree, verdicts: Iterable[Verdict]) -> None:
+    def accept(self, version: str, verdicts: Iterable[Verdict]) -> None:
         """Take the verdicts on the installed sglang for the selected patches."""
-        self._version = tree.version
+        self._version = version
         for verdict in verdicts:
             member = self[verdict.patch.id]
             member.verdict = verdict
@@ -113,37 +111,40 @@ class Registry:
         try:
             if executor.cut_off:
                 self._abandon(executor.cut_off)
-            if not self.is_over:
+            if self.end is None:
                 self._check()
             self._settle()
         except Exception as error:
             logger.debug("unexpected", exc_info=True)
             self._abandon(f"{type(error).__name__}: {error}")
+            with contextlib.suppress(Exception):  # the next check tries again
+                self._settle()
         except BaseException:  # an interruption, such as Ctrl-C, which then goes to the caller
             self.stop()
-            with contextlib.suppress(Exception):  # the next check tries again
+            with contextlib.suppress(Exception):
                 self._settle()
             raise
         self._tell()
 
     def report(self) -> Report:
         """The state of each patch."""
-        states = tuple(PatchState(m.patch.id, *m.shown, m.ran.seen) for m in self)
-        return Report(self.selection.text, self._version, states)
+        states = []
+        for each in self:
+            state, reason = each.status
+            note = each.ran.note if state == "live" else ""
+            states.append(PatchState(each.patch.id, state, reason or note, each.ran.seen))
+        return Report(self.selection.text, self._version, tuple(states))
 
     def stop(self) -> None:
         """Make the next check remove every patch."""
-        self.is_stopping = self.is_over = True
+        self.end = _OFF
 
     def _abandon(self, reason: str) -> None:
-        """Remove every patch after an unexpected fault, and log the reason once."""
-        if not self.is_over:
+        """Make this check remove every patch after an unexpected fault, and log the reason once."""
+        if self.end is None:
+            self.end = ("failed", reason)
             line = f"sglang-perf-patches: every patch is removed: {reason}"
             self._lines.append((logging.ERROR, line))
-        self.is_over = True
-        self._remove_all("failed", reason)
-        with contextlib.suppress(Exception):  # the next check tries again
-            self._settle()
 
     def waits_for(self) -> str:
         """``ID until REASON`` for each patch that is to be removed; "" if there is none."""
@@ -155,15 +156,16 @@ class Registry:
     def _check(self) -> None:
         """Mark for removal what was replaced, or what this server does not need or support."""
         for member in self:
-            if member.state == "live" and member.end is None:
+            if member.word == "live" and member.end is None:
                 try:
-                    self._set(member, "live", self._verifier.found(member).reason)
+                    memory.verify_if_changed(member)
+                    self._set(member, "live", member.wrapped)
                 except Conflict as conflict:
                     self._remove(member, "conflict", str(conflict))
         staying = [each for each in self._working() if each.end is None]
-        members = [each for each in staying if each.state != "gated" or self.is_on(each)]
-        for member, ruled in self._gatekeeper.rule(members):
-            if member.state == "not needed":  # it waits again if the server turns out to need it
+        members = [each for each in staying if each.word != "gated" or self.is_on(each)]
+        for member, ruled in self._rule(members):
+            if member.word == "not needed":  # it waits again if the server turns out to need it
                 if ruled is None or ruled[0] != "not needed":
                     self._set(member, "pending", "")
             elif ruled is not None:
@@ -171,21 +173,43 @@ class Registry:
 
     def _settle(self) -> None:
         """Remove marked patches, put live those that are ready, and end if all are off."""
-        if self.is_stopping and not self.is_ended:
-            self._remove_all("off", "")
+        if self.end is not None:
+            self._remove_all(*self.end)
         self._remove_marked()
         self._advance()
         self._remove_marked()  # one that failed to go live removes those that need it
-        if not self.is_over or self.on():
+        if self.end is None or self.is_ended or self.on():
             return
         is_clear = all([self._hooks.unhook(), self._publishing.unhook()])
-        if self.is_stopping and not self.is_ended and is_clear:
+        if self.end is _OFF and is_clear:
             self.is_ended = True
-            stop_waiting(self.look_again)
+            published.stop_waiting()
             self._notify(lambda observer: observer.drop(self))
 
+    def _rule(self, members: Collection[Member]) -> Iterator[tuple[Member, Ruling | None]]:
+        """Each patch, and why this server keeps it off; None if it doesn't. See `model.setups`.
+
+        While any thread is publishing there is none: it is asked again when that call has returned.
+        """
+        if not members or self._publishing.is_under_way():
+            return
+        # A draft model's arguments are published for a moment in between. They must not make a
+        # patch of the main model "not needed": what the server ever had, it does not lack.
+        setup = FEATURES.setup(published.published())
+        self._had |= setup.having
+        lacking = {use: why for use, why in setup.lacking.items() if use not in self._had}
+        setup = dataclasses.replace(setup, lacking=lacking)
+        for member in members:
+            yield member, self._ruling(member, setup)
+
+    def _ruling(self, member: Member, setup: Setup) -> Ruling | None:
+        needed = [self[name] for name in member.patch.requires]
+        # Those that apply here, so not those that are built in upstream.
+        acting = [each.patch for each in needed if each.verdict and each.verdict.word == "applies"]
+        patch = member.patch.proven_in(member.verdict.variant)
+        return ruling(patch, acting, setup, lambda of: verified.lacking(self[of.id].verdict))
+
     def _set(self, member: Member, state: State, reason: str) -> None:
-        """Set the state of a patch, and tell whoever has to know if it changed."""
         if member.status != (state, reason):
             if state in _FAULTS or (state == "gated" and member.patch.id in self._demanded):
                 self._warn(member, state, reason)  # first: an observer may see the state at once
@@ -193,7 +217,6 @@ class Registry:
             self._notify(lambda observer: observer.changed())
 
     def _notify(self, what: Callable[[Observer], None]) -> None:
-        """Call the observer; its faults are only logged."""
         try:
             if self.observer:
                 what(self.observer)
@@ -205,7 +228,7 @@ class Registry:
         line = f"sglang-perf-patches: {member.patch.id} is {state}: {reason}"
         if member.patch.id in self._demanded:
             self.loss = self.loss or line
-        elif not self.is_over:  # else one line is about all of them
+        elif self.end is None:  # else one line is about all of them
             self._lines.append((logging.WARNING, line))
 
     def _tell(self) -> None:
@@ -225,30 +248,29 @@ class Registry:
     def _advance(self) -> None:
         """Register for the imports that are missing, and put live the patches that are ready."""
         working = self._working()
-        if self.is_over or not working:
+        if self.end is not None or not working:
             return
-        names = [name for member in working for name in member.variant.modules()]
-        relied_on = [module_of(each) for member in working for each in member.definitions]
-        wait_for([*names, _HOOKS, *relied_on, *MODULES], self.look_again)
+        names = [name for member in working for name in member.verdict.variant.modules()]
+        names += [module_of(each.reference) for member in working for each in member.definitions()]
+        published.wait_for([*names, _HOOKS, *published.MODULES], self.look_again)
         if is_ready(_HOOKS):
             self._hooks.hook(sys.modules[_HOOKS].HookRegistry, "apply_hooks")
-        if is_ready(ARGUMENTS):
-            self._publishing.hook(*publisher())
+        if is_ready(published.ARGUMENTS):
+            self._publishing.hook(*published.publisher())
         for member in self:
-            if member.state == "pending" and member.end is None:
+            if member.word == "pending" and member.end is None:
                 self._attempt(member)
 
     def _attempt(self, member: Member) -> None:
-        """Advance a waiting patch as far as possible now."""
         if self.is_on(member):  # interrupted after the exchange, before its state was set
             return self._set(member, "live", "")
-        missing = [name for name in member.variant.modules() if not is_ready(name)]
+        missing = [name for name in member.verdict.variant.modules() if not is_ready(name)]
         if missing:
             return self._set(member, "pending", f"{missing[0]} is not imported yet")
         for needed in member.patch.requires:
-            if (state := self[needed].state) not in _SERVING:
+            if (state := self[needed].word) not in {*_WORKING, "built-in"}:
                 return self._remove(member, "failed", f"it needs {needed}, which is {state}")
-        for _, ruled in self._gatekeeper.rule([member]):
+        for _, ruled in self._rule([member]):
             if ruled is not None:
                 return self._set(member, *ruled)
         try:
@@ -268,37 +290,32 @@ class Registry:
     def _prepare_and_show(self, member: Member) -> None:
         """Run the install function, make the new functions, and show them all or none."""
         member.forget()
-        self._verifier.found(member)
-        member.gate, member.drains = "", []
-        patching = Patching(member, member.ran, partial(self._close, member))
-        member.variant.install(patching)
-        changed = dict.fromkeys(reference for reference, _ in patching.changes)
-        unchanged = set(member.variant.targets + member.variant.adds) - changed.keys()
-        if unchanged:
-            raise RuntimeError(f"its install function left {min(unchanged)} unchanged")
-        found = self._verifier.found(member)  # install code may have imported something
-        places = {reference: place_of(reference, found) for reference in changed}
-        member.layers = [(places[reference], make) for reference, make in patching.changes]
-        member.places = places
+        memory.verify_if_changed(member)
+        member.install()
+        memory.verify_if_changed(member)  # install code may have imported something
+        member.layers = [
+            (each, memory.place_of(each, member), make) for each, make in member.changes
+        ]
         if self.show([*self.on(), member]):
-            state: State = "gated" if member.gate else "live"
-            self._set(member, state, member.gate or found.reason)
-            member.seen = self._verifier.identity_snapshot(member)
+            state: State = "gated" if member.gated else "live"
+            self._set(member, state, member.gated or member.wrapped)
+            member.seen = memory.identity_snapshot(member)
         else:
             member.forget()
             self._set(member, "pending", f"it waits until {threads.waits_for()}")
 
-    def _close(self, member: Member, reason: str) -> None:
+    def _close(self, patch: str, reason: str) -> None:
         """Called by patched code that now runs only stock's. On a hot path: nothing may block."""
-        member.gate = reason
-        if member.state == "live":
+        member = self[patch]
+        member.gated = reason
+        if member.word == "live":
             self._set(member, "gated", reason)
 
     # -- what is on ------------------------------------------------------------------------------
 
     def is_on(self, member: Member) -> bool:
         """Whether a patch is shown; its state may lag behind."""
-        return member.patch.id in board.now.patches
+        return any(layer in board.now.get(place, ()) for _, place, layer in member.layers)
 
     def on(self) -> list[Member]:
         """The patches that are shown."""
@@ -312,23 +329,20 @@ class Registry:
         the making of a function raises, or an exchange, which was rolled back.
         """
         before, after = self.on(), [member for member in self if member in members]
+
+        def layers(place: Any) -> list[Make]:  # the one nearest to stock first
+            return [make for each in after for _, at, make in each.layers if at is place]
+
         differing = [member for member in self if (member in before) != (member in after)]
-        places = [place for member in differing for place in member.places.values()]
-        # Makes the functions now: that may import, so it must not happen during the exchange.
-        changes = {place: place.made(self._layers(after, place)) for place in places}
-        touched = (each for each in before if not changes.keys().isdisjoint(each.places.values()))
+        places = [place for member in differing for _, place, _ in member.layers]
+        changes = {place: layers(place) for place in places}
+        touched = (each for each in before if any(place in changes for _, place, _ in each.layers))
         holding = [each for each in touched if each.drains]
         is_idle = (lambda: not any(each.waits_for() for each in holding)) if holding else None
-        return exchange(changes, frozenset(member.patch.id for member in after), is_idle)
-
-    def _layers(self, members: Collection[Member], place: Any) -> list[Make]:
-        """The layers of members in a place, the one nearest to stock first."""
-        layers = [layer for each in self if each in members for layer in each.layers]
-        return [make for at, make in layers if at is place]
+        return exchange(changes, is_idle)
 
     def _working(self) -> list[Member]:
-        """The patches that are live or may become live."""
-        return [member for member in self if member.state in _WORKING]
+        return [member for member in self if member.word in _WORKING]
 
     # -- removing patches ------------------------------------------------------------------------
     # A patch that is marked for removal has an `end`. It stays on while a thread is inside it or
@@ -339,7 +353,7 @@ class Registry:
         if self.is_on(member):
             member.end = member.end or (state, reason)
         else:
-            self._end_removed({member: (state, reason)})
+            self._end(member, state, reason)
 
     def _remove_all(self, state: State, reason: str) -> None:
         """End every patch with this state; those that are on are removed by `_remove_marked`."""
@@ -348,7 +362,7 @@ class Registry:
                 member.end = (state, reason)
                 if state in _FAULTS:
                     self._warn(member, state, reason)
-            elif member.end is None and member.state in _WORKING:
+            elif member.end is None and member.word in _WORKING:
                 member.forget()
                 self._set(member, state, reason)
 
@@ -358,7 +372,9 @@ class Registry:
             group = with_dependents([member], self.on())
             if self.show([each for each in self.on() if each not in group]):
                 forget_results(group)
-                self._end_removed({each: each.end for each in group if each.end is not None})
+                for each in reversed(group):
+                    if each.end is not None:
+                        self._end(each, *each.end)
             elif member.end is not None:
                 state, reason = member.end
                 why = reason and f" ({state}: {reason})"
@@ -370,16 +386,14 @@ class Registry:
         waits = (each.waits_for() for each in with_dependents([member], self.on()))
         return next(filter(None, waits), "") or threads.waits_for()
 
-    def _end_removed(self, ends: Mapping[Member, tuple[State, str]]) -> None:
-        """Set the final state of patches that are off, and end the patches that require them."""
-        for member, (state, reason) in ends.items():
-            member.forget()
-            member.end = None
-            self._set(member, state, reason)
-        for member, (state, reason) in ends.items():
-            for other in self._working():
-                if member.patch.id in other.patch.requires:
-                    is_ruled = state in _RULED
-                    why = f": {reason}" if is_ruled else f", which is {state}"
-                    so: State = state if is_ruled else "failed"
-                    self._remove(other, so, f"it needs {member.patch.id}{why}")
+    def _end(self, member: Member, state: State, reason: str) -> None:
+        """Set the final state of a patch that is off, and end the patches that require it."""
+        member.forget()
+        member.end = None
+        self._set(member, state, reason)
+        is_ruled = state in _RULED
+        why = f": {reason}" if is_ruled else f", which is {state}"
+        for other in self._working():
+            if member.patch.id in other.patch.requires:
+                so: State = state if is_ruled else "failed"
+                self._remove(other, so, f"it needs {member.patch.id}{why}")

@@ -12,31 +12,29 @@ import ast
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import delitem, setitem
-from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from types import CellType, CodeType, FunctionType
+from typing import Any
 
 from ..model.patching import MISSING, Make
 from .threads import Step, at_rest, runs_here
 
 PREFIX = "_sglang_perf_patches_"  # of the private globals
 _NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_PASSED: dict[Any, str] = {  # how a trampoline passes on what is not positional
+    inspect.Parameter.VAR_POSITIONAL: "*{0}",
+    inspect.Parameter.KEYWORD_ONLY: "{0}={0}",
+    inspect.Parameter.VAR_KEYWORD: "**{0}",
+}
 _places: dict[Any, Any] = {}  # every place that was ever used
-
-
-class Shown(NamedTuple):
-    """What our code shows in this process."""
-
-    patches: frozenset[str]  # ids of those that are on
-    values: Mapping[Any, Any]  # place → what it shows, where that is not stock's
 
 
 class Board:
     """Holds what is shown `now`; exchanged in the same call into C as memory."""
 
-    now = Shown(frozenset(), {})
+    now: Mapping[Any, tuple[Make, ...]] = {}  # place → its layers, where it has any
 
 
 board = Board()
@@ -53,13 +51,13 @@ class Place:
     @property
     def value(self) -> Any:
         """What is shown here."""
-        return board.now.values.get(self, self.stock)
+        return self._made[board.now.get(self, ())]
 
-    def made(self, layers: Collection[Make]) -> Any:
+    def made(self, layers: Sequence[Make]) -> Any:
         """What the layers make of stock's value, the one nearest to stock first.
 
-        Results are kept: a layer may import modules, which must not happen during an exchange. This
-        raises TypeError if the value can't stand here.
+        Results are kept: what shows again is the same object. This raises TypeError if the value
+        can't stand here.
         """
         key: tuple[Make, ...] = ()
         for layer in layers:
@@ -130,10 +128,6 @@ class Attribute(Place):
         super().__init__(name, raw(owner, name))
         self.owner = owner
 
-    def stands(self) -> bool:
-        """Whether its owner holds what is shown."""
-        return raw(self.owner, self.name) is self.value
-
     def codes(self, *, is_coming: bool) -> list[CodeType]:
         """See `Function.codes`."""
         function = function_in(self.value)
@@ -169,7 +163,7 @@ def place_in(function: FunctionType) -> Function:
 def place_at(owner: Any, name: str) -> Attribute:
     """The place of an attribute; the same one as long as its owner holds stock's value or ours."""
     place: Attribute | None = _places.get((id(owner), name))
-    if place is None or not (place in board.now.values or raw(owner, name) is place.stock):
+    if place is None or not (place in board.now or raw(owner, name) is place.stock):
         place = _places[id(owner), name] = Attribute(owner, name)
     return place
 
@@ -177,7 +171,7 @@ def place_at(owner: Any, name: str) -> Attribute:
 def shown_at(owner: Any, name: str) -> Attribute | None:
     """The place of an attribute that shows something of ours, else None."""
     place = _places.get((id(owner), name))
-    return place if place in board.now.values else None
+    return place if place in board.now else None
 
 
 def stock_code(function: FunctionType) -> CodeType:
@@ -187,30 +181,27 @@ def stock_code(function: FunctionType) -> CodeType:
 
 
 def exchange(
-    changes: Mapping[Any, Any],
-    patches: frozenset[str],
-    is_idle: Callable[[], bool] | None = None,
+    changes: Mapping[Any, Sequence[Make]], is_idle: Callable[[], bool] | None = None
 ) -> bool:
     """Show all of a change at once, if no thread is inside what changes; else return False.
 
-    If a step fails, this rolls back and raises.
+    It raises what the making of a function raises. If a step fails, it rolls back and raises.
 
     Args:
-        changes: place → its new value.
-        patches: the ids of the patches that are on afterwards.
+        changes: place → its new layers, the one nearest to stock first.
         is_idle: see `at_rest`.
     """
+    # First: to make a function may import, which must not happen during the exchange.
+    values = {place: place.made(layers) for place, layers in changes.items()}
     before = board.now
-    values = {place: value for place, value in before.values.items() if place not in changes}
-    values |= {place: value for place, value in changes.items() if value is not place.stock}
+    now = {**before, **{place: tuple(layers) for place, layers in changes.items()}}
+    now = {place: layers for place, layers in now.items() if layers}
     # The caller may be inside stock's code, which it ends with. Inside ours, it would see a half.
     if runs_here([code for place in changes for code in place.codes(is_coming=False)]):
         return False
-    new = changes.keys() - before.values.keys()
-    codes = [code for place in changes for code in place.codes(is_coming=place in new)]
-    steps = [step for place, value in changes.items() for step in place.steps(value)]
-    after = partial(setattr, board, "now", Shown(patches, values))
-    steps.append((partial(getattr, board, "now"), before, after))
+    codes = [code for place in changes for code in place.codes(is_coming=place not in before)]
+    steps = [step for place, value in values.items() for step in place.steps(value)]
+    steps.append((partial(getattr, board, "now"), before, partial(setattr, board, "now", now)))
     try:
         return at_rest(codes, steps, is_idle)
     except BaseException:
@@ -225,13 +216,17 @@ def trampoline(code: CodeType, callee: str) -> CodeType:
     It has stock's parameters, file, first line and name, so that signatures, tracebacks and
     compilers see the function that they know.
     """
-    parameters, arguments = _parameters(code)
+    empty = tuple(CellType() for _ in code.co_freevars)
+    signature = inspect.signature(FunctionType(code, {}, closure=empty))
+    arguments = ", ".join(
+        _PASSED.get(each.kind, "{0}").format(each.name) for each in signature.parameters.values()
+    )
     # Python requires new code to have as many free variables as the old. Dead code mentions them,
     # which costs nothing per call.
     free = ", ".join(code.co_freevars)
     keep = f"  if False: ({free},)\n" if free else ""
     syntax = ast.parse(
-        f"def outer({free}):\n def inner({parameters}):\n{keep}  return {callee}({arguments})\n"
+        f"def outer({free}):\n def inner{signature}:\n{keep}  return {callee}({arguments})\n"
     )
     for node in ast.walk(syntax):
         if hasattr(node, "lineno"):
@@ -259,20 +254,6 @@ def function_in(value: Any) -> Any:
 def raw(owner: Any, name: str) -> Any:
     """The attribute in the owner's own ``__dict__``; `MISSING` if it has none."""
     return vars(owner).get(name, MISSING)
-
-
-def _parameters(code: CodeType) -> tuple[str, str]:
-    """A function's parameters as text: for its ``def`` line, and for a call that passes them on."""
-    names = iter(code.co_varnames)
-    positional = [next(names) for _ in range(code.co_argcount)]
-    keyword = [next(names) for _ in range(code.co_kwonlyargcount)]
-    rest = [f"*{next(names)}"] if code.co_flags & inspect.CO_VARARGS else []
-    more = [f"**{next(names)}"] if code.co_flags & inspect.CO_VARKEYWORDS else []
-    arguments = [*positional, *rest, *(f"{name}={name}" for name in keyword), *more]
-    if code.co_posonlyargcount:
-        positional.insert(code.co_posonlyargcount, "/")
-    star = rest or (["*"] if keyword else [])
-    return ", ".join([*positional, *star, *keyword, *more]), ", ".join(arguments)
 
 
 def copy_of(function: FunctionType) -> FunctionType:

@@ -75,7 +75,7 @@ def _in_one_call(codes: Collection[CodeType], steps: Sequence[Step]) -> bool:
     with _without_collections():
         reads, held, acts = zip(*steps, strict=True) if steps else ((), (), ())
         some, same = tee(_elsewhere() if codes else ())
-        inside = map(_identities(codes).__contains__, map(id, some))
+        inside = map(set(map(id, codes)).__contains__, map(id, some))
         # Each `next` below is one whole question. The sum uses every frame up, and keeps none.
         is_safe = chain(
             map(not_, map(sum, (chain(inside, _of_compiler(same)),))),
@@ -87,7 +87,7 @@ def _in_one_call(codes: Collection[CodeType], steps: Sequence[Step]) -> bool:
 
 def runs_here(codes: Collection[CodeType]) -> bool:
     """Whether the calling thread is executing one of `codes`, or something that it called."""
-    identities = _identities(codes)
+    identities = set(map(id, codes))  # code objects of equal content are equal
     frame: FrameType | None = sys._getframe(1)
     while frame and id(frame.f_code) not in identities:
         frame = frame.f_back
@@ -98,7 +98,7 @@ def runs_anywhere(codes: Collection[CodeType]) -> bool:
     """Whether any thread executes one of `codes`, or something that it called."""
     with _without_collections():
         all_codes = chain.from_iterable(map(itemgetter(1), _stacks()))
-        return bool(sum(map(_identities(codes).__contains__, map(id, all_codes))))
+        return bool(sum(map(set(map(id, codes)).__contains__, map(id, all_codes))))
 
 
 def waits_for() -> str:
@@ -150,7 +150,3 @@ def _without_collections() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
-
-
-def _identities(codes: Collection[CodeType]) -> set[int]:
-    return {id(code) for code in codes}  # code objects of equal content are equal

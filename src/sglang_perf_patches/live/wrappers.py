@@ -12,7 +12,7 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeGuard
@@ -42,15 +42,10 @@ def owner_of(reference: str) -> tuple[Any, str]:
     for depth, class_name in enumerate(classes, 1):
         owner = vars(owner).get(class_name)
         qualname = ".".join(classes[:depth])
-        if not is_class_of(owner, name, qualname):
+        is_class = isinstance(owner, type)
+        if not is_class or (owner.__module__, owner.__qualname__) != (name, qualname):
             raise Conflict(f"{name}:{qualname} is replaced by {describe(owner)}")
     return owner, last
-
-
-def is_class_of(held: Any, module: str, qualname: str) -> bool:
-    """Whether an object is a class that was defined under that name in that module."""
-    is_class = isinstance(held, type)
-    return is_class and held.__module__ == module and held.__qualname__ == qualname
 
 
 def chain(held: Any) -> Iterator[Any]:
@@ -82,10 +77,18 @@ def is_function(link: Any) -> TypeGuard[FunctionType]:
     return type(link) is FunctionType
 
 
-def first_replacement(links: Iterable[Any]) -> Any:
-    """The outermost link that does not call the next one; None if each does."""
-    pairs = itertools.pairwise(links)
-    return next((outer for outer, inner in pairs if not _calls(outer, inner)), None)
+def links_to(reference: str, held: Any, is_it: Callable[[Any], bool]) -> list[Any]:
+    """The `chain` of what a reference holds, down to the first link that `is_it`.
+
+    It raises `Conflict` if there is none, or if a link does not call the next one.
+    """
+    links = list(chain(held))
+    count = next((count for count, link in enumerate(links, 1) if is_it(link)), 0)
+    found = links[:count]
+    replacing = [outer for outer, inner in itertools.pairwise(found) if not _calls(outer, inner)]
+    if replacing or not found:
+        raise Conflict(f"{reference} is replaced by {describe((replacing or [held])[0])}")
+    return found
 
 
 def describe(held: Any) -> str:

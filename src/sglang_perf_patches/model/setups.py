@@ -329,7 +329,7 @@ def ruling(
 ) -> Ruling | None:
     """Why a patch does not go live on a server; None if it may, unless its own code gates it.
 
-    A running server asks after each publication of its arguments (`live.published`), ``doctor --
+    A running server asks after each publication of its arguments (`live.registry`), ``doctor --
     COMMAND`` before a boot. That a patch is ``not needed`` comes first, because then a feature that
     nobody tested makes no difference.
 

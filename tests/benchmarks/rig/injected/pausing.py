@@ -16,7 +16,7 @@ def paused(*names, wait_s=20.0):
     for, so the caller answers for that.
     """
     from sglang_perf_patches.live import engine  # the other sides of a rig run without
-    from sglang_perf_patches.live.member import with_dependents
+    from sglang_perf_patches.live.memory import with_dependents
 
     registry = engine._present()
     before = registry.on()
@@ -25,12 +25,12 @@ def paused(*names, wait_s=20.0):
     try:
         yield frozenset(each.patch.id for each in off)
     finally:
-        _show(registry, [each for each in before if each.places], off, wait_s)  # less what was lost
+        _show(registry, [each for each in before if each.layers], off, wait_s)  # less what was lost
 
 
 def _show(registry, members, changed, wait_s):
     from sglang_perf_patches.live.executor import executor
-    from sglang_perf_patches.live.member import forget_results
+    from sglang_perf_patches.live.memory import forget_results
 
     def exchange():
         held = {each: each.drains for each in registry}

@@ -17,13 +17,14 @@ from ...model.feature import Setup
 from ...model.patch import Patch
 from ...model.ruling import ruling
 from ...model.selection import Selection
+from ...patch_page import Headline
 from ..interpreter import Place
 from ..table import LIVE, OPT_IN
 from .front import ParsedCommand
 from .gpus import Gpu
 
 _LIMIT_S = 60.0
-"""For both tries together."""
+"""For both tries together, on a quiet machine."""
 
 OFF = "off"
 
@@ -35,6 +36,7 @@ class Outlook(NamedTuple):
     state: str  # as a process would report it; `OPT_IN` for a policy that is not chosen
     reason: str  # why it is not live; "" if it is
     would: str = ""  # the state of an unchosen patch if it were chosen; "" for a chosen one
+    headline: Headline | None = None  # of its page, for this set-up, if it is or would be live
 
 
 def ask(
@@ -58,7 +60,8 @@ def ask(
         "selection": selection,
         "lenient": asked.by_dynamo,
     }
-    limit_s = worker.as_busy(_LIMIT_S)
+    # In proportion, if more want to run than there are CPUs.
+    limit_s = _LIMIT_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     end = time.monotonic() + limit_s
     line: Mapping[str, Any] = {}
     for minimal_imports in (True, False):

@@ -75,12 +75,14 @@ def run(args: argparse.Namespace) -> int:
     setup, conditions, unasked = answer.ask(asked, gpu, place, active)
     verdicts = judged(tree)
     is_here = args.gpu is None and gpu is not None and not gpu.is_assumed
-    found = answer.outlooks(selection, verdicts, setup, is_here=is_here)
+    patches = {one.patch.id: one.patch for one in verdicts}
+    found = [
+        one._replace(headline=_headline(one, patches[one.patch], tree.version, setup))
+        for one in answer.outlooks(selection, verdicts, setup, is_here=is_here)
+    ]
     live = {one.patch for one in found if one.state == LIVE and not obstacle}
     could = faults.found(tree.version, conditions)
     known = faults.found(tree.version, conditions, live)
-    patches = {one.patch.id: one.patch for one in verdicts}
-    headlines = _headlines(found, patches, tree.version, setup)
     lost = [one for one in found if selection.is_unavailable(one.patch, one.state)]
     is_strict = switch.is_strict(asked.environment) and not obstacle
     remarks = [
@@ -102,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
                     "state": one.state,
                     "reason": one.reason,
                     "if_chosen": one.would or one.state,
-                    "short": (headline := headlines[one.patch]) and headline._asdict(),
+                    "short": one.headline and one.headline._asdict(),
                 }
                 for one in found
             ],
@@ -123,11 +125,11 @@ def run(args: argparse.Namespace) -> int:
             f"with SGLANG_PERF_PATCHES={selection.text or '(empty)'}{default}, on {machine}",
             "If the server loads them:" if obstacle else "",
             render.filled(_strictly(lost)) if is_strict else "",
-            *_sections(found, patches, headlines, show_all=args.all),
+            *_sections(found, patches, show_all=args.all),
             remaining_faults(tree.version, known, {one.patch: one for one in found}),
             *map(render.filled, remarks),
             "" if args.all else render.filled(_hidden(found)),
-            _next_steps(found, patches, headlines, setup) if live else "",
+            _next_steps(found, patches, setup) if live else "",
         ]
         print("\n\n".join(filter(None, parts)))
     return 1 if lost else 0
@@ -157,16 +159,12 @@ def _head(live: int, obstacle: str) -> str:
 
 
 def _sections(
-    found: Sequence[Outlook],
-    patches: Mapping[str, Patch],
-    headlines: Mapping[str, Headline | None],
-    *,
-    show_all: bool,
+    found: Sequence[Outlook], patches: Mapping[str, Patch], *, show_all: bool
 ) -> Iterator[str]:
     """What is prevented, gained and turned off; with `show_all` also what is off or not needed."""
     by_title: dict[str, list[str]] = {title: [] for title in (*_LIVE_TITLES, *_TITLES.values())}
     for one in found:
-        headline, patch = headlines[one.patch], patches[one.patch]
+        headline, patch = one.headline, patches[one.patch]
         if one.state == LIVE:
             is_measured = headline is not None and headline.gain != _NO_GAIN
             title = _LIVE_TITLES[0 if prevents(patch) else 1 if is_measured else 2]
@@ -189,17 +187,12 @@ def _hidden(found: Sequence[Outlook]) -> str:
     return f"{none} {f'Patches not listed: {rest} (add --all).' if rest else ''}".strip()
 
 
-def _next_steps(
-    found: Sequence[Outlook],
-    patches: Mapping[str, Patch],
-    headlines: Mapping[str, Headline | None],
-    setup: Setup,
-) -> str:
+def _next_steps(found: Sequence[Outlook], patches: Mapping[str, Patch], setup: Setup) -> str:
     """How to measure what the live patches save, and to choose among them; a line each."""
-    live = [one.patch for one in found if one.state == LIVE]
-    gaining = [id for id in live if not prevents(patches[id])]
-    measured = [id for id in gaining if (one := headlines[id]) and one.gain != _NO_GAIN]
-    example = next(iter([*measured, *gaining, *live]))
+    live = [one for one in found if one.state == LIVE]
+    gaining = [one for one in live if not prevents(patches[one.patch])]
+    measured = [one for one in gaining if one.headline and one.headline.gain != _NO_GAIN]
+    example = [*measured, *gaining, *live][0].patch
     measure = "sglang-perf-patches bench server -- COMMAND"
     if {"decode-server", "prefill-server"} & (setup.on.keys() | setup.having):
         measure = (
@@ -216,23 +209,16 @@ def _next_steps(
     )
 
 
-def _headlines(
-    found: Sequence[Outlook], patches: Mapping[str, Patch], release: str, setup: Setup
-) -> dict[str, Headline | None]:
-    """The row of each patch's page, with the gain for this set-up; None if it would not be live."""
-    headlines: dict[str, Headline | None] = {}
-    for one in found:
-        headline = None
-        if LIVE in (one.state, one.would):
-            page, words = patch_page.read(one.patch), patches[one.patch].gain_with.split(" | ")
-            wanted = words if len(words) > 1 else words * len(page.headlines)
-            rows = zip(page.headlines, wanted, strict=True)
-            measured = tuple(row for row, words in rows if setup.meets(words))
-            headline = page._replace(headlines=measured or page.headlines).headline(release)
-            if headline is not None and not measured:
-                headline = headline._replace(gain=_NO_GAIN)
-        headlines[one.patch] = headline
-    return headlines
+def _headline(one: Outlook, patch: Patch, release: str, setup: Setup) -> Headline | None:
+    """The row of a patch's page, with the gain for this set-up; None if it would not be live."""
+    if LIVE not in (one.state, one.would):
+        return None
+    page, words = patch_page.read(patch.id), patch.gain_with.split(" | ")
+    wanted = words if len(words) > 1 else words * len(page.headlines)
+    rows = zip(page.headlines, wanted, strict=True)
+    measured = tuple(row for row, words in rows if setup.meets(words))
+    headline = page._replace(headlines=measured or page.headlines).headline(release)
+    return headline if measured or headline is None else headline._replace(gain=_NO_GAIN)
 
 
 def counted_faults(release: str, could: int, kept: int) -> str:

@@ -170,7 +170,7 @@ def made(**more: Any) -> Outcome:
     }
     base = Outcome(
         about={"sglang": "0.5.23", "machine": {"gpu": "one"}, "command": "serve"},
-        sides=sides.stock_and_patched("mlx"),
+        sides=(sides.Side("stock"), sides.Side("patched", "mlx", needs_live=True)),
         turns=3,
         stopped="",
         changes=changes,

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import sglang_perf_patches
 from sglang_perf_patches import faults, sets
 from sglang_perf_patches.cli.ask import answer, resolver
 from sglang_perf_patches.cli.verbs import asking, doctoring
@@ -146,7 +145,6 @@ def test_a_server_that_is_ready_warns_of_its_faults(
     monkeypatch.setattr(known, "FAULTS", (fault(on="states", patch="mamba.slot-exhaustion"),))
     monkeypatch.setattr(published, "published", lambda: Served(**arguments))
     monkeypatch.setattr(ready, "_is_ready", lambda _: True)
-    monkeypatch.setattr(ready, "known_faults", sglang_perf_patches._known_faults)
     states = [{"id": name, "state": "live", "reason": ""} for name in live]
     process = {"pid": 1, "role": "launcher", "sglang": "0.5.9", "patches": states}
     with caplog.at_level(logging.WARNING, "sglang_perf_patches"):

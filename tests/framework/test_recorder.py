@@ -45,7 +45,7 @@ BROKEN = {
         ".write_text('[' * 100_000)"
     ),
     "an announcement": "recorder._recorders[0].announce = lambda data: 1 / 0",
-    "metrics": "recorder._recorders[0].exporter.export = lambda data: sys.exit()",
+    "metrics": "recorder._export = lambda *_: sys.exit()",
     "a sweep": (
         "recorder._recorders[0].sweep = lambda: 1 / 0; recorder._recorders[0].has_forked = True"
     ),
@@ -201,9 +201,7 @@ class gated:
     read = staticmethod(lambda name: True if name == "enable_lora" else None)
     unlike_default = staticmethod(dict)
 import sglang
-from sglang_perf_patches.telemetry import ready
 ours.activate()
-assert ready.known_faults == ours._known_faults
 wait_until(lambda: len(said) > 1)
 time.sleep(1)
 [cause, line] = said

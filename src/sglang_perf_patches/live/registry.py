@@ -182,7 +182,7 @@ class Registry:
         if self.is_stopping and not self.is_ended and is_clear:
             self.is_ended = True
             stop_waiting(self.look_again)
-            self._notify(lambda observer: observer.drop(self))
+            self._notify(lambda observer: observer.drop())
 
     def _set(self, member: Member, state: State, reason: str) -> None:
         """Set the state of a patch, and tell whoever has to know if it changed."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sglang_perf_patches import faults, sets
-from sglang_perf_patches.cli.ask import answer, resolver
+from sglang_perf_patches.cli.ask import resolver
 from sglang_perf_patches.cli.verbs import asking, doctoring
 from sglang_perf_patches.faults import known
 from sglang_perf_patches.faults.fault import Fault
@@ -184,7 +184,7 @@ def test_an_upgrade_says_what_it_fixes_and_brings(monkeypatch: pytest.MonkeyPatc
 )
 def test_what_helps_is_what_can_help_in_this_server(state: str, would: str, remedy: str) -> None:
     one = fault(patch="mamba.slot-exhaustion", help="`--a` from 0.5.12 on, or drop `--b`")
-    states = {"mamba.slot-exhaustion": answer.Outlook("mamba.slot-exhaustion", state, "", would)}
+    states = {"mamba.slot-exhaustion": asking.Outlook("mamba.slot-exhaustion", state, "", would)}
     listed = asking.remaining_faults("0.5.11", [(one, True)], states)
     words = " ".join(listed.split())
     title = "Known faults of sglang 0.5.11 that remain in this server: -"

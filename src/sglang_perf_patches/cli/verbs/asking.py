@@ -1,4 +1,4 @@
-"""``doctor -- COMMAND``: what the patches will do in that server."""
+"""``doctor -- COMMAND``: what the patches will do in that server, by a running server's rule."""
 
 from __future__ import annotations
 
@@ -7,23 +7,33 @@ import itertools
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from typing import Any, NamedTuple
 
-from ... import faults, patch_page
+from ... import faults, patch_page, verified, worker
+from ...compat.verdict import Verdict
 from ...faults.fault import Fault
 from ...model import switch
+from ...model.errors import OperatorError
 from ...model.feature import Setup
 from ...model.patch import Patch
+from ...model.ruling import ruling
+from ...model.selection import Selection
 from ...patch_page import Headline
 from .. import interpreter, render
-from ..ask import answer, command, gpus
-from ..ask.answer import Outlook
+from ..ask import command, gpus
 from ..ask.front import ParsedCommand
+from ..interpreter import Place
 from ..table import LIVE, OPT_IN, cost, entry, prevents
 from . import judged, selected, tree_at
 
+_LIMIT_S = 60.0
+"""For both tries together, on a quiet machine."""
+
+OFF = "off"
 _NO_GAIN = "no gain was measured for this set-up"
 _LIVE_TITLES = (
     "Faults prevented",
@@ -35,7 +45,7 @@ _TURNED_OFF = {
     "refused": "Refused: this code is not what they were tested on",
 }
 _ONLY_COUNTED = {
-    answer.OFF: ("Not chosen", "not chosen"),
+    OFF: ("Not chosen", "not chosen"),
     OPT_IN: ("Opt-in", "opt-in"),
     "not needed": ("Not needed", "not needed in this set-up"),
     "built-in": ("Built in", "already in this release"),
@@ -48,6 +58,16 @@ HELP = (
     "own code reads the command's arguments and the model's config.json. No server is started, and "
     "no GPU is needed."
 )
+
+
+class Outlook(NamedTuple):
+    """What becomes of a patch."""
+
+    patch: str
+    state: str  # as a process would report it; `OPT_IN` for a policy that is not chosen
+    reason: str  # why it is not live; "" if it is
+    would: str = ""  # the state of an unchosen patch if it were chosen; "" for a chosen one
+    headline: Headline | None = None  # of its page, for this set-up, if it is or would be live
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -72,13 +92,13 @@ def run(args: argparse.Namespace) -> int:
     tree, obstacle = place.tree, place.obstacle
     selection = selected(asked.environment.get(switch.VARIABLE, "all"))
     active = "none" if obstacle else selection.text
-    setup, conditions, unasked = answer.ask(asked, gpu, place, active)
+    setup, conditions, unasked = ask(asked, gpu, place, active)
     verdicts = judged(tree)
     is_here = args.gpu is None and gpu is not None and not gpu.is_assumed
     patches = {one.patch.id: one.patch for one in verdicts}
     found = [
         one._replace(headline=_headline(one, patches[one.patch], tree.version, setup))
-        for one in answer.outlooks(selection, verdicts, setup, is_here=is_here)
+        for one in outlooks(selection, verdicts, setup, is_here=is_here)
     ]
     live = {one.patch for one in found if one.state == LIVE and not obstacle}
     could = faults.found(tree.version, conditions)
@@ -133,6 +153,83 @@ def run(args: argparse.Namespace) -> int:
         ]
         print("\n\n".join(filter(None, parts)))
     return 1 if lost else 0
+
+
+def ask(
+    asked: ParsedCommand, gpu: gpus.Gpu | None, place: Place, selection: str
+) -> tuple[Setup, Mapping[str, bool], list[str]]:
+    """What a release makes of a command whose server activates the patches of `selection`.
+
+    A child process resolves its arguments. It answers with the server's features and uses, what
+    `faults.conditions` returns for it, and what could not be asked here, in words. An OperatorError
+    tells that the release refuses the arguments, or why they could not be resolved.
+    """
+    release, environment = place.tree.version, dict(asked.environment)
+    if not place.python:
+        own = environment.get("PYTHONPATH", "").split(os.pathsep)
+        search = [str(place.tree.root.parent), *filter(None, [*own, *sys.path])]
+        environment["PYTHONPATH"] = os.pathsep.join(search)
+    task = {
+        "release": release,
+        "python": place.python[0] if place.python else "this Python",
+        "gpu": gpu and asdict(gpu),
+        "selection": selection,
+        "lenient": asked.by_dynamo,
+    }
+    # In proportion, if more want to run than there are CPUs.
+    limit_s = _LIMIT_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    end = time.monotonic() + limit_s
+    line: Mapping[str, Any] = {}
+    for minimal_imports in (True, False):
+        with worker.Child(
+            "sglang_perf_patches.cli.ask.resolver",
+            [json.dumps({**task, "minimal_imports": minimal_imports}), *asked.arguments],
+            limit_s=max(end - time.monotonic(), 1),
+            environment=environment,
+            python=place.python or (sys.executable,),
+        ) as child:
+            line = next(iter(child), line)  # if the second try is late, the first one's failure
+            ended = child.why_it_ended()
+        if child.was_late and not line:
+            raise OperatorError(
+                f"sglang {release} gave no answer in {limit_s:.0f} s. The first answer takes "
+                "longest, because Python compiles torch and sglang: try again"
+            )
+        if "on" in line:
+            setup = Setup(line["on"], line["lacking"], frozenset(line["having"]))
+            return setup, line["faults"], line["notes"]
+        if not line.get("again"):
+            break
+    raise OperatorError(line.get("why", f"sglang {release} could not be asked: {ended}"))
+
+
+def outlooks(
+    selection: Selection, verdicts: Iterable[Verdict], setup: Setup, *, is_here: bool = False
+) -> list[Outlook]:
+    """The outlook of each patch on a server, in declared order.
+
+    `is_here`: its GPUs are this machine's, so that records of ``verify`` count.
+    """
+    by_id = {verdict.patch.id: verdict for verdict in verdicts}
+
+    def lacking(patch: Patch) -> str | None:
+        return verified.lacking(by_id[patch.id]) if is_here else verified.hint(patch.id)
+
+    found = []
+    for name, verdict in by_id.items():
+        if verdict.word != "applies":
+            found.append(Outlook(name, verdict.word, verdict.reason))
+            continue
+        needed = [by_id[each] for each in verdict.patch.requires]
+        acting = [each.patch for each in needed if each.word == "applies"]
+        patch = verdict.patch.proven_in(verdict.variant)
+        state, reason = ruling(patch, acting, setup, lacking) or (LIVE, "")
+        if name in selection.ids:
+            found.append(Outlook(name, state, reason))
+        else:
+            word = OFF if patch.is_default else OPT_IN
+            found.append(Outlook(name, word, reason or "not chosen", state))
+    return found
 
 
 def _gpu(name: str | None, asked: ParsedCommand) -> gpus.Gpu | None:

@@ -230,9 +230,7 @@ def test_a_gain_is_for_this_set_up_or_none_was_measured() -> None:
             (Setup(unwanted, {}, wanted), not unwanted),
             (Setup(unwanted, {}, frozenset()), False),
         ):
-            (short,) = asking._headlines(
-                [fate], {one.patch.id: one.patch}, "0.5.23", setup
-            ).values()
+            short = asking._headline(fate, one.patch, "0.5.23", setup)
             assert short is not None
             assert (short.gain == "no gain was measured for this set-up") == (not is_met), words
             assert short.gain

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .live.executor import executor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from pathlib import Path
 
     from .compat.verdict import Verdict
@@ -101,25 +101,11 @@ def _ask(function: str) -> Any:
     return ask() if ask is not None else None
 
 
-def _known_faults(release: str, live: Sequence[str]) -> list[str]:
-    """A sentence on each known fault of a release that this server has."""
-    from . import faults  # read once, when the server has started
-    from .live.published import published
-    from .model.feature import MISSING
-
-    server = published()
-    if server.read("device") is MISSING:  # this process publishes no arguments
-        return []
-    found = faults.found(release, faults.conditions(server), live)
-    return [one.text(is_sure=is_sure) for one, is_sure in found]
-
-
 def _activate(text: str | None, strict: bool | None) -> Any:
     """Activate inside a request, imports included, so that a call in between waits for them too."""
     from .live import engine
-    from .telemetry import ready, recorder
+    from .telemetry import recorder
 
-    ready.known_faults = _known_faults
     happened = engine.activate_now(text, strict=strict, observer=recorder)
     recorder.resume()
     return happened

@@ -46,20 +46,13 @@ def install(*, rocm: bool = False) -> None:
     sys.meta_path.insert(0, StubFinder(KERNELS))
     if rocm:  # sglang calls some of aiter's functions when it is imported
         sys.meta_path.insert(0, StubFinder(("aiter",), lambda name: _made(name.capitalize())))
-    install_packages()
-    pretend_kernel_sources()
-    define_torchvision_operators()
-
-
-def install_packages() -> None:
-    """Stand in for optional packages that are not installed.
-
-    Also tolerate configurations that sglang registers and that a newer transformers already has.
-    """
-    sys.meta_path.append(StubFinder(OPTIONAL))
+    sys.meta_path.append(StubFinder(OPTIONAL))  # of those that are not installed
+    # sglang registers configurations that a newer transformers already has.
     auto: Any = importlib.import_module("transformers.models.auto.configuration_auto")
     mapping, register = auto.CONFIG_MAPPING, auto.CONFIG_MAPPING.register
     mapping.register = lambda key, value, **_: register(key, value, exist_ok=True)
+    _pretend_kernel_sources()
+    define_torchvision_operators()
 
 
 def define_torchvision_operators() -> None:
@@ -95,7 +88,7 @@ def pretend_devices(named: str) -> bool:
     return True
 
 
-def pretend_kernel_sources() -> None:
+def _pretend_kernel_sources() -> None:
     """Pretend that the folders of C++ sources exist: a module of sglang checks when imported."""
     exists: Any = Path.exists
 

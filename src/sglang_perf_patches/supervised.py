@@ -58,6 +58,8 @@ class Supervised:
             errors="replace",
             start_new_session=True,
         )
+        assert self._process.stdin is not None  # a pipe
+        self._stdin = self._process.stdin
         self.stdout = self._process.stdout
 
     @property
@@ -85,16 +87,14 @@ class Supervised:
         members = self.processes()
         self._tell(_POLITELY)
         self._process.wait()
-        assert self._process.stdin is not None  # a pipe
-        self._process.stdin.close()
+        self._stdin.close()
         left = [each.pid for each in members if procfs.start_token(each.pid) == each.born]
         _send(left, signal.SIGKILL)  # if the supervisor was killed, nothing else has tried
         return left
 
     def _tell(self, how: bytes) -> None:
         with contextlib.suppress(OSError, ValueError):  # the supervisor has ended
-            assert self._process.stdin is not None  # a pipe
-            os.write(self._process.stdin.fileno(), how)
+            os.write(self._stdin.fileno(), how)
 
 
 def main(command: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import stat
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -40,15 +41,12 @@ def lacking(verdict: Verdict) -> str | None:
     """
     if is_proving or verdict.patch.id in _lifted:
         return None
-    try:
+    with suppress(OSError, ValueError, RecursionError):
         wanted = records(verdict)
-        is_proven = bool(wanted) and all(_read(path(each)) == each for each in wanted)
-    except (OSError, ValueError, RecursionError):
-        is_proven = False
-    if not is_proven:
-        return hint(verdict.patch.id)
-    _lifted.add(verdict.patch.id)
-    return None
+        if wanted and all(_read(path(each)) == each for each in wanted):
+            _lifted.add(verdict.patch.id)
+            return None
+    return hint(verdict.patch.id)
 
 
 def hint(patch_id: str) -> str:
@@ -72,7 +70,7 @@ def records(verdict: Verdict) -> list[dict[str, Any]]:
     same = {
         "patch": verdict.patch.id,
         "driver": machine.driver,
-        "versions": {name: _version(name) for name in _KERNELS},
+        "versions": {name: version_of(name) for name in _KERNELS},
         "sglang": verdict.release,
         "sglang's code": digest_of(code),
         "our code": _our_code(),
@@ -102,7 +100,8 @@ def _read(place: Path) -> Any:
         os.close(folder)
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """The installed version of a package; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

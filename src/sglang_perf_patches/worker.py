@@ -44,11 +44,6 @@ def emit(data: dict[str, Any]) -> None:
     print(_MARK + json.dumps(data), flush=True)
 
 
-def as_busy(limit_s: float) -> float:
-    """A limit for a quiet machine: more in proportion if more want to run than there are CPUs."""
-    return limit_s * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-
-
 class Child:
     """A Python child process, as a context manager; iterate over it for what it emits.
 

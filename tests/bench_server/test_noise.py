@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from sglang_perf_patches.bench_server.noise import change, mann_whitney
+from sglang_perf_patches.bench_server.outcome import change, mann_whitney
 
 _DISTRIBUTIONS: dict[str, Callable[[random.Random], float]] = {
     "normal": lambda chosen: chosen.gauss(100, 5),

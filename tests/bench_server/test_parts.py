@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from linux_mlx.server import free_port
-from sglang_perf_patches.bench_server import command, machine, noise, outcome, patches, sides
+from sglang_perf_patches.bench_server import command, machine, outcome, patches, sides
 from sglang_perf_patches.bench_server.outcome import Outcome
 from sglang_perf_patches.bench_server.tokens import Tokens, compare, prompts
 from sglang_perf_patches.model.errors import OperatorError
@@ -149,14 +149,14 @@ def test_the_prompts_are_the_same_every_time_and_unequal() -> None:
 
 def made(**more: Any) -> Outcome:
     changes = {
-        "TPOT": noise.change([10.0, 10.2, 10.1], [7.0, 7.1, 7.05]),
-        "throughput": noise.change([100.0, 101.0, 99.0], [140.0, 141.0, 139.0]),
-        "TTFT": noise.change([50.0, 60.0, 55.0], [51.0, 58.0, 56.0]),
-        "boot": noise.change([60.0, 61.0, 62.0], [60.5, 61.5, 60.0]),
+        "TPOT": outcome.change([10.0, 10.2, 10.1], [7.0, 7.1, 7.05]),
+        "throughput": outcome.change([100.0, 101.0, 99.0], [140.0, 141.0, 139.0]),
+        "TTFT": outcome.change([50.0, 60.0, 55.0], [51.0, 58.0, 56.0]),
+        "boot": outcome.change([60.0, 61.0, 62.0], [60.5, 61.5, 60.0]),
     }
     base = Outcome(
         about={"sglang": "0.5.23", "machine": {"gpu": "one"}, "command": "serve"},
-        sides=sides.stock_and_patched("mlx"),
+        sides=(sides.Side("stock"), sides.Side("patched", "mlx", needs_live=True)),
         turns=3,
         stopped="",
         changes=changes,
@@ -169,8 +169,8 @@ def made(**more: Any) -> Outcome:
     return replace(base, **more)
 
 
-MORE = noise.change([50.0, 51.0, 50.5], [60.0, 61.0, 60.5])
-HALF = noise.change([100.0, 101.0, 102.0], [50.0, 50.5, 51.0])
+MORE = outcome.change([50.0, 51.0, 50.5], [60.0, 61.0, 60.5])
+HALF = outcome.change([100.0, 101.0, 102.0], [50.0, 50.5, 51.0])
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ HALF = noise.change([100.0, 101.0, 102.0], [50.0, 50.5, 51.0])
         ),
     ],
 )
-def test_the_conclusion_names_what_differs(changes: dict[str, noise.Change], said: str) -> None:
+def test_the_conclusion_names_what_differs(changes: dict[str, outcome.Change], said: str) -> None:
     assert outcome.conclusion(made(changes=changes)) == said
     assert outcome.exit_code(made(changes=changes)) == 0
 
@@ -210,7 +210,7 @@ def test_what_is_not_shown_is_exit_1(more: dict[str, Any]) -> None:
 
 def test_amounts_are_for_people() -> None:
     def amount(*patched: float) -> str:
-        return outcome.amount(noise.change([100.0] * len(patched), patched))
+        return outcome.amount(outcome.change([100.0] * len(patched), patched))
 
     assert amount(70.0, 75.0, 72.0) == "28 % less"
     assert amount(99.0, 103.0, 101.0) == "1 % more"
@@ -233,7 +233,7 @@ def test_the_text_has_figures_tokens_and_patches() -> None:
 def test_json_has_the_rule_and_the_conclusion() -> None:
     data = json.loads(outcome.to_json(made(stopped="turn 3, stock: it crashed")))
     assert (data["sglang"], data["command"]) == ("0.5.23", "serve")
-    assert data["rule"] == noise.RULE
+    assert data["rule"] == outcome.RULE
     assert (data["changes"]["throughput"]["is"], data["changes"]["boot"]["unit"]) == ("better", "s")
     assert data["conclusion"].endswith("It stopped early: turn 3, stock: it crashed.")
     assert data["exit_code"] == 1

@@ -287,7 +287,7 @@ def test_a_late_answer_is_one_sentence_and_no_second_try(publishing: Throwaway) 
         f"import time\nopen({str(publishing.site / 'tries')!r}, 'a').write('x')\ntime.sleep(999)\n"
     )
     publishing.put("sglang/srt/server_args.py", slow)
-    limit = "from sglang_perf_patches.cli.ask import answer\nanswer._LIMIT_S = 2.0\n"
+    limit = "from sglang_perf_patches.cli.verbs import asking\nasking._LIMIT_S = 2.0\n"
     publishing.append("sitecustomize.py", limit)
     # More seconds if it is busy.
     assert re.match(r"sglang 1.0 gave no answer in \d+ s", refused(publishing))
@@ -296,13 +296,13 @@ def test_a_late_answer_is_one_sentence_and_no_second_try(publishing: Throwaway) 
 
 
 LATE = """
-from sglang_perf_patches.cli.ask import answer
+from sglang_perf_patches.cli.verbs import asking
 from pathlib import Path
-class Late(answer.worker.Child):
+class Late(asking.worker.Child):
     def __init__(self, *given, limit_s, **more):
         is_second = Path(__file__).with_name("tries").exists()
         super().__init__(*given, limit_s=0.2 if is_second else limit_s, **more)
-answer.worker.Child = Late
+asking.worker.Child = Late
 """
 
 

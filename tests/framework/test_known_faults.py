@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-import sglang_perf_patches
 from sglang_perf_patches import faults, sets
-from sglang_perf_patches.cli.ask import answer, resolver
+from sglang_perf_patches.cli.ask import resolver
 from sglang_perf_patches.cli.verbs import asking, doctoring
 from sglang_perf_patches.faults import known
 from sglang_perf_patches.faults.fault import Fault
@@ -145,7 +144,6 @@ def test_a_server_that_is_ready_warns_of_its_faults(
     monkeypatch.setattr(known, "FAULTS", (fault(on="states", patch="mamba.slot-exhaustion"),))
     monkeypatch.setattr(published, "published", lambda: Served(**arguments))
     monkeypatch.setattr(ready, "_is_ready", lambda _: True)
-    monkeypatch.setattr(ready, "known_faults", sglang_perf_patches._known_faults)
     states = [{"id": name, "state": "live", "reason": ""} for name in live]
     process = {"pid": 1, "role": "launcher", "sglang": "0.5.9", "patches": states}
     with caplog.at_level(logging.WARNING, "sglang_perf_patches"):
@@ -185,7 +183,7 @@ def test_an_upgrade_says_what_it_fixes_and_brings(monkeypatch: pytest.MonkeyPatc
 )
 def test_what_helps_is_what_can_help_in_this_server(state: str, would: str, remedy: str) -> None:
     one = fault(patch="mamba.slot-exhaustion", help="`--a` from 0.5.12 on, or drop `--b`")
-    states = {"mamba.slot-exhaustion": answer.Outlook("mamba.slot-exhaustion", state, "", would)}
+    states = {"mamba.slot-exhaustion": asking.Outlook("mamba.slot-exhaustion", state, "", would)}
     listed = asking.remaining_faults("0.5.11", [(one, True)], states)
     words = " ".join(listed.split())
     title = "Known faults of sglang 0.5.11 that remain in this server: -"

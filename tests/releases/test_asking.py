@@ -19,7 +19,7 @@ import released
 from configurations import write
 from fake_driver import DRIVER
 from sglang_perf_patches.cli import verbs
-from sglang_perf_patches.cli.ask import answer, gpus
+from sglang_perf_patches.cli.ask import gpus
 from sglang_perf_patches.cli.verbs import asking
 from sglang_perf_patches.model.feature import Setup
 from sglang_perf_patches.model.selection import Selection
@@ -190,7 +190,7 @@ def test_live_is_what_acts_in_this_server(release: str, tmp_path: Path) -> None:
     for (name, (*_, expected)), answered in zip(cases.items(), answers, strict=True):
         assert "setup" in answered, (name, answered)
         on, lacking, having = answered["setup"]
-        outlooks = answer.outlooks(every, verdicts, Setup(on, lacking, frozenset(having)))
+        outlooks = asking.outlooks(every, verdicts, Setup(on, lacking, frozenset(having)))
         states = {one.patch: (one.state, one.reason) for one in outlooks if one.patch in expected}
         assert {patch: state for patch, (state, _) in states.items()} == expected, (name, states)
 
@@ -224,15 +224,13 @@ def test_a_gain_is_for_this_set_up_or_none_was_measured() -> None:
         words = one.patch.gain_with.split()
         wanted = frozenset(word for word in words if not word.startswith("-"))
         unwanted = {word[1:]: "it is on" for word in words if word.startswith("-")}
-        fate = answer.Outlook(one.patch.id, "live", "")
+        fate = asking.Outlook(one.patch.id, "live", "")
         for setup, is_met in (
             (Setup({}, {}, wanted), True),
             (Setup(unwanted, {}, wanted), not unwanted),
             (Setup(unwanted, {}, frozenset()), False),
         ):
-            (short,) = asking._headlines(
-                [fate], {one.patch.id: one.patch}, "0.5.23", setup
-            ).values()
+            short = asking._headline(fate, one.patch, "0.5.23", setup)
             assert short is not None
             assert (short.gain == "no gain was measured for this set-up") == (not is_met), words
             assert short.gain

@@ -10,7 +10,7 @@ import pytest
 import released
 from sglang_perf_patches import downloads, sets
 from sglang_perf_patches.cli import verbs
-from sglang_perf_patches.cli.ask import answer
+from sglang_perf_patches.cli.verbs import asking
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.model import selection
 from sglang_perf_patches.model.feature import Setup
@@ -72,8 +72,8 @@ def test_what_examples_say_is_live_is_live(tmp_path: Path) -> None:
         assert named
         chosen = selection.parse(named[1], by_id(sets.load()))
         setup = Setup(on, lacking, frozenset(having))
-        states = {one.patch: one.state for one in answer.outlooks(chosen, verdicts, setup)}
-        live = {name for name, state in states.items() if state == answer.LIVE}
+        states = {one.patch: one.state for one in asking.outlooks(chosen, verdicts, setup)}
+        live = {name for name, state in states.items() if state == asking.LIVE}
         lost = {name for name, state in states.items() if chosen.is_unavailable(name, state)}
         if " with " in example:
             assert lost == {"mla.page-table-bound"}  # with STRICT the server exits

@@ -29,7 +29,7 @@ from linux_mlx.server import free_port
 from sglang_perf_patches import sets
 from sglang_perf_patches.model import selection as selections
 from sglang_perf_patches.model.patch import by_id
-from sglang_perf_patches.telemetry import metrics
+from sglang_perf_patches.telemetry import recorder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHIMS = Path(__file__).parents[1] / "harness" / "linux_mlx" / "shims"
@@ -259,7 +259,7 @@ def test_the_dashboard_can_be_imported_and_asks_for_metrics_that_there_are() -> 
     assert inputs == {"DS_PROMETHEUS": "prometheus"}
     assert names["datasource"]["type"] == "datasource"
     assert names["datasource"]["current"]["value"] == "${DS_PROMETHEUS}"
-    source = Path(metrics.__file__).read_text(encoding="utf-8")
+    source = Path(recorder.__file__).read_text(encoding="utf-8")
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     kinds = {each["id"] for each in dashboard["__requires"] if each["type"] == "panel"}

@@ -2,8 +2,7 @@
 
 `boot` starts each server and waits until it is ready, compares greedy tokens (`tokens`), sends it
 requests with sglang's own ``bench_serving`` (`load`), reads its memory and its records (`patches`),
-and leaves no process. `noise` decides which differences are more than chance, and `outcome`
-concludes and presents that.
+and leaves no process. `outcome` decides which differences are more than chance, and presents that.
 """
 
 from __future__ import annotations

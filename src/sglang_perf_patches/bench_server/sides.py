@@ -44,11 +44,6 @@ class Side:
         return redact.shown([*(f"{name}={value}" for name, value in added.items()), *self.flags])
 
 
-def stock_and_patched(selection: str) -> tuple[Side, Side]:
-    """The sides without patches and with them."""
-    return Side("stock"), Side("patched", selection, needs_live=True)
-
-
 def described(
     a: str | None, b: str | None, selection: str, command: Sequence[str]
 ) -> tuple[Side, Side]:

@@ -24,9 +24,9 @@ class Fault:
 
     name: str  # one word for it
     releases: str  # a span, as `model.releases.from_spans` reads it; the release after it has a fix
+    threads: tuple[int, ...] = ()  # upstream's issues and pull requests
     _: KW_ONLY
     symptom: str  # what an operator sees, as a sentence without its full stop
-    threads: tuple[int, ...] = ()  # upstream's issues and pull requests
     # Features and uses of `model.setups`, separated by spaces. ``-word`` must be off; of
     # ``one|other`` either is enough.
     on: str = ""
@@ -79,7 +79,7 @@ class Fault:
 
     def is_on(self, server: Server) -> bool | None:
         """Whether a server has it; None if that can't be read."""
-        said = [_any(word.split("|"), server) for word in self.on.split()]
+        said = [_any(words.split("|"), server) for words in self.on.split()]
         uses = [Use(name="", lacking="", on={name: of}) for name, of in self.reads.items()]
         uses += [Use(name="", lacking="", off={name: of}) for name, of in self.unlike.items()]
         said += [use.is_there(server) for use in uses]
@@ -98,19 +98,15 @@ def _on(release: str, help: str) -> str:
 
 
 def _any(words: list[str], server: Server) -> bool | None:
-    said = [_has(word, server) for word in words]
+    """Whether any of these features is on or uses is there; None if that can't be read."""
+    said = set()
+    for word in words:
+        ask = _ASK[word.removeprefix("-")]
+        try:
+            is_there = ask(server)
+        except Exception:
+            is_there = None
+        said.add(is_there if is_there is None else is_there != word.startswith("-"))
     if True in said:
         return True
     return None if None in said else False
-
-
-def _has(word: str, server: Server) -> bool | None:
-    """Whether a feature is on or a use is there; None if that can't be read."""
-    if word.startswith("-"):
-        said = _has(word[1:], server)
-        return None if said is None else not said
-    ask = _ASK[word]
-    try:
-        return ask(server)
-    except Exception:
-        return None

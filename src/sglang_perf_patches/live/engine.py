@@ -33,7 +33,7 @@ def activate_now(
     if observer and registry.selection.ids and not (registry.observer or registry.end):
         registry.observer = observer
         try:
-            observer.keep(_recorded, look_again, registry)
+            observer.keep(_recorded, look_again)
         except Exception:
             line = "sglang-perf-patches: `status` will not show this process"
             logger.warning(line, exc_info=True)

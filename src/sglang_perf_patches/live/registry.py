@@ -184,7 +184,7 @@ class Registry:
         if self.end is _OFF and is_clear:
             self.is_ended = True
             published.stop_waiting()
-            self._notify(lambda observer: observer.drop(self))
+            self._notify(lambda observer: observer.drop())
 
     def _rule(self, members: Collection[Member]) -> Iterator[tuple[Member, Ruling | None]]:
         """Each patch, and why this server keeps it off; None if it doesn't. See `model.setups`.

@@ -30,14 +30,6 @@ def require(folder: str | os.PathLike[str], about: os.stat_result) -> None:
         raise PermissionError(f"{folder} is not a private folder of this user (mode 0700)")
 
 
-def is_anothers(folder: str | os.PathLike[str]) -> bool:
-    """Whether another user owns an existing folder, as after ``sudo`` with a kept environment."""
-    try:
-        return os.stat(folder).st_uid != os.getuid()
-    except OSError:
-        return False
-
-
 def temporary() -> str:
     """This user's folder in the temporary folder; it may not exist yet.
 

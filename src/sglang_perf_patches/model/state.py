@@ -52,10 +52,8 @@ class Report:
 class Observer(Protocol):
     """An observer of the patches of this process; `telemetry` registers one."""
 
-    def keep(
-        self, report: Callable[[], Report | None], look_again: Callable[[], None], of: object
-    ) -> None:
-        """Patches were activated, by an activation that `drop` names when everything is off.
+    def keep(self, report: Callable[[], Report | None], look_again: Callable[[], None]) -> None:
+        """Patches were activated.
 
         `report` gives their states, None once everything is off again. `look_again` checks them;
         call it about once a second, from any thread.
@@ -64,8 +62,8 @@ class Observer(Protocol):
     def changed(self) -> None:
         """The state of a patch changed. Called with a lock held: note it and return."""
 
-    def drop(self, of: object = None) -> None:
-        """Everything of the activation `of` is off again; None for any activation."""
+    def drop(self) -> None:
+        """Everything is off again."""
 
 
 class RunFlag:

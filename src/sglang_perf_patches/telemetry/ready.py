@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..model.feature import cause
+from ..model.feature import MISSING, cause
 from . import records
 
 logger = logging.getLogger("sglang_perf_patches")
 
 _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _SETTLED_CHECKS = 4
-_SETTLED_CHECKS_OF_LAUNCHER = 24
-_SETTLED_CHECKS_WITHOUT = 24
-"""Longer while nothing is live, because the server may still be importing its modules."""
-
-known_faults: Callable[[str, Sequence[str]], Iterable[str]] | None = None
-"""Gives a sentence on each known fault that this server has, from its release and the ids of live
-patches. The package sets it at an activation."""
+_MANY_CHECKS = 24
+"""For a launcher, and while nothing is live: the server may still be importing its modules."""
 
 
 class StartupLog:
@@ -31,7 +26,7 @@ class StartupLog:
 
     def __init__(self) -> None:
         self.is_made = False  # whether the final line was logged
-        self._logged: set[str] = set()
+        self._logged: set[str] = set()  # gated patches: each is logged once
         self._before: Mapping[str, str] = {}
         self._checks = 0
 
@@ -39,7 +34,10 @@ class StartupLog:
         """Log what is due, once a second; `processes` are the records, this process's first."""
         if self.is_made:
             return
-        self._log_gated(processes)
+        gated = _gated(processes, self._logged)
+        for why, ids in gated.items():
+            logger.warning("sglang-perf-patches: gated %s: %s", why, ", ".join(ids))
+        self._logged.update(*gated.values())
         states = records.over_processes(processes)
         role = processes[0]["role"]
         is_ready = _is_ready(role)
@@ -47,9 +45,9 @@ class StartupLog:
             # This process can't tell readiness, so a number of checks without a change counts.
             self._checks = self._checks + 1 if states == self._before else 0
             self._before = states
-            enough = _SETTLED_CHECKS_OF_LAUNCHER if role == "launcher" else _SETTLED_CHECKS
+            enough = _MANY_CHECKS if role == "launcher" else _SETTLED_CHECKS
             is_ready = self._checks >= enough and "live" in states.values()
-            is_long = self._checks == _SETTLED_CHECKS_WITHOUT
+            is_long = self._checks == _MANY_CHECKS
             if is_long and not is_ready and "gated" in states.values():
                 # Not final: if patches go live later, the line is logged again.
                 logger.info(line(processes, states))
@@ -57,15 +55,8 @@ class StartupLog:
             self.is_made = True
             logger.info(line(processes, states))
             release, live = processes[0]["sglang"], records.in_state(states, "live")
-            for text in known_faults(release, live) if known_faults else ():
+            for text in _known_faults(release, live):
                 logger.warning("sglang-perf-patches: known fault of sglang %s: %s", release, text)
-
-    def _log_gated(self, processes: Sequence[Mapping[str, Any]]) -> None:
-        """Log each gated patch once, patches with the same cause in one line."""
-        new = _gated(processes, self._logged)
-        for one in _gated_lines(new):
-            logger.warning("sglang-perf-patches: %s", one)
-        self._logged.update(*new.values())
 
 
 def _gated(
@@ -80,17 +71,13 @@ def _gated(
     return by_cause
 
 
-def _gated_lines(by_cause: Mapping[str, Iterable[str]]) -> list[str]:
-    return [f"gated {why}: {', '.join(ids)}" for why, ids in by_cause.items()]
-
-
 def line(processes: Sequence[Mapping[str, Any]], states: Mapping[str, str]) -> str:
     """``… server PID with N more: COUNTS; live on sglang RELEASE: PATCHES``."""
     first = processes[0]
     what = "server" if first["role"] == "launcher" else "process"
     others = f" with {len(processes) - 1} more" if len(processes) > 1 else ""
     names = ", ".join(records.in_state(states, "live")) or "none"
-    gated = _gated_lines(_gated(processes))
+    gated = [f"gated {why}: {', '.join(ids)}" for why, ids in _gated(processes).items()]
     return (
         f"sglang-perf-patches: {what} {first['pid']}{others}: {records.counts(states)}; "
         f"live on sglang {first['sglang']}: {'; '.join([names, *gated])}"
@@ -112,3 +99,15 @@ def _is_ready(role: str) -> bool | None:
     # With several tokenizer workers the launcher has a router here, without a status.
     status = getattr(getattr(manager, "server_status", None), "name", None)
     return None if status is None else status == "Up"
+
+
+def _known_faults(release: str, live: Sequence[str]) -> list[str]:
+    """A sentence on each known fault of a release that this server has."""
+    from .. import faults  # read once, when the server has started
+    from ..live.published import published
+
+    server = published()
+    if server.read("device") is MISSING:  # this process publishes no arguments
+        return []
+    found = faults.found(release, faults.conditions(server), live)
+    return [one.text(is_sure=is_sure) for one, is_sure in found]

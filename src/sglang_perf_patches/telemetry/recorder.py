@@ -1,4 +1,4 @@
-"""Keeps the record of this process up to date, from a thread of its own.
+"""Keeps the record of this process up to date, and its metrics, from a thread of its own.
 
 Patched code only sets a flag in memory; the thread reads it once a second. A forked child gets no
 thread and no record at first, because most such children soon exec another program. Its recorder
@@ -6,6 +6,10 @@ starts when a patch changes there, when it activates, or when multiprocessing st
 
 Nothing here raises, because patches must work whether they are recorded or not. The first failure
 is logged; the next tick tries again.
+
+sglang uses the multiprocess mode of prometheus_client: every process of a server with
+``--enable-metrics`` writes its metrics to one folder, and whichever process answers ``/metrics``
+reads them all. So each process sets its own. The library is used only if sglang has loaded it.
 """
 
 from __future__ import annotations
@@ -18,13 +22,14 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .. import __version__
 from ..model.state import Report
-from . import metrics, procfs, ready, records
+from . import procfs, ready, records
 from .records import RecordError
 
 logger = logging.getLogger("sglang_perf_patches")
@@ -34,16 +39,28 @@ _TICK_S = 1.0
 _END_S = 0.25
 """How long the interpreter's end waits for the thread."""
 
+_METRICS = "PROMETHEUS_MULTIPROC_DIR"
+_LIVE, _RAN = "sglang_perf_patches_live", "sglang_perf_patches_ran"
+_INFO = "sglang_perf_patches_info"
+_WHAT = {
+    _LIVE: "Whether a chosen patch is live in a process (1) or not (0).",
+    _RAN: "Whether code of a chosen patch has run in a process.",
+    _INFO: "The versions and the selection of the patches; always 1.",
+}
+_gauges: dict[str, Any] = {}
+"""Name → gauge. They are kept, because prometheus_client lets a process register a name once."""
 
-def keep(
-    report: Callable[[], Report | None], look_again: Callable[[], object], of: object = None
-) -> None:
-    """Write this process's record now and whenever it changes, until `drop` of the owner `of`.
+_Exported = list[tuple[str, bool, bool]]
+"""Of each chosen patch its id, whether it is live and whether it has run."""
+
+
+def keep(report: Callable[[], Report | None], look_again: Callable[[], object]) -> None:
+    """Write this process's record now and whenever it changes, until `drop`.
 
     `report` gives the states, None once everything is off again; `look_again` is called once a
     second, without any lock held.
     """
-    recorder = _Recorder(report, look_again, of)
+    recorder = _Recorder(report, look_again)
     _recorders.append(recorder)
     recorder.guarded(recorder.begin)
 
@@ -52,7 +69,7 @@ def changed() -> None:
     """Wake the recorder after a change. Reads and writes nothing: the caller may hold locks."""
     for recorder in list(_recorders):
         recorder.guarded(recorder.begin, False)
-        recorder.wake()
+        recorder.woken.put(None)
 
 
 def resume() -> None:
@@ -61,22 +78,20 @@ def resume() -> None:
         recorder.guarded(recorder.begin)
 
 
-def drop(of: object = None) -> None:
-    """Remove this process's record and stop keeping it; `of` is the owner, None for any."""
+def drop() -> None:
+    """Remove this process's record and stop keeping it."""
     for recorder in list(_recorders):
-        if of is None or recorder.of is of:
-            with contextlib.suppress(ValueError):  # a signal handler removed it meanwhile
-                _recorders.remove(recorder)
-            recorder.guarded(recorder.stop)
+        with contextlib.suppress(ValueError):  # another call removed it meanwhile
+            _recorders.remove(recorder)
+        recorder.guarded(recorder.stop)
 
 
 class _Recorder:
     """Keeps the record of one process. For arguments see `keep`."""
 
     def __init__(
-        self, report: Callable[[], Report | None], look_again: Callable[[], object], of: object
+        self, report: Callable[[], Report | None], look_again: Callable[[], object]
     ) -> None:
-        self.of = of
         self.report = report
         self.look_again = look_again
         self.has_warned = False
@@ -86,23 +101,23 @@ class _Recorder:
     def forget(self) -> None:
         """Reset the state to that of a new process: all that a forked child does by itself."""
         self.over = False
-        self.has_begun = False
         self.has_forked = False
         self.pid = os.getpid()
+        self.started = 0.0  # as seconds of `time.time`; 0 before `begin`
         self.thread: threading.Thread | None = None
         self.is_starting = False
         self.due = 0.0
         self.retry_at = 0.0
         self.starting = threading.RLock()
         # Not an Event: a signal handler that came while this thread holds its lock would deadlock.
-        # SimpleQueue.put is reentrant.
+        # SimpleQueue.put is safe in any thread, signal handler or finaliser.
         self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.writing = threading.RLock()
         self.path: Path | None = None
-        self.name = self.server = self.image = ""
+        self.server = self.image = ""
         self.written: dict[str, Any] = {}
         self.startup_log = ready.StartupLog()
-        self.exporter = metrics.Exporter()
+        self.exported: _Exported | None = []
 
     def guarded(self, task: Callable[..., _T], *args: Any) -> _T | None:
         """Run a task; log the first fault, and return None."""
@@ -121,15 +136,13 @@ class _Recorder:
         """Start the thread, once in a process; `at_once`: write the first record here."""
         if self.over or self.has_thread():
             return
-        if not self.has_begun:
-            self.has_begun = True
+        if not self.started:
             self.started = time.time()
             try:
                 folder = records.folder_to_write()
                 self.image = procfs.image(self.pid)
-                self.name = records.name_of(self.pid)
                 self.server = records.topmost(folder, self.pid)
-                self.path = folder / f"{self.name}.json"
+                self.path = folder / f"{records.name_of(self.pid)}.json"
             except Exception as error:
                 self.warn(error)
             self.due = time.monotonic() + _TICK_S
@@ -158,10 +171,6 @@ class _Recorder:
             finally:
                 self.is_starting = False
 
-    def wake(self) -> None:
-        """Make the thread check now. Safe in any thread, signal handler or finaliser."""
-        self.woken.put(None)
-
     def sleep(self, until: float) -> None:
         """Wait until `until` (seconds of `time.monotonic`) or until woken."""
         with contextlib.suppress(queue.Empty):
@@ -182,7 +191,7 @@ class _Recorder:
             data = self.guarded(self.try_to_write)
             if data is not None:
                 self.guarded(self.announce, data)
-                self.guarded(self.exporter.export, data)
+                self.exported = self.guarded(_export, data, self.exported)
             if self.has_forked:
                 self.guarded(self.sweep)  # of children that ended without cleanup
             rested = time.monotonic() + _TICK_S / 4
@@ -228,7 +237,7 @@ class _Recorder:
 
     def announce(self, data: dict[str, Any]) -> None:
         """In a server's topmost process: log which patches are live in all of them."""
-        if self.server not in {"", self.name} or self.startup_log.is_made:
+        if self.startup_log.is_made or (self.path and self.path.stem != self.server):
             return
         others = records.of_server(self.path.parent, self.server) if self.path else []
         self.startup_log.check([data, *(other for other in others if other["pid"] != self.pid)])
@@ -252,29 +261,28 @@ class _Recorder:
 
     def tell_multiprocessing(self) -> None:
         """Start and stop recorders with the workers that multiprocessing forks."""
-        util = sys.modules.get("multiprocessing.util")
-        register = getattr(util, "register_after_fork", None)  # missing while it is being imported
-        if register is None or self.is_known_to_multiprocessing:
+        util: Any = sys.modules.get("multiprocessing.util")
+        # While it is being imported it lacks that.
+        if self.is_known_to_multiprocessing or not hasattr(util, "register_after_fork"):
             return
 
         def begin_and_end(recorder: _Recorder) -> None:
             recorder.guarded(recorder.begin)
-            stop: Any = util  # such a child skips atexit handlers, but runs Finalize
-            stop.Finalize(None, recorder.guarded, args=(recorder.stop,), exitpriority=0)
+            # Such a child skips atexit handlers, but runs this.
+            util.Finalize(None, recorder.guarded, args=(recorder.stop,), exitpriority=0)
 
-        register(self, begin_and_end)
+        util.register_after_fork(self, begin_and_end)
         self.is_known_to_multiprocessing = True
 
     def stop(self) -> None:
         self.over = True
-        self.wake()
+        self.woken.put(None)
         self.remove()
         if self.has_forked and self.pid == os.getpid():
             self.sweep()
 
 
-# At most one, except while a signal handler starts another. A list, so that the name is never
-# rebound while another thread iterates.
+# At most one. A list, so that the name is never rebound while another thread iterates.
 _recorders: list[_Recorder] = []
 
 
@@ -301,6 +309,36 @@ def _leave() -> None:
 
 atexit.register(_leave)
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+
+
+def _export(data: Mapping[str, Any], before: _Exported | None) -> _Exported | None:
+    """Update the metrics from this process's record, if the server has metrics.
+
+    Returns what it exported, or `before` (what it returned before) if there is nothing to do; None
+    after a failure, after which it does nothing more.
+    """
+    # While the module is being imported it has no Gauge yet.
+    gauge: Any = getattr(sys.modules.get("prometheus_client"), "Gauge", None)
+    if before is None or gauge is None or not os.environ.get(_METRICS):
+        return before
+    chosen = [patch for patch in data["patches"] if patch["state"] != "off"]
+    now = [(patch["id"], patch["state"] == "live", patch["ran"]) for patch in chosen]
+    if now == before:
+        return before
+    try:
+        if not _gauges:
+            for name in (_LIVE, _RAN):  # "liveall": a series for each process, with its pid
+                _gauges[name] = gauge(name, _WHAT[name], ["patch"], multiprocess_mode="liveall")
+            labels = ["version", "sglang", "selection"]
+            _gauges[_INFO] = gauge(_INFO, _WHAT[_INFO], labels, multiprocess_mode="max")
+        for patch_id, is_live, has_run in now:
+            _gauges[_LIVE].labels(patch_id).set(int(is_live))
+            _gauges[_RAN].labels(patch_id).set(int(has_run))
+        _gauges[_INFO].labels(__version__, data["sglang"], data["selection"]).set(1)
+    except Exception as error:  # such as a full disk; the server must continue
+        logger.debug("no metrics of sglang-perf-patches: %s", error, exc_info=True)
+        return None
+    return now
 
 
 def _role() -> str:

@@ -60,9 +60,12 @@ def folder_to_write() -> Path:
         RecordError: this machine has no temporary folder either.
     """
     base = os.environ.get("XDG_RUNTIME_DIR")
-    if base and os.path.isdir(base) and not private.is_anothers(base):
+    if base and os.path.isdir(base) and os.stat(base).st_uid == os.getuid():
         return Path(base) / _FOLDER
-    return _temporary()
+    try:
+        return Path(private.temporary())
+    except OSError as error:
+        raise RecordError(f"no folder for records: {error.strerror}") from error
 
 
 def folders_to_read() -> Iterator[Path]:
@@ -73,8 +76,8 @@ def folders_to_read() -> Iterator[Path]:
     """
     of_user = Path(_RUN) / str(os.getuid()) / _FOLDER
     folders = [folder_to_write(), of_user, Path(private.below(_TEMPORARY))]
-    with contextlib.suppress(RecordError):  # only the runtime folder may be writable
-        folders.append(_temporary())
+    with contextlib.suppress(OSError):  # only the runtime folder may be writable
+        folders.append(Path(private.temporary()))
     yield from dict.fromkeys(folders)
 
 
@@ -168,32 +171,21 @@ def write(path: Path, data: dict[str, Any]) -> None:
 
 def topmost(folder: Path, pid: int) -> str:
     """The record name of a process's topmost ancestor with a record; its own if there is none."""
-    top, process = name_of(pid), procfs.of(pid)
-    while process is not None and process.parent > 0:
-        name = name_of(process.parent)
-        if (folder / f"{name}.json").exists():
-            top = name
-        process = procfs.of(process.parent)
+    top = name_of(pid)
+    while (process := procfs.of(pid)) is not None and process.parent > 0:
+        pid = process.parent
+        if (folder / f"{name_of(pid)}.json").exists():
+            top = name_of(pid)
     return top
 
 
 def require_private(folder: Path) -> None:
     """Refuse, by a RecordError, what is no private folder of this user; see `private.require`."""
     try:
-        about = folder.lstat()
+        private.require(folder, folder.lstat())
     except OSError as error:
-        raise RecordError(f"{folder} can't be read: {error.strerror}") from error
-    try:
-        private.require(folder, about)
-    except PermissionError as error:
-        raise RecordError(str(error)) from error
-
-
-def _temporary() -> Path:
-    try:
-        return Path(private.temporary())
-    except OSError as error:
-        raise RecordError(f"no folder for records: {error.strerror}") from error
+        why = f"{folder} can't be read: {error.strerror}" if error.strerror else f"{error}"
+        raise RecordError(why) from error
 
 
 def _of_living(

@@ -14,7 +14,8 @@ from unittest import mock
 import released
 from sglang_perf_patches import sets, verified
 from sglang_perf_patches.cli import verbs
-from sglang_perf_patches.cli.ask import answer, gpus
+from sglang_perf_patches.cli.ask import gpus
+from sglang_perf_patches.cli.verbs import asking
 from sglang_perf_patches.model import releases
 from sglang_perf_patches.model.feature import Setup
 from sglang_perf_patches.model.patch import by_id
@@ -87,10 +88,10 @@ def ask(folder: Path) -> dict[str, Outcome]:
             proven = _states(everything, verdicts, setup, is_here=True)
         defaults = {patch: state for patch, state in states.items() if PATCHES[patch].is_default}
         found[recipe.name] = Outcome(
-            frozenset(patch for patch, state in defaults.items() if state == answer.LIVE),
+            frozenset(patch for patch, state in defaults.items() if state == asking.LIVE),
             {patch: _missing(patch, on) for patch, state in defaults.items() if state == "gated"},
             tuple(word for word, feature in WORDS.items() if feature in on),
-            frozenset(patch for patch in defaults if proven[patch] == answer.LIVE),
+            frozenset(patch for patch in defaults if proven[patch] == asking.LIVE),
             {one.patch.id: states[one.patch.id] for one in verdicts if one.word == "applies"},
             frozenset(on),
             line["arguments"],
@@ -99,7 +100,7 @@ def ask(folder: Path) -> dict[str, Outcome]:
 
 
 def _states(everything: Selection, verdicts: Any, setup: Setup, **here: bool) -> dict[str, str]:
-    return {fate.patch: fate.state for fate in answer.outlooks(everything, verdicts, setup, **here)}
+    return {fate.patch: fate.state for fate in asking.outlooks(everything, verdicts, setup, **here)}
 
 
 def write_models(folder: Path) -> None:

@@ -35,6 +35,7 @@ from ...live.executor import executor
 from ...model import switch
 from ...model.feature import Server
 from ...model.setups import FEATURES
+from ...verified import version_of
 from . import hub
 from .command import is_for_another_mac
 
@@ -228,15 +229,13 @@ def _conditions(error: BaseException) -> list[str]:
     return []
 
 
-def _transformers() -> list[str]:
+def _transformers() -> tuple[str, str]:
     """The installed version, and the one that the release asks for; "" for what is unknown."""
-    have = needs = ""
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        have = metadata.version("transformers")
+    needs = ""
     with contextlib.suppress(metadata.PackageNotFoundError):
         asked = filter(None, map(_NEEDS.match, metadata.requires("sglang") or ()))
         needs = next((found[1] for found in asked), "")
-    return [have, needs]
+    return version_of("transformers") or "", needs
 
 
 def resolve(words: list[str]) -> Any:

@@ -1,4 +1,4 @@
-"""``doctor -- COMMAND``: what the patches will do in that server."""
+"""``doctor -- COMMAND``: what the patches will do in that server, by a running server's rule."""
 
 from __future__ import annotations
 
@@ -7,23 +7,33 @@ import itertools
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from typing import Any, NamedTuple
 
-from ... import faults, patch_page
+from ... import faults, patch_page, verified, worker
+from ...compat.verdict import Verdict
 from ...faults.fault import Fault
 from ...model import switch
+from ...model.errors import OperatorError
 from ...model.feature import Setup
 from ...model.patch import Patch
+from ...model.selection import Selection
+from ...model.setups import ruling
 from ...patch_page import Headline
 from .. import interpreter, render
-from ..ask import answer, command, gpus
-from ..ask.answer import Outlook
+from ..ask import command, gpus
 from ..ask.front import ParsedCommand
+from ..interpreter import Place
 from ..table import LIVE, OPT_IN, cost, entry, prevents
 from . import judged, selected, tree_at
 
+_LIMIT_S = 60.0
+"""For both tries together, on a quiet machine."""
+
+OFF = "off"
 _NO_GAIN = "no gain was measured for this set-up"
 _LIVE_TITLES = (
     "Faults prevented",
@@ -35,7 +45,7 @@ _TURNED_OFF = {
     "refused": "Refused: this code is not what they were tested on",
 }
 _ONLY_COUNTED = {
-    answer.OFF: ("Not chosen", "not chosen"),
+    OFF: ("Not chosen", "not chosen"),
     OPT_IN: ("Opt-in", "opt-in"),
     "not needed": ("Not needed", "not needed in this set-up"),
     "built-in": ("Built in", "already in this release"),
@@ -48,6 +58,16 @@ HELP = (
     "own code reads the command's arguments and the model's config.json. No server is started, and "
     "no GPU is needed."
 )
+
+
+class Outlook(NamedTuple):
+    """What becomes of a patch."""
+
+    patch: str
+    state: str  # as a process would report it; `OPT_IN` for a policy that is not chosen
+    reason: str  # why it is not live; "" if it is
+    would: str = ""  # the state of an unchosen patch if it were chosen; "" for a chosen one
+    headline: Headline | None = None  # of its page, for this set-up, if it is or would be live
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -72,15 +92,17 @@ def run(args: argparse.Namespace) -> int:
     tree, obstacle = place.tree, place.obstacle
     selection = selected(asked.environment.get(switch.VARIABLE, "all"))
     active = "none" if obstacle else selection.text
-    setup, conditions, unasked = answer.ask(asked, gpu, place, active)
+    setup, conditions, unasked = ask(asked, gpu, place, active)
     verdicts = judged(tree)
     is_here = args.gpu is None and gpu is not None and not gpu.is_assumed
-    found = answer.outlooks(selection, verdicts, setup, is_here=is_here)
+    patches = {one.patch.id: one.patch for one in verdicts}
+    found = [
+        one._replace(headline=_headline(one, patches[one.patch], tree.version, setup))
+        for one in outlooks(selection, verdicts, setup, is_here=is_here)
+    ]
     live = {one.patch for one in found if one.state == LIVE and not obstacle}
     could = faults.found(tree.version, conditions)
     known = faults.found(tree.version, conditions, live)
-    patches = {one.patch.id: one.patch for one in verdicts}
-    headlines = _headlines(found, patches, tree.version, setup)
     lost = [one for one in found if selection.is_unavailable(one.patch, one.state)]
     is_strict = switch.is_strict(asked.environment) and not obstacle
     remarks = [
@@ -102,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
                     "state": one.state,
                     "reason": one.reason,
                     "if_chosen": one.would or one.state,
-                    "short": (headline := headlines[one.patch]) and headline._asdict(),
+                    "short": one.headline and one.headline._asdict(),
                 }
                 for one in found
             ],
@@ -123,14 +145,91 @@ def run(args: argparse.Namespace) -> int:
             f"with SGLANG_PERF_PATCHES={selection.text or '(empty)'}{default}, on {machine}",
             "If the server loads them:" if obstacle else "",
             render.filled(_strictly(lost)) if is_strict else "",
-            *_sections(found, patches, headlines, show_all=args.all),
+            *_sections(found, patches, show_all=args.all),
             remaining_faults(tree.version, known, {one.patch: one for one in found}),
             *map(render.filled, remarks),
             "" if args.all else render.filled(_hidden(found)),
-            _next_steps(found, patches, headlines, setup) if live else "",
+            _next_steps(found, patches, setup) if live else "",
         ]
         print("\n\n".join(filter(None, parts)))
     return 1 if lost else 0
+
+
+def ask(
+    asked: ParsedCommand, gpu: gpus.Gpu | None, place: Place, selection: str
+) -> tuple[Setup, Mapping[str, bool], list[str]]:
+    """What a release makes of a command whose server activates the patches of `selection`.
+
+    A child process resolves its arguments. It answers with the server's features and uses, what
+    `faults.conditions` returns for it, and what could not be asked here, in words. An OperatorError
+    tells that the release refuses the arguments, or why they could not be resolved.
+    """
+    release, environment = place.tree.version, dict(asked.environment)
+    if not place.python:
+        own = environment.get("PYTHONPATH", "").split(os.pathsep)
+        search = [str(place.tree.root.parent), *filter(None, [*own, *sys.path])]
+        environment["PYTHONPATH"] = os.pathsep.join(search)
+    task = {
+        "release": release,
+        "python": place.python[0] if place.python else "this Python",
+        "gpu": gpu and asdict(gpu),
+        "selection": selection,
+        "lenient": asked.by_dynamo,
+    }
+    # In proportion, if more want to run than there are CPUs.
+    limit_s = _LIMIT_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    end = time.monotonic() + limit_s
+    line: Mapping[str, Any] = {}
+    for minimal_imports in (True, False):
+        with worker.Child(
+            "sglang_perf_patches.cli.ask.resolver",
+            [json.dumps({**task, "minimal_imports": minimal_imports}), *asked.arguments],
+            limit_s=max(end - time.monotonic(), 1),
+            environment=environment,
+            python=place.python or (sys.executable,),
+        ) as child:
+            line = next(iter(child), line)  # if the second try is late, the first one's failure
+            ended = child.why_it_ended()
+        if child.was_late and not line:
+            raise OperatorError(
+                f"sglang {release} gave no answer in {limit_s:.0f} s. The first answer takes "
+                "longest, because Python compiles torch and sglang: try again"
+            )
+        if "on" in line:
+            setup = Setup(line["on"], line["lacking"], frozenset(line["having"]))
+            return setup, line["faults"], line["notes"]
+        if not line.get("again"):
+            break
+    raise OperatorError(line.get("why", f"sglang {release} could not be asked: {ended}"))
+
+
+def outlooks(
+    selection: Selection, verdicts: Iterable[Verdict], setup: Setup, *, is_here: bool = False
+) -> list[Outlook]:
+    """The outlook of each patch on a server, in declared order.
+
+    `is_here`: its GPUs are this machine's, so that records of ``verify`` count.
+    """
+    by_id = {verdict.patch.id: verdict for verdict in verdicts}
+
+    def lacking(patch: Patch) -> str | None:
+        return verified.lacking(by_id[patch.id]) if is_here else verified.hint(patch.id)
+
+    found = []
+    for name, verdict in by_id.items():
+        if verdict.word != "applies":
+            found.append(Outlook(name, verdict.word, verdict.reason))
+            continue
+        needed = [by_id[each] for each in verdict.patch.requires]
+        acting = [each.patch for each in needed if each.word == "applies"]
+        patch = verdict.patch.proven_in(verdict.variant)
+        state, reason = ruling(patch, acting, setup, lacking) or (LIVE, "")
+        if name in selection.ids:
+            found.append(Outlook(name, state, reason))
+        else:
+            word = OFF if patch.is_default else OPT_IN
+            found.append(Outlook(name, word, reason or "not chosen", state))
+    return found
 
 
 def _gpu(name: str | None, asked: ParsedCommand) -> gpus.Gpu | None:
@@ -157,16 +256,12 @@ def _head(live: int, obstacle: str) -> str:
 
 
 def _sections(
-    found: Sequence[Outlook],
-    patches: Mapping[str, Patch],
-    headlines: Mapping[str, Headline | None],
-    *,
-    show_all: bool,
+    found: Sequence[Outlook], patches: Mapping[str, Patch], *, show_all: bool
 ) -> Iterator[str]:
     """What is prevented, gained and turned off; with `show_all` also what is off or not needed."""
     by_title: dict[str, list[str]] = {title: [] for title in (*_LIVE_TITLES, *_TITLES.values())}
     for one in found:
-        headline, patch = headlines[one.patch], patches[one.patch]
+        headline, patch = one.headline, patches[one.patch]
         if one.state == LIVE:
             is_measured = headline is not None and headline.gain != _NO_GAIN
             title = _LIVE_TITLES[0 if prevents(patch) else 1 if is_measured else 2]
@@ -189,17 +284,12 @@ def _hidden(found: Sequence[Outlook]) -> str:
     return f"{none} {f'Patches not listed: {rest} (add --all).' if rest else ''}".strip()
 
 
-def _next_steps(
-    found: Sequence[Outlook],
-    patches: Mapping[str, Patch],
-    headlines: Mapping[str, Headline | None],
-    setup: Setup,
-) -> str:
+def _next_steps(found: Sequence[Outlook], patches: Mapping[str, Patch], setup: Setup) -> str:
     """How to measure what the live patches save, and to choose among them; a line each."""
-    live = [one.patch for one in found if one.state == LIVE]
-    gaining = [id for id in live if not prevents(patches[id])]
-    measured = [id for id in gaining if (one := headlines[id]) and one.gain != _NO_GAIN]
-    example = next(iter([*measured, *gaining, *live]))
+    live = [one for one in found if one.state == LIVE]
+    gaining = [one for one in live if not prevents(patches[one.patch])]
+    measured = [one for one in gaining if one.headline and one.headline.gain != _NO_GAIN]
+    example = [*measured, *gaining, *live][0].patch
     measure = "sglang-perf-patches bench server -- COMMAND"
     if {"decode-server", "prefill-server"} & (setup.on.keys() | setup.having):
         measure = (
@@ -216,23 +306,16 @@ def _next_steps(
     )
 
 
-def _headlines(
-    found: Sequence[Outlook], patches: Mapping[str, Patch], release: str, setup: Setup
-) -> dict[str, Headline | None]:
-    """The row of each patch's page, with the gain for this set-up; None if it would not be live."""
-    headlines: dict[str, Headline | None] = {}
-    for one in found:
-        headline = None
-        if LIVE in (one.state, one.would):
-            page, words = patch_page.read(one.patch), patches[one.patch].gain_with.split(" | ")
-            wanted = words if len(words) > 1 else words * len(page.headlines)
-            rows = zip(page.headlines, wanted, strict=True)
-            measured = tuple(row for row, words in rows if setup.meets(words))
-            headline = page._replace(headlines=measured or page.headlines).headline(release)
-            if headline is not None and not measured:
-                headline = headline._replace(gain=_NO_GAIN)
-        headlines[one.patch] = headline
-    return headlines
+def _headline(one: Outlook, patch: Patch, release: str, setup: Setup) -> Headline | None:
+    """The row of a patch's page, with the gain for this set-up; None if it would not be live."""
+    if LIVE not in (one.state, one.would):
+        return None
+    page, words = patch_page.read(patch.id), patch.gain_with.split(" | ")
+    wanted = words if len(words) > 1 else words * len(page.headlines)
+    rows = zip(page.headlines, wanted, strict=True)
+    measured = tuple(row for row, words in rows if setup.meets(words))
+    headline = page._replace(headlines=measured or page.headlines).headline(release)
+    return headline if measured or headline is None else headline._replace(gain=_NO_GAIN)
 
 
 def counted_faults(release: str, could: int, kept: int) -> str:

@@ -90,7 +90,7 @@ def _compare(args: argparse.Namespace, options: Sequence[str], words: Sequence[s
     elif not default.ids:
         raise OperatorError("SGLANG_PERF_PATCHES chooses no patch: there is nothing to compare")
     else:
-        compared = sides.stock_and_patched(default.text)
+        compared = Side("stock"), Side("patched", default.text, needs_live=True)
     _, chosen = (selected(each.selection) for each in compared)
     tree = tree_at()
     served = command.parse(words, args.url)

@@ -9,7 +9,6 @@ import platform
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from importlib import metadata
 from typing import Any, NamedTuple
 
 from ... import __version__, gpu
@@ -17,6 +16,7 @@ from ...compat.source import Tree, TreeError
 from ...faults import of_release
 from ...model.selection import Selection
 from ...telemetry import records
+from ...verified import version_of
 from .. import entry_point, render
 from ..table import READY, entry
 from . import add_json, add_tree, any_is_lost, asking, judged, listing, selected, status, tree_at
@@ -75,9 +75,11 @@ def _health(args: argparse.Namespace) -> int:
         loaded = Check("loaded", "look", "a server does not load the plugin by itself", note)
     checks = [installed, loaded, _chosen(tree, selection), *_servers()]
     if args.json:
+        packages = {name: found for name in _PACKAGES if (found := version_of(name))}
+        system = {"python": platform.python_version(), "system": platform.platform()}
         data = {
             "sglang": {"version": tree.version, "path": str(tree.root)},
-            "versions": {"sglang-perf-patches": __version__, **_versions()},
+            "versions": {"sglang-perf-patches": __version__, **system, **packages},
             "gpu": (driver := gpu.machine()) and driver._asdict(),
             "checks": [check._asdict() for check in checks],
             "faults": [one.data() for one in of_release(tree.version)],
@@ -86,14 +88,6 @@ def _health(args: argparse.Namespace) -> int:
     else:
         print("\n\n".join(filter(None, _text(checks, tree.version, show_all=args.all))))
     return 1 if any(check.word == "bad" for check in checks) else 0
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "system": platform.platform()}
-    for name in _PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
 
 
 def _text(checks: Sequence[Check], release: str, *, show_all: bool) -> Iterator[str]:

@@ -185,12 +185,9 @@ class Rig:
             capture_num_tokens=[self.wanted.smaller, self.wanted.bucket],
             layer_model=self.layers,
             attention_layers=[*self.layers],
-            capture_prepare=self._prepare,
+            capture_prepare=lambda size: (self.batch([(size, 0)], captured=True), self.backend),
             _run_forward=self._run,
         )
-
-    def _prepare(self, size: int) -> tuple[Batch, Any]:
-        return self.batch([(size, 0)], captured=True), self.backend
 
     def _run(self, batch: Any, _: int) -> torch.Tensor:
         with self.stocks._prefill_forward_context(batch):

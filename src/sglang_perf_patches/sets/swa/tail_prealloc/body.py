@@ -197,9 +197,25 @@ def pop_preallocated(self, rids_to_check=None, *, patch, stock):
 
 @PATCH.replaces(f"{QUEUE}.resume_retracted_reqs", releases=BEFORE)
 def resume_retracted_reqs(self, rids_to_check=None, *, stock):
+    """Resume those whose KV fits in whole pages, first come, first served.
+
+    Stock prices the full pool in tokens, and would end the scheduler where the pages are more.
+    """
     if not self._uses_swa_tail_prealloc():
         return stock(self, rids_to_check)
-    return stock(self, _resumed(self, rids_to_check))
+    swa_left = _swa_budget(self, None)
+    full_left = self.token_to_kv_pool_allocator.full_available_size()
+    resumed = set()
+    for req in self.retracted_queue:
+        if rids_to_check is not None and req.rid not in rids_to_check:
+            continue
+        swa, full = _swa_tokens(self, req), _pages(self, window.fill_length(req))
+        if swa > swa_left or full > full_left:
+            break
+        swa_left -= swa
+        full_left -= full
+        resumed.add(req.rid)
+    return stock(self, resumed)
 
 
 # -- fixes ---------------------------------------------------------------------------------------
@@ -330,26 +346,6 @@ def _admitted(queue: Any, decode: Any, rids: Container[str] | None) -> set[str]:
         swa_left -= held
         full_left -= full
     return admitted
-
-
-def _resumed(queue: Any, rids: Container[str] | None) -> set[str]:
-    """The retracted requests whose KV fits in whole pages, first come, first served.
-
-    Stock prices the full pool in tokens, and would end the scheduler where the pages are more.
-    """
-    swa_left = _swa_budget(queue, None)
-    full_left = queue.token_to_kv_pool_allocator.full_available_size()
-    resumed = set()
-    for req in queue.retracted_queue:
-        if rids is not None and req.rid not in rids:
-            continue
-        swa, full = _swa_tokens(queue, req), _pages(queue, window.fill_length(req))
-        if swa > swa_left or full > full_left:
-            break
-        swa_left -= swa
-        full_left -= full
-        resumed.add(req.rid)
-    return resumed
 
 
 def _swa_budget(queue: Any, retractable: int | None) -> int:

@@ -22,8 +22,6 @@ Word = Literal["equal", "proven", "different", "failed", "skipped", "built-in", 
 
 ON: dict[Device, str] = {"cuda": "the GPU with the release's kernels", "mlx": "MLX's device"}
 
-_PROVEN = "on exactly this code; nothing depends on this machine"
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -55,7 +53,8 @@ def plan(judged: Sequence[Verdict]) -> tuple[list[Outcome], list[list[Case]]]:
         if verdict.word != "applies":
             known.append(Outcome(patch_id, verdict.word, verdict.reason))
         elif not found:
-            known.append(Outcome(patch_id, "proven", _PROVEN))
+            reason = "on exactly this code; nothing depends on this machine"
+            known.append(Outcome(patch_id, "proven", reason))
         elif lacking := _lacking(found[0].device):
             known.append(Outcome(patch_id, "skipped", lacking))
         else:

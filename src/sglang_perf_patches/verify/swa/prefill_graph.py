@@ -112,7 +112,16 @@ class Rig:
             [self._random(wanted.bucket, count * wanted.width) for count in heads] for _ in LAYERS
         ]
         self.slots = torch.zeros(wanted.bucket, dtype=torch.int64, device=self.device)
-        self.stocks = self._prefill_runner()
+        self.runner.attn_backend = self.backend
+        self.stocks = prefill_graphs.runner_of(
+            self.runner,
+            use_captured_attn_metadata=False,
+            capture_num_tokens=[wanted.smaller, wanted.bucket],
+            layer_model=self.layers,
+            attention_layers=[*self.layers],
+            capture_prepare=lambda size: (self.batch([(size, 0)], captured=True), self.backend),
+            _run_forward=self._run,
+        )
 
     # -- what the tests have of their own, in place of a GPU --------------------------------------
 
@@ -176,18 +185,6 @@ class Rig:
         translator = self.runner.kv_index_translator
         translator.own_plan(batch, runner_slots=captured).bind(batch, translator)
         return batch
-
-    def _prefill_runner(self) -> Any:
-        self.runner.attn_backend = self.backend
-        return prefill_graphs.runner_of(
-            self.runner,
-            use_captured_attn_metadata=False,
-            capture_num_tokens=[self.wanted.smaller, self.wanted.bucket],
-            layer_model=self.layers,
-            attention_layers=[*self.layers],
-            capture_prepare=lambda size: (self.batch([(size, 0)], captured=True), self.backend),
-            _run_forward=self._run,
-        )
 
     def _run(self, batch: Any, _: int) -> torch.Tensor:
         with self.stocks._prefill_forward_context(batch):

@@ -78,7 +78,7 @@ def peak_tokens(patch, stock):
 def _prealloc_kv_lens(self, req, *, patch, stock):
     full, swa = stock(self, req)
     # What it needs at once is its true length: so many slots are allocated next.
-    at_once = vars(self).get("_swa_prices_allocation")
+    at_once = "_swa_prices_allocation" in vars(self)
     if at_once or not (idle(self) and _serves(patch, self) and can_end(self)):
         return full, swa
     beyond = max(0, wanted(patch.state.decode, req, swa) - bound(self))
@@ -89,12 +89,11 @@ def _prealloc_kv_lens(self, req, *, patch, stock):
 
 @PATCH.replaces(f"{QUEUE}._prealloc_required_tokens", releases=_SINCE)
 def _prealloc_required_tokens(self, req, *, stock):
-    before = vars(self).get("_swa_prices_allocation", False)
     self._swa_prices_allocation = True
     try:
         return stock(self, req)
     finally:
-        self._swa_prices_allocation = before
+        del self._swa_prices_allocation
 
 
 def _serves(patch: Patching, queue: Any) -> bool:

@@ -81,12 +81,10 @@ def setting(holder: Any, name: str) -> Any:
     server's parts have are those that the operator gave.
     """
     try:
-        from sglang.srt.runtime_context import get_context
-
-        group_of = get_context().config_bag
-    except (ImportError, AttributeError):  # up to 0.5.16
+        from sglang.srt.runtime_context import get_context, get_memory, get_schedule, get_spec
+    except ImportError:  # up to 0.5.16
         return getattr(holder.server_args, name, None)
-    groups = map(group_of, ("parallel", "schedule", "memory", "spec"))
+    groups = (get_schedule(), get_memory(), get_spec(), get_context().config_bag("parallel"))
     return next((getattr(group, name) for group in groups if hasattr(group, name)), None)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ....model.declaration import Declaration, fixes
 from ....model.patch import of
-from ....model.patching import MISSING, Patching
+from ....model.patching import Patching
 from ..proven import DECODING, IDLE_RANKS, TREES
 from ..references import ADMITTED, BATCH, DECODE, EVICTS, QUEUE, STOCK_RULE
 from ..window import ceil_align, idle, setting, unserved, wanted
@@ -45,18 +45,14 @@ def setup(patch):
     patch.state.decode = patch.module(DECODE)
 
 
-@PATCH.makes(f"{QUEUE}._swa_peak_tokens", releases=_BEFORE, adds=True)
-def peak_tokens(patch, stock):
-    """swa.tail-prealloc uses one method for the size that a request grows to."""
-
-    def peak(self, req, held, idle):
-        tokens = stock(self, req, held, idle)
-        if tokens > bound(self) and idle and _serves(patch, self) and can_end(self):
-            patch.ran.seen = True
-            return bound(self)
-        return tokens
-
-    return MISSING if stock is MISSING else peak
+@PATCH.replaces(f"{QUEUE}._swa_peak_tokens", releases=_BEFORE, adds=True)
+def peak_tokens(self, req, held, idle, *, patch, stock):
+    """swa.tail-prealloc, whose method it is, uses it for the size that a request grows to."""
+    tokens = stock(self, req, held, idle)
+    if tokens > bound(self) and idle and _serves(patch, self) and can_end(self):
+        patch.ran.seen = True
+        return bound(self)
+    return tokens
 
 
 # From 0.5.12 on there is stock's own rule. It reserves no more than `bound` for the first

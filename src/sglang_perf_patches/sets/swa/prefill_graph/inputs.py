@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 
-MOST_SPLITS = 128
-
 
 @dataclass(frozen=True)
 class Kind:
@@ -74,10 +72,10 @@ def _tile(kind: Kind, has_window: bool, by_pages: bool) -> tuple[int, int]:
 
 
 def _splits(blocks: int, columns: int, units: int) -> int:
-    """The fewest parts that keep the GPU nearly as busy as any number of them."""
+    """The fewest parts, of at most 128, that keep the GPU nearly as busy as any number of them."""
     if np.float32(blocks) >= np.float32(0.8) * units or columns <= 4:
         return 1
-    most = min(MOST_SPLITS, units, columns)
+    most = min(128, units, columns)
     waves = np.arange(1, most + 1, dtype=np.float32) * np.float32(blocks) / np.float32(units)
     used = waves / np.ceil(waves)
     return int(np.argmax(used >= 0.85 * used.max().astype(np.float64))) + 1

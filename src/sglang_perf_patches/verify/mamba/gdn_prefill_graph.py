@@ -1,9 +1,8 @@
 """Replayed prefills give the outputs and states of stock's graphs, whose layers run eagerly.
 
-Both sides are captured and replayed by the release's own runner and backend of breakable prefill
-graphs, for the layers of a rig. Left out is what comes before the layers: the runner's buffers, and
-the model around them. Stock's graphs break at each layer. What a patched replay runs is what its
-capture took note of, with whatever the tables hold by then: no Python of a layer.
+Both sides are captured and replayed as in `prefill_graphs`, for the layers of a rig. Stock's graphs
+break at each layer. What a patched replay runs is what its capture took note of, with whatever the
+tables hold by then: no Python of a layer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Replayed prefills give the outputs and the KV of stock's graphs, whose attention runs eagerly.
 
-Both sides are captured and replayed by the release's own runner and backend of breakable prefill
-graphs, for two attention layers: one with a window and one without. Pools and backend are the
-release's, too. Left out is what comes before attention: the runner's buffers, and the model around
-the layers. A patched replay runs what its capture took note of, and no Python of a layer.
+Both sides are captured and replayed as in `prefill_graphs`, for two attention layers: one with a
+window and one without. Pools and the attention backend are the release's, too. A patched replay
+runs what its capture took note of, and no Python of a layer.
 """
 
 from __future__ import annotations

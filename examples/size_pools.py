@@ -26,7 +26,7 @@ from sglang_perf_patches.compat.source import Tree
 from sglang_perf_patches.model.errors import OperatorError
 from sglang_perf_patches.sets.mamba import host_states
 from sglang_perf_patches.sets.mamba.host_states import PATCH, VARIABLE, Cells, Pools
-from sglang_perf_patches.sets.swa.pool_ratio import sizes
+from sglang_perf_patches.sets.swa import pool_ratio
 
 STATES_RATIO = 0.9
 """Stock's ratio of the memory of states to that of KV (``--mamba-full-memory-ratio``)."""
@@ -107,21 +107,21 @@ def windows(config: Mapping[str, Any], server: Server) -> str:
         return "the model has no states, and no pool next to a sliding-window pool"
     found, stock = window_pools(text, server)
     if found is None:
-        return f"stock's --swa-full-tokens-ratio {sizes.STOCK_RATIO} fits most"
+        return f"stock's --swa-full-tokens-ratio {pool_ratio.STOCK_RATIO} fits most"
     return (
         f"--swa-full-tokens-ratio {found.ratio:.3f} would fit {found.full:,} tokens instead of "
         f"{stock:,}, with sliding-window KV for {found.swa:,}"
     )
 
 
-def window_pools(text: Mapping[str, Any], server: Server) -> tuple[sizes.Pools | None, int]:
+def window_pools(text: Mapping[str, Any], server: Server) -> tuple[pool_ratio.Pools | None, int]:
     """The pools as `swa.pool-ratio` sizes them, None if as stock; and stock's full tokens."""
     heads = max(1, int(text["num_key_value_heads"]) // server.tp_size)
     head = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     layer = heads * head * 2 * server.kv_cache_bytes
     full_cell, swa_cell = (layers * layer for layers in layer_kinds(text))
     window, page, requests = text["sliding_window"], server.page_size, server.max_running_requests
-    needs = sizes.Needs(
+    needs = pool_ratio.Needs(
         requests=requests,
         # As sglang's compute_swa_request_cap, for a server without speculation.
         running=(window + EVICTION_STEPS + 2 * page) * requests
@@ -131,8 +131,8 @@ def window_pools(text: Mapping[str, Any], server: Server) -> tuple[sizes.Pools |
         page_size=page,
         tails=0 if server.disable_radix_cache else None,
     )
-    ratio, cells = sizes.STOCK_RATIO, {"full_cell": full_cell, "swa_cell": swa_cell}
-    found = sizes.fit(needs, **cells, ratio=ratio, available=server.available)
+    ratio, cells = pool_ratio.STOCK_RATIO, {"full_cell": full_cell, "swa_cell": swa_cell}
+    found = pool_ratio.fit(needs, **cells, ratio=ratio, available=server.available)
     return found, int(server.available / (full_cell + ratio * swa_cell))
 
 

@@ -33,10 +33,10 @@ from sglang_perf_patches.sets.mamba import mamba2_chunk_indices as chunk_indices
 from sglang_perf_patches.verify.mamba.cases import EDGES, PREFIX, Batch, Request, draw
 from sglang_perf_patches.verify.mamba.gdn_prefill_graph import Replays
 from sglang_perf_patches.verify.mamba.harness import source_has
-from sglang_perf_patches.verify.mamba.kinds import Lightning
 from sglang_perf_patches.verify.mamba.lightning_rows import PATCH as ROWS
 from sglang_perf_patches.verify.mamba.mamba2_chunk_indices import PATCH as CHUNKS
 from sglang_perf_patches.verify.mamba.mamba2_chunk_indices import mixed
+from sglang_perf_patches.verify.mamba.rig import Lightning
 from tests.proof.mamba import harness
 from tests.proof.mamba.harness import alike, noted
 from tests.proof.mamba.lightning_rows import has_lists, waits_of_metadata

@@ -28,7 +28,7 @@ from sglang_perf_patches.verify.mlx import cases, equivalence, length_groups, mo
 from sglang_perf_patches.verify.mlx import first_buffer as buffer
 from sglang_perf_patches.verify.mlx import last_row as row
 from sglang_perf_patches.verify.mlx import pool_write as pool
-from sglang_perf_patches.verify.mlx.batches import play
+from sglang_perf_patches.verify.mlx.batched_prefill import play
 
 
 def broken_groups() -> dict[str, Any]:

@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from sglang_perf_patches.sets.mlx.kv_arena.arena import Layer
 from sglang_perf_patches.sets.mlx.next_turn.body import _End, _Turn
-from sglang_perf_patches.verify.mlx.batches import _BatchPlayer
+from sglang_perf_patches.verify.mlx.batched_prefill import _BatchPlayer
 from sglang_perf_patches.verify.mlx.rig import SLOTS
 
 EVENTS = 60

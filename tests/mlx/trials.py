@@ -19,7 +19,8 @@ from sglang_perf_patches.sets.mlx.kv_arena import arena_self_check
 from sglang_perf_patches.sets.mlx.kv_arena import body as arena
 from sglang_perf_patches.sets.mlx.kv_arena.arena import COUNTS
 from sglang_perf_patches.sets.mlx.kv_arena.step import Step, Writer
-from sglang_perf_patches.verify.mlx import batches, cases, models, rig
+from sglang_perf_patches.verify.mlx import batched_prefill as batches
+from sglang_perf_patches.verify.mlx import cases, models, rig
 from sglang_perf_patches.verify.mlx.length_groups import groups_at
 
 # Two groups; then, one further token at a time, a long one at the next size of kernels.

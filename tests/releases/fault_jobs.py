@@ -18,8 +18,7 @@ stubs.lend()
 import torch
 
 from sglang_perf_patches.verify.mamba.cases import Batch, Request
-from sglang_perf_patches.verify.mamba.kinds import Mamba2
-from sglang_perf_patches.verify.mamba.rig import Rig
+from sglang_perf_patches.verify.mamba.rig import Mamba2, Rig
 from sglang_perf_patches.verify.stock import called
 from tests.proof.mamba import scheduling
 from tests.proof.mamba.harness import counter

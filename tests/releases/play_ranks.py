@@ -19,7 +19,7 @@ import play_setups
 from torch import distributed
 
 from sglang_perf_patches.verify import stock
-from sglang_perf_patches.verify.mamba import kinds, rig
+from sglang_perf_patches.verify.mamba import rig
 
 _STATE = "sglang.srt.distributed.parallel_state"
 
@@ -43,7 +43,7 @@ def main(rank: int, ranks: int, port: int, names: str, *patches: str) -> None:
         return refused
 
     play_setups._publish = publish_here  # type: ignore[assignment]
-    rig.alone = kinds.alone = lambda: None  # type: ignore[assignment, attr-defined]
+    rig.alone = lambda: None  # type: ignore[assignment, attr-defined]
     _share_heads(ranks)
     lines = [*play_setups.played(names, patches)]
     distributed.barrier()  # the first rank's process has what the others meet by
@@ -78,20 +78,20 @@ def _group(rank: int, ranks: int, names: list[str]) -> None:
 
 def _share_heads(ranks: int) -> None:
     """Have the heads of a rig be this rank's part of a model's."""
-    of_rig, of_pool = kinds.Lightning._model_config, kinds.Mamba2._widths
+    of_rig, of_pool = rig.Lightning._model_config, rig.Mamba2._widths
 
-    def of_model(self: kinds.Lightning) -> Any:
+    def of_model(self: rig.Lightning) -> Any:
         model = of_rig(self)
         model.hf_config.num_attention_heads *= ranks
         return model
 
-    def of_layers(self: kinds.Mamba2) -> dict[str, Any]:
+    def of_layers(self: rig.Mamba2) -> dict[str, Any]:
         widths = of_pool(self)
         shared = ("num_heads", "intermediate_size", "conv_dim")
         return widths | {name: widths[name] * ranks for name in shared}
 
-    kinds.Lightning._model_config = of_model  # type: ignore[method-assign]
-    kinds.Mamba2._widths = of_layers  # type: ignore[method-assign]
+    rig.Lightning._model_config = of_model  # type: ignore[method-assign]
+    rig.Mamba2._widths = of_layers  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

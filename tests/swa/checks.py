@@ -8,7 +8,12 @@ from typing import Any
 
 from sglang_perf_patches.live.switch import callee_of
 from sglang_perf_patches.sets.swa import window as windows
-from sglang_perf_patches.sets.swa.growth import NEVER, bound, eviction_interval, kept_margin
+from sglang_perf_patches.sets.swa.idle_admission import (
+    NEVER,
+    bound,
+    eviction_interval,
+    kept_margin,
+)
 from sglang_perf_patches.verify.stock import NoneByDefault
 from tests.proof.swa.cases import alone_without_limit
 from tests.proof.swa.pool_invariants import Witness

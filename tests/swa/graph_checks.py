@@ -11,7 +11,7 @@ import torch
 import sglang_perf_patches as ours
 from sglang_perf_patches.live import engine
 from sglang_perf_patches.sets import graphs
-from sglang_perf_patches.sets.swa.prefill_graph import body, choices, inputs
+from sglang_perf_patches.sets.swa.prefill_graph import body, inputs
 from sglang_perf_patches.verify.comparing import live, same
 from sglang_perf_patches.verify.stock import NoneByDefault
 from sglang_perf_patches.verify.stock import publish_server as publish
@@ -154,11 +154,11 @@ KEPT: dict[str, Any] = {
 def choices_of_lengths() -> dict[str, int]:
     """Numbers of tokens for which the choice differs from the stand-in's own, of so many."""
     others = seen = 0
-    for kind in (choices.Kind(127, 8, 1, 64, 64), choices.Kind(1023, 16, 8, 256, 256)):
+    for kind in (inputs.Kind(127, 8, 1, 64, 64), inputs.Kind(1023, 16, 8, 256, 256)):
         for page in (1, 16, 128):
             for tokens in range(2, 2050, 41):
                 for prefix in (0, 128, 1000, 9000):
-                    chosen = choices.choice(kind, tokens, tokens + prefix, page, proof.UNITS)
+                    chosen = inputs.choice(kind, tokens, tokens + prefix, page, proof.UNITS)
                     packed, heads = kind.heads // kind.kv_heads, kind.kv_heads
                     length = -(-(tokens + prefix) // page) * page
                     told = proof.chosen(
@@ -196,5 +196,5 @@ BREAKS: dict[str, tuple[Any, str, Any]] = {
     "nothing is filled": (inputs.Inputs, "fill", _unfilled),
     "rows without a token keep their output": (inputs.Inputs, "fill", _all_rows),
     "rows without a token write a request's slot": (inputs.Inputs, "fill", _old_slots),
-    "any choice": (choices, "_splits", lambda *_: 1),
+    "any choice": (inputs, "_splits", lambda *_: 1),
 }

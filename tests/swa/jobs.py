@@ -100,10 +100,10 @@ def broken(names: list[str], selection: str, job: str, arguments: dict[str, Any]
 
 @contextlib.contextmanager
 def _out_of_work(names: list[str]) -> Iterator[None]:
-    from sglang_perf_patches.sets.swa import idle_admission, page_size_1, tail_allocation
+    from sglang_perf_patches.sets.swa import idle_admission, page_size_1, window
     from sglang_perf_patches.sets.swa.tail_prealloc import body as tail_prealloc
 
-    modules = (idle_admission, page_size_1, tail_allocation, tail_prealloc)
+    modules = (idle_admission, page_size_1, window, tail_prealloc)
     with contextlib.ExitStack() as stack:
         for name in names:
             holders = [module for module in modules if hasattr(module, name)]

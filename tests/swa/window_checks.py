@@ -25,7 +25,7 @@ import sglang_perf_patches
 from prove import DEPTH, FULL_DEPTH, drawn
 from sglang_perf_patches.live import engine
 from sglang_perf_patches.sets.swa import window_pool as body
-from sglang_perf_patches.sets.swa.pool_ratio.sizes import STOCK_RATIO
+from sglang_perf_patches.sets.swa.pool_ratio import STOCK_RATIO
 from sglang_perf_patches.verify.comparing import require_same
 from sglang_perf_patches.verify.stock import publish_server as publish
 from tests.proof.swa import window_loads

@@ -1,15 +1,20 @@
-"""``verify``: sort out what depends on this machine's device, and compare that with stock."""
+"""``verify``: sort out what depends on this machine's device, and compare that with stock.
+
+It keeps for servers that a patch equalled stock on this GPU (`verified`).
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .. import gpu, worker
+from .. import gpu, verified, worker
 from ..compat.verdict import Verdict
+from ..model.setups import OTHER_GPU
+from ..telemetry import records
 from . import NEEDS, Case, Device, cases
 
 Word = Literal["equal", "proven", "different", "failed", "skipped", "built-in", "absent", "refused"]
@@ -17,32 +22,20 @@ Word = Literal["equal", "proven", "different", "failed", "skipped", "built-in", 
 
 ON: dict[Device, str] = {"cuda": "the GPU with the release's kernels", "mlx": "MLX's device"}
 
-_PROVEN = "on exactly this code; nothing depends on this machine"
-
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one case, of the part of it that can't run here, or of a patch without a case.
-
-    Attributes:
-        reason: what was equal, how it differs, or why it was skipped; one sentence.
-        device: where it ran, None if it did not.
-        compared: how many comparisons were equal.
-        seconds: how long its checks took, without the import of sglang.
-        traceback: if anything but a difference ended it.
-        gpu: name and compute capability of the GPU that its process used; empty if it used none.
-        needless: whether it was skipped because no server on this device runs what it compares.
-    """
+    """The result of one case, of what of it can't run here, or of a patch without a case."""
 
     patch: str
     word: Word
-    reason: str
-    device: Device | None = None
-    compared: int = 0
-    seconds: float = 0.0
-    traceback: str = ""
-    gpu: tuple[str, ...] = ()
-    needless: bool = False
+    reason: str  # what was equal, how it differs, or why it was skipped; one sentence
+    device: Device | None = None  # where it ran, None if it did not
+    compared: int = 0  # how many comparisons were equal
+    seconds: float = 0.0  # how long its checks took, without the import of sglang
+    traceback: str = ""  # if anything but a difference ended it
+    gpu: tuple[str, ...] = ()  # name and compute capability of the one that its process used
+    needless: bool = False  # skipped, as no server on this device runs what it compares
 
 
 def plan(judged: Sequence[Verdict]) -> tuple[list[Outcome], list[list[Case]]]:
@@ -60,7 +53,8 @@ def plan(judged: Sequence[Verdict]) -> tuple[list[Outcome], list[list[Case]]]:
         if verdict.word != "applies":
             known.append(Outcome(patch_id, verdict.word, verdict.reason))
         elif not found:
-            known.append(Outcome(patch_id, "proven", _PROVEN))
+            reason = "on exactly this code; nothing depends on this machine"
+            known.append(Outcome(patch_id, "proven", reason))
         elif lacking := _lacking(found[0].device):
             known.append(Outcome(patch_id, "skipped", lacking))
         else:
@@ -97,6 +91,45 @@ def exit_code(outcomes: Iterable[Outcome], in_full: Iterable[str]) -> int:
         return 1
     good = {each for each, of in words.items() if of & {"equal", "proven", "built-in"}}
     return int(not good.issuperset(in_full))
+
+
+def possible_records(judged: Sequence[Verdict]) -> dict[str, list[dict[str, Any]]]:
+    """What `keep_records` may write, by patch: of those that only a record lets run here.
+
+    Call it before the comparison, so that a record names the code that was compared.
+    """
+    possible = {}
+    for verdict in judged:
+        proven_with = verdict.patch.proven_in(verdict.variant).proven_with
+        if verdict.word == "applies" and proven_with is not None and OTHER_GPU not in proven_with:
+            possible[verdict.patch.id] = verified.records(verdict)
+    return possible
+
+
+def keep_records(
+    possible: Mapping[str, list[dict[str, Any]]], outcomes: Sequence[Outcome]
+) -> list[str]:
+    """Write a record for each patch of which every case was equal, or is needless on this GPU.
+
+    Returns a line for each such patch: where its record is, or why it has none.
+    """
+    lines = []
+    for patch_id, of_patch in possible.items():
+        of_it = [each for each in outcomes if each.patch == patch_id]
+        gpus = {each.gpu for each in of_it}
+        is_whole = all(each.word == "equal" or each.needless for each in of_it)
+        if not is_whole or not any(each.compared and each.device == "cuda" for each in of_it):
+            continue
+        found = [each for each in of_patch if {(each["gpu"], each["capability"])} == gpus]
+        try:
+            if not found:
+                raise OSError("the driver does not name the GPU that was used")
+            place = verified.path(found[0])
+            records.write(place, found[0])
+            lines.append(f"{patch_id}: recorded for servers on this GPU, in {place.parent}")
+        except (OSError, records.RecordError) as error:
+            lines.append(f"{patch_id}: no record for servers: {error}")
+    return lines
 
 
 def _lacking(device: Device) -> str:

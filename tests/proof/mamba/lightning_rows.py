@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import live, require
 from sglang_perf_patches.verify.mamba.cases import Batch
-from sglang_perf_patches.verify.mamba.kinds import Lightning
 from sglang_perf_patches.verify.mamba.lightning_rows import PATCH, of_minimax, of_seg_la
+from sglang_perf_patches.verify.mamba.rig import Lightning
 from sglang_perf_patches.verify.stock import takes
 from tests.proof.mamba.harness import Counted, alike, counted_gdn, noted
 from tests.proof.mamba.scheduling import SCHEDULED

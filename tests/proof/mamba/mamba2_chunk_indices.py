@@ -8,13 +8,13 @@ from typing import Any
 
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.mamba.harness import source_has
-from sglang_perf_patches.verify.mamba.kinds import Mamba2
 from sglang_perf_patches.verify.mamba.mamba2_chunk_indices import (
     PATCH,
     mixed,
     of_forwards,
     of_metadata,
 )
+from sglang_perf_patches.verify.mamba.rig import Mamba2
 from tests.proof.mamba.harness import CHANGED, UNKNOWN, Counted, alike, counted_gdn
 
 

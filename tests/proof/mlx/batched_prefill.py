@@ -16,10 +16,11 @@ from sglang_perf_patches.verify.mlx.batched_prefill import (
     PART,
     PATCH,
     SCRIPTED,
+    Batches,
+    play,
     random_batches,
     same_prompts,
 )
-from sglang_perf_patches.verify.mlx.batches import Batches, play
 from sglang_perf_patches.verify.mlx.equivalence import FEW, can_sample, near
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from sglang_perf_patches.sets.swa.pool_ratio.sizes import fit
+from sglang_perf_patches.sets.swa.pool_ratio import fit
 from sglang_perf_patches.verify import Different, Inputs
 from sglang_perf_patches.verify.comparing import live, require
 from sglang_perf_patches.verify.stock import publish_server as publish

@@ -15,7 +15,7 @@ from ... import sets
 from ...model import selection
 from ...model.patch import by_id
 from ...model.selection import Selection, SelectionError
-from ...verify import Case, record
+from ...verify import Case
 from ...verify import runner as verify
 from .. import render
 from . import add_json, judged, names_of_patches, tree_at
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     tree = tree_at()
     verdicts = [each for each in judged(tree) if each.patch.id in named.ids]
     known, processes = verify.plan(verdicts)
-    possible = record.before(verdicts)
+    possible = verify.possible_records(verdicts)
     is_short = not processes and all(outcome.word == "built-in" for outcome in known)
     if not args.json and not is_short:
         print(f"sglang {tree.version}\nat {tree.root}\n", flush=True)
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
             room = 6 if outcome.word == "proven" else 10  # that one is read as a sentence
             start = f"{outcome.patch:<{width}}  {outcome.word:<{room}} "
             print(render.filled(_text(outcome), start, "    "), flush=True)
-    kept = record.keep(possible, outcomes)
+    kept = verify.keep_records(possible, outcomes)
     if args.json:
         data = {
             "sglang": {"version": tree.version, "path": str(tree.root)},

@@ -1,7 +1,10 @@
-"""What the swa patches share: which queues they serve, and the arithmetic of a sliding window."""
+"""What the swa patches share: which queues they serve, and a window's arithmetic and allocation."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -33,10 +36,11 @@ def unserved(queue: Any) -> str | None:
     """
     if reason := unserved_by_tails(queue):
         return reason
-    if _width(queue.scheduler, "pp_size") > 1:
+    if (setting(queue.scheduler, "pp_size") or 1) > 1:
         return "pipeline parallelism is on"
     # One is what the other is, or implies it: each release has its own words for it.
-    widths = (_width(queue.scheduler, name) for name in ("dp_size", "attn_dp_size", "dwdp_size"))
+    words = ("dp_size", "attn_dp_size", "dwdp_size")
+    widths = (setting(queue.scheduler, word) or 1 for word in words)
     if queue.draft_token_to_kv_pool is not None and max(widths) > 1:
         return "data parallelism with a draft model is on"
     return None
@@ -70,17 +74,18 @@ def unserved_by_tails(queue: Any) -> str | None:
     return None
 
 
-def _width(scheduler: Any, name: str) -> int:
-    """A size of the server, such as ``dp_size``, as it was resolved (see `growth.setting`)."""
-    try:
-        from sglang.srt.runtime_context import get_context
+def setting(holder: Any, name: str) -> Any:
+    """An argument of the server as it was resolved; None if the release has none of that name.
 
-        bag_of = get_context().config_bag
-    except (ImportError, AttributeError):  # up to 0.5.16
-        holder = scheduler.server_args
-    else:
-        holder = bag_of("parallel")
-    return int(getattr(holder, name, None) or 1)
+    From 0.5.17 on the resolved arguments are in groups of the process's own, and what the
+    server's parts have are those that the operator gave.
+    """
+    try:
+        from sglang.srt.runtime_context import get_context, get_memory, get_schedule, get_spec
+    except ImportError:  # up to 0.5.16
+        return getattr(holder.server_args, name, None)
+    groups = (get_schedule(), get_memory(), get_spec(), get_context().config_bag("parallel"))
+    return next((getattr(group, name) for group in groups if hasattr(group, name)), None)
 
 
 def idle(queue: Any) -> bool:
@@ -127,3 +132,68 @@ def tail_length(length: int, window: int, page_size: int) -> int:
 def fill_length(req: Any) -> int:
     """How many tokens of a request get KV before its next decode step: all but the newest."""
     return len(req.origin_input_ids) + max(len(req.output_ids) - 1, 0)
+
+
+# -- full-attention KV for a whole sequence, sliding-window KV only for its tail -------------------
+
+
+def clear_before_tail(allocator: Any, slots: Any, swa_tail_len: int) -> None:
+    """Unmap new slots before the tail: an earlier owner may have left them mapped.
+
+    Without this two live requests own one sliding-window slot (sgl-project/sglang#25805).
+    """
+    unmap(allocator, slots[: len(slots) - swa_tail_len])
+
+
+def unmap_pages(allocator: Any, slots: Any) -> None:
+    """Unmap every slot of the pages that `slots` touch (sgl-project/sglang#27779).
+
+    Only for an allocator whose queue allocates tails: it has ``_swa_unmaps_pages``. Slots behind
+    the end of a sequence, in its last page, are freed with the page and never named: they would
+    stay mapped to a page that has another owner.
+    """
+    import torch
+
+    unmaps = vars(allocator).get("_swa_unmaps_pages")
+    if unmaps and allocator.page_size > 1 and slots.numel():
+        pages = torch.unique(slots.long() // allocator.page_size)
+        offsets = torch.arange(allocator.page_size, device=pages.device)
+        unmap(allocator, (pages[:, None] * allocator.page_size + offsets).flatten())
+
+
+def unmap(allocator: Any, slots: Any) -> None:
+    """Give slots no sliding-window KV; the fill's value travels without a stream sync."""
+    allocator.full_to_swa_index_mapping.index_fill_(0, slots.long(), 0)
+
+
+@contextmanager
+def tail_only(allocator: Any, swa_tail_len: int) -> Iterator[None]:
+    """Within, this one allocator gives window KV only to the tail of a whole allocation."""
+    full, swa = allocator.full_attn_allocator, allocator.swa_attn_allocator
+
+    def alloc(need_size: int) -> Any:
+        """As `alloc_extend_swa_tail`, at page size 1 and without a prefix."""
+        if need_size > full.available_size() or swa_tail_len > swa.available_size():
+            return None
+        slots = full.alloc(need_size)
+        clear_before_tail(allocator, slots, swa_tail_len)
+        if swa_tail_len:
+            allocator.full_to_swa_index_mapping[slots[-swa_tail_len:]] = swa.alloc(swa_tail_len)
+        return slots
+
+    allocator.alloc = alloc
+    allocator.alloc_extend = partial(allocator.alloc_extend_swa_tail, swa_tail_len=swa_tail_len)
+    try:
+        yield
+    finally:
+        del allocator.alloc, allocator.alloc_extend
+
+
+def record_evicted(decode: Any, req: Any, length: int) -> None:
+    """Note on a request, where its release does, that `length` tokens have no sliding-window KV."""
+    if hasattr(req, "swa_evicted_seqlen"):
+        req.swa_evicted_seqlen = length
+    elif hasattr(req.kv, "set_evicted_seqlen"):
+        req.kv.set_evicted_seqlen(decode.ComponentType.SWA, length)
+    else:
+        req.kv.swa_evicted_seqlen = length

@@ -1,9 +1,8 @@
 """Replayed prefills give the outputs and states of stock's graphs, whose layers run eagerly.
 
-Both sides are captured and replayed by the release's own runner and backend of breakable prefill
-graphs, for the layers of a rig. Left out is what comes before the layers: the runner's buffers, and
-the model around them. Stock's graphs break at each layer. What a patched replay runs is what its
-capture took note of, with whatever the tables hold by then: no Python of a layer.
+Both sides are captured and replayed as in `prefill_graphs`, for the layers of a rig. Stock's graphs
+break at each layer. What a patched replay runs is what its capture took note of, with whatever the
+tables hold by then: no Python of a layer.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import importlib
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -22,15 +20,14 @@ import torch
 
 from ...sets.mamba.gdn_prefill_graph import kernel_break
 from ...sets.mamba.gdn_prefill_graph.prefill_tables import ChunkTables
-from .. import Missing, Needless, stock
+from .. import Missing, Needless, prefill_graphs
 from ..comparing import same
-from ..stock import NoneByDefault, called
+from ..stock import NoneByDefault
 from .cases import Batch, Request
 from .harness import Play, plain, require_apart
 from .rig import ATTENTION, ON_GPU, Rig
 
 PATCH = "mamba.gdn-prefill-graph"
-_EXECUTOR = "sglang.srt.model_executor"
 
 
 @dataclass(frozen=True)
@@ -183,39 +180,26 @@ class Runner:
         self._bucket = int(capture.extend_num_tokens)
         self._inputs = rig.inputs(self._bucket)
         play.own(*(tensor for layer in self._inputs for tensor in layer.values()))
-        module = importlib.import_module(f"{_EXECUTOR}.runner.prefill_cuda_graph_runner")
-        keys = importlib.import_module(f"{_EXECUTOR}.runner.shape_key")
-        self._key = keys.ShapeKey(size=self._bucket)
-        stocks = self.stocks = object.__new__(module.PrefillCudaGraphRunner)
         hybrid = _hybrid(rig)
-        stocks.model_runner = NoneByDefault(
+        model_runner = NoneByDefault(
             attn_backend=hybrid,
             model=NoneByDefault(),
             req_to_token_pool=rig.pool,
             device=rig.device,
         )
         uses_captured = hybrid.use_captured_forward_metadata_for_breakable_cuda_graph
-        stocks.use_captured_attn_metadata = uses_captured
-        stocks.attn_metadata_buffers = {} if uses_captured else None
-        stocks._captured_attn_metadata_max_bs = hybrid.prefill_cuda_graph_max_batch_size
-        stocks.capture_num_tokens = [*smaller, self._bucket]
-        stocks.attention_layers = rig.layers
-        for name in (
-            *("quant_config", "moe_layers", "moe_fusions", "dsa_indexers", "dllm_attention"),
-            *("mha_companion_layers", "enable_cp_bcg_capture"),
-            *("_is_full_backend", "_capture_chunked_prefix", "require_mlp_tp_gather"),
-        ):
-            setattr(stocks, name, None)
-        stocks.backend = graph_backend(stocks)
-        stocks.capture_prepare = lambda _: (_whole(capture), hybrid)
-        stocks._run_forward = self._run
-        # The release captures all graphs of a process into one pool and keeps its handle. Once the
-        # graphs of the runner before are freed, PyTorch refuses that handle: "use_count > 0". The
-        # release's `drop_elastic_cuda_graph_state` forgets the handle for the same reason.
-        pools = importlib.import_module(f"{_EXECUTOR}.runner_utils.pool")
-        pools.set_global_graph_memory_pool(None)
-        with play.capturing(stocks.backend):
-            stocks.capture_one_shape(self._bucket)
+        self.stocks = prefill_graphs.runner_of(
+            model_runner,
+            use_captured_attn_metadata=uses_captured,
+            attn_metadata_buffers={} if uses_captured else None,
+            _captured_attn_metadata_max_bs=hybrid.prefill_cuda_graph_max_batch_size,
+            capture_num_tokens=[*smaller, self._bucket],
+            attention_layers=rig.layers,
+            capture_prepare=lambda _: (_whole(capture), hybrid),
+            _run_forward=self._run,
+        )
+        within = play.capturing(self.stocks.backend)
+        prefill_graphs.capture(self.stocks, self._bucket, within)
 
     def feed(self, seed: int) -> None:
         """Other inputs for the layers, into the tensors that the capture read."""
@@ -226,18 +210,13 @@ class Runner:
 
     def replay(self, batch: Any) -> torch.Tensor:
         """What the layers put out, of shape ``[bucket, …]``, for a batch and their inputs."""
-        stocks = self.stocks
         batch = _whole(batch)
         static = copy.copy(batch)
         if static.forward_mode.name == "MIXED":
             static.forward_mode = type(static.forward_mode).EXTEND
         static.out_cache_loc = static.positions = batch.out_cache_loc.new_zeros(self._bucket)
-        with self._play.graphs(), stocks.backend.replay_session():
-            stocks._prepare_forward_metadata_for_replay(batch, static, self._key)
-            counts = {"num_tokens": self._bucket, "raw_num_tokens": int(batch.extend_num_tokens)}
-            with stocks._prefill_forward_context(static, **counts):
-                output: torch.Tensor = stocks.backend.replay(self._key, static)
-        return output
+        with self._play.graphs():
+            return prefill_graphs.replay(self.stocks, self._bucket, batch, static)[0]
 
     def _run(self, batch: Any, _: int) -> torch.Tensor:
         layers = zip(self._rig.layers, self._inputs, strict=True)
@@ -268,18 +247,6 @@ def _hybrid(rig: Rig) -> Any:
 
     with mock.patch.object(module, "check_cuda_graph_backend", return_value=True):
         return module.HybridLinearAttnBackend(Full(), rig.backend, [])
-
-
-def graph_backend(runner: Any) -> Any:
-    """The release's."""
-    module = importlib.import_module(f"{_EXECUTOR}.runner_backend.breakable_cuda_graph_backend")
-    idle = SimpleNamespace(synchronize=lambda: None, graph_pool_handle=object)
-    runner.device_module = torch.cuda if stock.device() == "cuda" else idle
-    parallel = SimpleNamespace(tp_group=SimpleNamespace(barrier=lambda: None, ranks=[0]))
-    with mock.patch.object(module, "get_parallel", return_value=parallel):
-        backend = called(module.BreakableCudaGraphBackend, cuda_graph_runner=runner)
-    backend.deduped_cuda_graph = None
-    return backend
 
 
 def is_patched(backend: Any) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from itertools import combinations
 from typing import Any
 
 import torch
 
+from ..prefill_graphs import capturing
 from .cases import Batch
 from .rig import ATTENTION, Rig
 
@@ -49,14 +50,9 @@ class Play:
         """Within, graphs can be replayed."""
         return nullcontext()
 
-    @contextmanager
-    def capturing(self, backend: Any) -> Iterator[None]:
+    def capturing(self, backend: Any) -> AbstractContextManager[None]:
         """Within, a breakable backend captures."""
-        torch.cuda.synchronize()  # what it warms up with must be done before
-        stream = torch.cuda.Stream()  # a capture can't be on the default stream
-        with torch.cuda.stream(stream), backend.capture_session(stream):
-            yield
-        torch.cuda.synchronize()
+        return capturing(backend)
 
     def forwards(self, batches: Sequence[Batch]) -> dict[str, Any]:
         """Outputs of all layers and all states after forwards on the same random states."""

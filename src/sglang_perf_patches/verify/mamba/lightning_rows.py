@@ -6,7 +6,7 @@ from .. import Inputs
 from ..comparing import same, some
 from .cases import FORWARDS, PREFIX, Batch
 from .harness import Play, prefills
-from .kinds import Lightning
+from .rig import Lightning
 
 PATCH = "mamba.lightning-rows"
 MODULE = "linear.lightning_backend"

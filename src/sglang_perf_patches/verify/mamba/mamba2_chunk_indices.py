@@ -14,8 +14,7 @@ from ..comparing import same
 from ..stock import called
 from .cases import EDGES, FORWARDS, METADATA, PREFIX, Batch, draw
 from .harness import Play, prefills
-from .kinds import Mamba2
-from .rig import ON_GPU, Rig
+from .rig import ON_GPU, Mamba2, Rig
 
 PATCH = "mamba.mamba2-chunk-indices"
 

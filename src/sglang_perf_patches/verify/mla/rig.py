@@ -127,7 +127,7 @@ def furnished(arguments: NoneByDefault, *modules: str) -> Iterator[None]:
         "get_attention_tp_size": lambda: arguments.tp_size or 1,
         "get_parallel": lambda: _ranks(arguments),
         "get_device_core_count": lambda *_: 8,
-        "get_cuda_graph_max_batch_size": _first_number,
+        "get_cuda_graph_max_batch_size": lambda *args: next(n for n in args if isinstance(n, int)),
         "cuda_graph_fully_disabled": lambda: False,
         "check_cuda_graph_backend": lambda *_: False,
         "mambaish_config": lambda _: None,
@@ -136,10 +136,6 @@ def furnished(arguments: NoneByDefault, *modules: str) -> Iterator[None]:
     asking = [*map(importlib.import_module, modules), *filter(None, map(_module, _ASKED))]
     with replaced(asking, stand_ins), AROUND():
         yield
-
-
-def _first_number(*args: Any) -> int:
-    return next(each for each in args if isinstance(each, int))
 
 
 class _Exec:

@@ -1,17 +1,15 @@
 """Replayed prefills give the outputs and the KV of stock's graphs, whose attention runs eagerly.
 
-Both sides are captured and replayed by the release's own runner and backend of breakable prefill
-graphs, for two attention layers: one with a window and one without. Pools and backend are the
-release's, too. Left out is what comes before attention: the runner's buffers, and the model around
-the layers. A patched replay runs what its capture took note of, and no Python of a layer.
+Both sides are captured and replayed as in `prefill_graphs`, for two attention layers: one with a
+window and one without. Pools and the attention backend are the release's, too. A patched replay
+runs what its capture took note of, and no Python of a layer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from random import Random
@@ -24,16 +22,13 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.runner import prefill_cuda_graph_runner
 
 from ...sets.swa.prefill_graph.body import Either
-from .. import Different, Inputs, Needless, stock
+from .. import Different, Inputs, Needless, prefill_graphs, stock
 from ..comparing import same, some
-from ..mamba.gdn_prefill_graph import graph_backend
 from ..mla import rig
 from ..mla.cases import Batch, forward_batch
-from ..stock import NoneByDefault
-from .window_metadata import Plain, arguments, filled_pools, runner_of
+from .window_metadata import arguments, filled_pools, runner_of
 
 PATCH = "swa.prefill-graph"
-_EXECUTOR = "sglang.srt.model_executor"
 CONTEXT, ROWS = 1536, 3
 LAYERS = {"window": 0, "full": 1}
 """The numbers of the layers, as `stock.window_pools` has them."""
@@ -41,29 +36,18 @@ LAYERS = {"window": 0, "full": 1}
 
 @dataclass(frozen=True)
 class Play:
-    """Prefills that follow each other, each replayed in the same bucket.
+    """Prefills that follow each other, each replayed in the same bucket."""
 
-    Attributes:
-        batches: new tokens and cached ones of each request of each prefill.
-        bucket: tokens of the capture, no less than those of any prefill.
-        left: prefills that replay stock's graph, counted from the first; None for any.
-        window: what a token attends to on its left.
-        width: values of a head.
-        page: tokens of a KV page.
-        windowed: whether there is a window pool.
-        smaller: the next smaller bucket of the server.
-    """
-
-    batches: tuple[tuple[tuple[int, int], ...], ...]
-    bucket: int
-    left: frozenset[int] | None = frozenset()
-    window: int = 127
+    batches: tuple[tuple[tuple[int, int], ...], ...]  # new and cached tokens of their requests
+    bucket: int  # tokens of the capture, no less than those of any prefill
+    left: frozenset[int] | None = frozenset()  # those that replay stock's graph; None: any
+    window: int = 127  # what a token attends to on its left
     heads: int = 8
     kv_heads: int = 1
-    width: int = 64
-    page: int = 1
-    windowed: bool = True
-    smaller: int = 64
+    width: int = 64  # values of a head
+    page: int = 1  # in tokens
+    windowed: bool = True  # whether there is a window pool
+    smaller: int = 64  # the next smaller bucket of the server
 
 
 GEMMA: dict[str, Any] = {
@@ -112,7 +96,9 @@ class Rig:
         sizes = (ROWS * CONTEXT, ROWS * CONTEXT, wanted.page, torch.bfloat16)
         kv: Any = {"heads": wanted.kv_heads, "head_dim": wanted.width, "device": self.device}
         self.pool, self.allocator = filled_pools(*sizes, self._noise, **kv)
-        self.runner = self._model_runner()
+        rest: Any = {"is_draft_worker": False, "kv_cache_dtype_str": "auto"}
+        slots = torch.arange(ROWS * CONTEXT).view(ROWS, CONTEXT)
+        self.runner = runner_of(self, slots, _Both, device=self.device, **rest)
         self.backend: Any = flashattention_backend.FlashAttentionBackend(self.runner)
         shape = (wanted.heads, wanted.width, wanted.width**-0.5, wanted.kv_heads)
         windows = {"window": wanted.window, "full": -1}
@@ -125,18 +111,22 @@ class Rig:
             [self._random(wanted.bucket, count * wanted.width) for count in heads] for _ in LAYERS
         ]
         self.slots = torch.zeros(wanted.bucket, dtype=torch.int64, device=self.device)
-        self.stocks = self._prefill_runner()
+        self.runner.attn_backend = self.backend
+        self.stocks = prefill_graphs.runner_of(
+            self.runner,
+            use_captured_attn_metadata=False,
+            capture_num_tokens=[wanted.smaller, wanted.bucket],
+            layer_model=self.layers,
+            attention_layers=[*self.layers],
+            capture_prepare=lambda size: (self.batch([(size, 0)], captured=True), self.backend),
+            _run_forward=self._run,
+        )
 
     # -- what the tests have of their own, in place of a GPU --------------------------------------
 
-    @contextlib.contextmanager
-    def capturing(self) -> Iterator[None]:
+    def capturing(self) -> AbstractContextManager[Any]:
         """Within, the backend captures."""
-        torch.cuda.synchronize()  # what it warms up with must be done before
-        stream = torch.cuda.Stream()  # a capture can't be on the default stream
-        with torch.cuda.stream(stream), self.stocks.backend.capture_session(stream):
-            yield
-        torch.cuda.synchronize()
+        return prefill_graphs.capturing(self.stocks.backend)
 
     def replaying(self) -> AbstractContextManager[Any]:
         """Within, graphs can be replayed."""
@@ -146,10 +136,7 @@ class Rig:
 
     def capture(self) -> None:
         """Capture the bucket."""
-        pools: Any = importlib.import_module(f"{_EXECUTOR}.runner_utils.pool")
-        pools.set_global_graph_memory_pool(None)  # see `mamba.gdn_prefill_graph.Runner`
-        with self.capturing():
-            self.stocks.capture_one_shape(self.wanted.bucket)
+        prefill_graphs.capture(self.stocks, self.wanted.bucket, self.capturing())
 
     def replay(self, requests: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, bool]:
         """What the layers put out, of shape ``[bucket, …]``, and whether the graph was ours."""
@@ -157,21 +144,13 @@ class Rig:
             for held in layer:
                 held.copy_(self._random(*held.shape))
         batch = self.batch(requests)
-        tokens = batch.extend_num_tokens
         self.slots.zero_()
-        self.slots[:tokens].copy_(batch.out_cache_loc)
+        self.slots[: batch.extend_num_tokens].copy_(batch.out_cache_loc)
         static = copy.copy(batch)
         static.out_cache_loc = self.slots
-        shape_key: Any = importlib.import_module(f"{_EXECUTOR}.runner.shape_key")
-        key = shape_key.ShapeKey(size=self.wanted.bucket)
-        graph = self.stocks.backend._graphs[key]
-        with self.replaying(), self.stocks.backend.replay_session():
-            self.stocks._prepare_forward_metadata_for_replay(batch, static, key)
-            is_ours = isinstance(graph, Either) and graph.is_ours
-            with self.stocks._prefill_forward_context(
-                static, num_tokens=self.wanted.bucket, raw_num_tokens=tokens
-            ):
-                output: torch.Tensor = self.stocks.backend.replay(key, static)
+        with self.replaying():
+            bucket = self.wanted.bucket
+            output, is_ours = prefill_graphs.replay(self.stocks, bucket, batch, static)
         return output.clone(), is_ours
 
     def kv(self) -> list[torch.Tensor]:
@@ -206,27 +185,6 @@ class Rig:
         translator.own_plan(batch, runner_slots=captured).bind(batch, translator)
         return batch
 
-    def _prefill_runner(self) -> Any:
-        runner: Any = object.__new__(prefill_cuda_graph_runner.PrefillCudaGraphRunner)
-        runner.model_runner = self.runner
-        self.runner.attn_backend = self.backend
-        runner.use_captured_attn_metadata = False
-        runner.capture_num_tokens = [self.wanted.smaller, self.wanted.bucket]
-        runner.layer_model, runner.attention_layers = self.layers, [*self.layers]
-        for name in (
-            *("quant_config", "moe_layers", "moe_fusions", "dsa_indexers", "dllm_attention"),
-            *("mha_companion_layers", "enable_cp_bcg_capture", "attn_metadata_buffers"),
-            *("_is_full_backend", "_capture_chunked_prefix", "require_mlp_tp_gather"),
-        ):
-            setattr(runner, name, None)
-        runner.backend = graph_backend(runner)
-        runner.capture_prepare = self._prepare
-        runner._run_forward = self._run
-        return runner
-
-    def _prepare(self, size: int) -> tuple[Batch, Any]:
-        return self.batch([(size, 0)], captured=True), self.backend
-
     def _run(self, batch: Any, _: int) -> torch.Tensor:
         with self.stocks._prefill_forward_context(batch):
             pairs = zip(self.layers, self.inputs, strict=True)
@@ -235,17 +193,6 @@ class Rig:
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self._noise).to(self.device, torch.bfloat16)
-
-    def _model_runner(self) -> NoneByDefault:
-        wanted, tokens = self.wanted, ROWS * CONTEXT
-        full = self.allocator.full_attn_allocator.alloc(tokens).to(torch.int64)
-        windowed = self.allocator.swa_attn_allocator.alloc(tokens).to(torch.int64)
-        self.allocator.full_to_swa_index_mapping[full] = windowed
-        pool, allocator = self.pool, self.allocator
-        if not wanted.windowed:
-            pool, allocator = _Both(pool), Plain(get_kvcache=NoneByDefault)
-        rest = {"device": self.device, "is_draft_worker": False, "kv_cache_dtype_str": "auto"}
-        return runner_of(wanted, full.view(ROWS, CONTEXT), pool, allocator, **rest)
 
 
 class _Both:

@@ -7,7 +7,7 @@ any order, and those of its tokens that have a window slot have one in any order
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -35,35 +35,23 @@ MODES = ("replayed", "decode", "extend", "mixed")
 
 @dataclass(frozen=True)
 class Step:
-    """A batch, in one of `MODES`: a graph's replay, or a forward without a graph.
-
-    Attributes:
-        lengths: of each request's KV in front of what is computed; in a decode with it.
-        new: how many tokens of each are computed, in a prefill.
-        padding: rows that a graph is padded with.
-    """
+    """A batch, in one of `MODES`: a graph's replay, or a forward without a graph."""
 
     mode: str
-    lengths: tuple[int, ...]
-    new: tuple[int, ...] = ()
-    padding: int = 0
+    lengths: tuple[int, ...]  # of each request's KV before what is computed; in a decode with it
+    new: tuple[int, ...] = ()  # how many tokens of each are computed, in a prefill
+    padding: int = 0  # rows that a graph is padded with
 
 
 @dataclass(frozen=True)
 class Play:
-    """Batches on one backend: what one leaves in a buffer is there when the next comes.
-
-    Attributes:
-        window: in tokens, as `page`.
-        windowed: tokens of the window pool for each of the full one; 0 for no window pool.
-        seed: of slots, KV and queries.
-    """
+    """Batches on one backend: what one leaves in a buffer is there when the next comes."""
 
     steps: tuple[Step, ...]
-    window: int = 16
+    window: int = 16  # in tokens, as `page`
     page: int = 1
-    windowed: float = 0.75
-    seed: int = 0
+    windowed: float = 0.75  # tokens of the window pool for each of the full one; 0: no window pool
+    seed: int = 0  # of slots, KV and queries
 
 
 def drawn(random: Random) -> Play:
@@ -106,7 +94,10 @@ class Windows:
         self._where = self._device.partition(":")[0]
         self._noise = torch.Generator().manual_seed(wanted.seed)
         self.pool, self.allocator = self._pools()
-        self.runner = self._runner()
+        mapped = torch.randperm(ROWS * CONTEXT, generator=self._noise).view(ROWS, CONTEXT)
+        # As a model has it whose window pool is off: both kinds of layers in one pool.
+        self.runner = runner_of(self, mapped, lambda p: p.full_kv_pool, device=self._device)
+        self.pool = self.runner.token_to_kv_pool
         self.backend: Any = triton_backend.TritonAttnBackend(self.runner)
         self.backend.init_cuda_graph_state(ROWS, ROWS)
         shape = (self.backend.num_head, HEAD_DIM, HEAD_DIM**-0.5, self.backend.num_kv_head)
@@ -194,20 +185,6 @@ class Windows:
         shape = {"heads": KV_HEADS, "head_dim": HEAD_DIM, "device": self._where}
         return filled_pools(tokens, windowed, page, torch.float32, self._noise, **shape)
 
-    def _runner(self) -> NoneByDefault:
-        tokens = ROWS * CONTEXT
-        full = self.allocator.full_attn_allocator.alloc(tokens).to(torch.int64)
-        windowed = self.allocator.swa_attn_allocator.alloc(self.pool.size_swa)
-        some = torch.randperm(tokens, generator=self._noise)[: len(windowed)].to(self._where)
-        windowed = windowed[: len(some)].to(torch.int64)
-        self.allocator.full_to_swa_index_mapping[full[some]] = windowed
-        allocator = self.allocator
-        if not self.wanted.windowed:
-            # As a model has it whose window pool is off: both kinds of layers in one pool.
-            self.pool, allocator = self.pool.full_kv_pool, Plain(get_kvcache=NoneByDefault)
-        table = full.view(ROWS, CONTEXT)
-        return runner_of(self.wanted, table, self.pool, allocator, device=self._device)
-
 
 class Plain(NoneByDefault):
     """An allocator without windows: an attribute that it lacks it does not have."""
@@ -231,16 +208,29 @@ def filled_pools(
 
 
 def runner_of(
-    wanted: Any, table: torch.Tensor, pool: Any, allocator: Any, **attributes: Any
+    of: Any, mapped: torch.Tensor, one_pool: Callable[[Any], Any], **attributes: Any
 ) -> NoneByDefault:
-    """The runner of a play; each row of the table has a request's slots of the full pool."""
-    rows, context = table.shape
+    """The runner of a rig whose pools are full: each request has a row of slots of the full pool.
+
+    `mapped`, of shape ``(requests, context)``, has these slots' numbers in the order in which they
+    are mapped to the window pool, as far as that has as many. In a play without a window pool,
+    `one_pool` makes the pool of both kinds of layers.
+    """
+    wanted, pool, allocator = of.wanted, of.pool, of.allocator
+    rows, context = mapped.shape
+    full = allocator.full_attn_allocator.alloc(mapped.numel()).to(torch.int64)
+    windowed = allocator.swa_attn_allocator.alloc(pool.size_swa).to(torch.int64)
+    some = mapped.flatten()[: len(windowed)].to(full.device)
+    allocator.full_to_swa_index_mapping[full[some]] = windowed[: len(some)]
+    if not wanted.windowed:
+        pool, allocator = one_pool(pool), Plain(get_kvcache=NoneByDefault)
+    slots = full.view(rows, context).to(torch.int32).contiguous()
     return rig.model_runner(
         arguments(wanted),
         context=context,
         requests=rows,
         sliding_window_size=wanted.window,
-        req_to_token_pool=NoneByDefault(size=rows, req_to_token=table.to(torch.int32).contiguous()),
+        req_to_token_pool=NoneByDefault(size=rows, req_to_token=slots),
         token_to_kv_pool=pool,
         token_to_kv_pool_allocator=allocator,
         **attributes,

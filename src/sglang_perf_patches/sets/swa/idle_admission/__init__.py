@@ -11,11 +11,10 @@ from typing import Any
 
 from ....model.declaration import Declaration, fixes
 from ....model.patch import of
-from ....model.patching import MISSING, Patching
-from ..growth import bound
+from ....model.patching import Patching
 from ..proven import DECODING, IDLE_RANKS, TREES
 from ..references import ADMITTED, BATCH, DECODE, EVICTS, QUEUE, STOCK_RULE
-from ..window import ceil_align, idle, unserved, wanted
+from ..window import ceil_align, idle, setting, unserved, wanted
 
 _BEFORE, _SINCE = "… 0.5.11", "0.5.12 …"
 
@@ -37,27 +36,26 @@ PATCH = Declaration(
 PATCH.on(_BEFORE, depends=ADMITTED, awaits=(DECODE,))
 PATCH.on(_SINCE, depends=(*STOCK_RULE, f"{DECODE}:CLIP_MAX_NEW_TOKEN"))
 
+NEVER = 1 << 40
+"""Of `eviction_interval`: more steps than any request decodes."""
+
 
 @PATCH.setup()
 def setup(patch):
     patch.state.decode = patch.module(DECODE)
 
 
-@PATCH.makes(f"{QUEUE}._swa_peak_tokens", releases=_BEFORE, adds=True)
-def peak_tokens(patch, stock):
-    """swa.tail-prealloc uses one method for the size that a request grows to."""
-
-    def peak(self, req, held, idle):
-        tokens = stock(self, req, held, idle)
-        if tokens > bound(self) and idle and _serves(patch, self) and can_end(self):
-            patch.ran.seen = True
-            return bound(self)
-        return tokens
-
-    return MISSING if stock is MISSING else peak
+@PATCH.replaces(f"{QUEUE}._swa_peak_tokens", releases=_BEFORE, adds=True)
+def peak_tokens(self, req, held, idle, *, patch, stock):
+    """swa.tail-prealloc, whose method it is, uses it for the size that a request grows to."""
+    tokens = stock(self, req, held, idle)
+    if tokens > bound(self) and idle and _serves(patch, self) and can_end(self):
+        patch.ran.seen = True
+        return bound(self)
+    return tokens
 
 
-# From 0.5.12 on there is stock's own rule. It reserves no more than `window.bound` for the first
+# From 0.5.12 on there is stock's own rule. It reserves no more than `bound` for the first
 # request of an idle server. Only the first: once it has its slots, the pools are no longer whole
 # and the server not idle. Stock asks ``_prealloc_kv_lens`` in two places what a request holds when
 # it is admitted. The rule compares the larger of two needs with the pool:
@@ -76,7 +74,7 @@ def peak_tokens(patch, stock):
 def _prealloc_kv_lens(self, req, *, patch, stock):
     full, swa = stock(self, req)
     # What it needs at once is its true length: so many slots are allocated next.
-    at_once = vars(self).get("_swa_prices_allocation")
+    at_once = "_swa_prices_allocation" in vars(self)
     if at_once or not (idle(self) and _serves(patch, self) and can_end(self)):
         return full, swa
     beyond = max(0, wanted(patch.state.decode, req, swa) - bound(self))
@@ -87,12 +85,11 @@ def _prealloc_kv_lens(self, req, *, patch, stock):
 
 @PATCH.replaces(f"{QUEUE}._prealloc_required_tokens", releases=_SINCE)
 def _prealloc_required_tokens(self, req, *, stock):
-    before = vars(self).get("_swa_prices_allocation", False)
     self._swa_prices_allocation = True
     try:
         return stock(self, req)
     finally:
-        self._swa_prices_allocation = before
+        del self._swa_prices_allocation
 
 
 def _serves(patch: Patching, queue: Any) -> bool:
@@ -116,3 +113,60 @@ def can_end(queue: Any) -> bool:
     others = queue.req_to_token_pool.available_size() - 1
     tail = ceil_align(window + allocator.page_size - 1, allocator.page_size)
     return bool(bound(queue) + others * tail <= allocator.swa_available_size())
+
+
+# -- how much sliding-window KV a request will hold -----------------------------------------------
+
+
+def bound(queue: Any) -> int:
+    """The most sliding-window KV that a request holds while it decodes, in tokens, whole pages.
+
+    Its window, what it decodes until stock evicts again, the page that the window begins in, and
+    the page before it, where stock keeps that too. Plus one token, as with overlap scheduling stock
+    evicts before the last step's token is known. A speculative step decodes as many tokens as are
+    drafted, and has slots for the steps in flight instead, as ``compute_swa_request_cap`` (0.5.21
+    and later) counts them. From 0.5.14 to 0.5.17 stock evicts in every n-th step of the server: a
+    request that does not decode in that step holds more for a while.
+    """
+    if "_swa_bound" not in vars(queue):
+        page = queue.token_to_kv_pool_allocator.page_size
+        window = queue.scheduler.sliding_window_size
+        step, ahead = 1, 1
+        if not queue.scheduler.spec_algorithm.is_none():
+            step, ahead = drafted(queue.scheduler, page)
+        held = window + eviction_interval(window, page) * step + page + kept_margin(page) + ahead
+        queue._swa_bound = ceil_align(held, page)
+    return int(queue._swa_bound)
+
+
+def drafted(holder: Any, page_size: int) -> tuple[int, int]:
+    """Tokens that a speculative step decodes at most, and slots allocated beyond those in use."""
+    tokens = setting(holder, "speculative_num_draft_tokens") or 1
+    steps = setting(holder, "speculative_num_steps") or 1
+    branches = setting(holder, "speculative_eagle_topk") or 1
+    a_step = max(tokens, branches * ceil_align(steps + page_size - 1, page_size))
+    return tokens, 2 * a_step + page_size
+
+
+def eviction_interval(window: int, page_size: int) -> int:
+    """How many steps a request decodes between two evictions by stock; `NEVER` if it never evicts.
+
+    Up to 0.5.13.post1 stock evicts where a request's steps, modulo this, are 1. Modulo 1 they never
+    are: with a window of 1, for example, a request holds all that it decodes.
+    """
+    from sglang.srt.environ import envs
+
+    if hasattr(envs, "SGLANG_SWA_EVICTION_INTERVAL"):
+        return max(1, int(envs.SGLANG_SWA_EVICTION_INTERVAL.get()))
+    interval = window
+    if hasattr(envs, "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER"):
+        part = int(window * envs.SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER.get())
+        interval = max(page_size, part // page_size * page_size)
+    return interval if interval > 1 else NEVER
+
+
+def kept_margin(page_size: int) -> int:
+    """Tokens that eviction keeps in front of the window: one page from 0.5.11 to 0.5.13, else 0."""
+    from sglang.srt.environ import envs
+
+    return page_size if hasattr(envs, "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER") else 0

@@ -13,9 +13,8 @@ from ....model.declaration import Declaration, gains
 from ....model.patch import of
 from ....model.patching import MISSING
 from .. import references as refs
+from .. import window
 from ..proven import DECODING, RANKS, TREES
-from ..tail_allocation import record_evicted, tail_only
-from ..window import fill_length, serve_by_window, stay_with_queues, unserved, unserved_by_tails
 
 _CACHE = "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache"
 _COPIES = {
@@ -72,15 +71,15 @@ PATCH.on(
 
 @PATCH.setup()
 def setup(patch):
-    stay_with_queues(patch)
+    window.stay_with_queues(patch)
     patch.state.decode = patch.module(refs.DECODE)
-    patch.state.why_not = unserved_by_tails
+    patch.state.why_not = window.unserved_by_tails
 
 
 @PATCH.setup(_BEFORE)
 def setup_with_our_rule(patch):
     """swa.tail-prealloc does everything but check for a page size above 1."""
-    patch.state.why_not = unserved
+    patch.state.why_not = window.unserved
 
 
 @PATCH.replaces(_GATE, releases=_BEFORE, adds=True)
@@ -94,7 +93,7 @@ def uses_swa_tail_prealloc(self, *, patch, stock):
         self._swa_tail_served_unpaged = reason is None
         if reason is None:
             patch.ran.seen = True
-            serve_by_window(self)
+            window.serve_by_window(self)
             self.token_to_kv_pool_allocator._swa_tails_unpaged = True
         else:
             patch.gate(reason)
@@ -102,15 +101,15 @@ def uses_swa_tail_prealloc(self, *, patch, stock):
 
 
 @PATCH.replaces(f"{refs.QUEUE}._pre_alloc", releases="0.5.12 … 0.5.15.post1")
-def _pre_alloc(self, req, *args, patch, stock, **kwargs):
+def _pre_alloc(self, req, *args, patch, stock):
     allocator = self.token_to_kv_pool_allocator
     if allocator.page_size > 1 or not self._uses_swa_tail_prealloc():
-        return stock(self, req, *args, **kwargs)
-    length = fill_length(req)
+        return stock(self, req, *args)
+    length = window.fill_length(req)
     tail = self._swa_tail_len(length)
-    with tail_only(allocator, tail):
-        slots = stock(self, req, *args, **kwargs)
-    record_evicted(patch.state.decode, req, length - tail)
+    with window.tail_only(allocator, tail):
+        slots = stock(self, req, *args)
+    window.record_evicted(patch.state.decode, req, length - tail)
     return slots
 
 
@@ -120,10 +119,10 @@ def alloc_for_decode_prealloc(allocator, *, patch, stock, **kwargs):
     if allocator.page_size > 1 or not kwargs["uses_swa_tail"] or kwargs["total_prefix_len"]:
         return stock(allocator, **kwargs)
     length, tail = kwargs["fill_len"], kwargs["swa_tail_len"]
-    with tail_only(allocator, tail):
+    with window.tail_only(allocator, tail):
         slots = stock(allocator, **kwargs)
     if slots is not None:
-        record_evicted(patch.state.decode, kwargs["req"], length - tail)
+        window.record_evicted(patch.state.decode, kwargs["req"], length - tail)
     return slots
 
 

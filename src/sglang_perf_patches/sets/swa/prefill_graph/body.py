@@ -3,7 +3,7 @@
 Stock's graph breaks at each attention layer, whose Python then launches its kernels. Here each
 bucket has a second graph without these breaks. Stock's own code of the layer is captured, on
 tensors at fixed addresses (`inputs`). Which batches it computes as stock does follows from what
-FlashAttention chooses on the host (`choices`). All other batches replay stock's graph.
+FlashAttention chooses on the host (`inputs`, too). All other batches replay stock's graph.
 
 What the Python of a layer does besides launching kernels:
 
@@ -46,22 +46,22 @@ class _State:
     inputs: Any  # what the captured layers read
 
 
+@dataclass(eq=False)
 class Either:
     """The graphs of a bucket; if `is_ours`, the next replay is of the one with the layers."""
 
-    def __init__(self, stocks: Any, ours: Any, state: _State, tokens: int, held: Any) -> None:
-        self._stocks = stocks
-        self._ours = ours
-        self._state = state
-        self._tokens = tokens
-        self._choices = state.inputs.choices(tokens, tokens)
-        self._held = held  # graphs keep addresses, not what is there
-        self.is_ours = False
+    stocks: Any
+    ours: Any
+    inputs: Any  # what the captured layers read
+    tokens: int  # of the bucket
+    choices: Any  # of the capture
+    held: Any  # graphs keep addresses, not what is there
+    is_ours: bool = False
 
     def replay(self) -> None:
         """Replay the chosen one, once."""
         ours, self.is_ours = self.is_ours, False
-        (self._ours if ours else self._stocks).replay()
+        (self.ours if ours else self.stocks).replay()
 
     def prepare(self, backend: Any, forward_batch: Any) -> None:
         """Choose a graph for a batch, for which stock has just made its metadata."""
@@ -70,12 +70,12 @@ class Either:
         tokens = _tokens(forward_batch)
         if not tokens:
             return
-        inputs, pool = self._state.inputs, backend.token_to_kv_pool
+        pool = backend.token_to_kv_pool
         length = tokens + int(forward_batch.extend_prefix_lens_cpu[0])
-        if inputs.choices(tokens, length) != self._choices:
+        if self.inputs.choices(tokens, length) != self.choices:
             return
-        inputs.fill(backend.forward_metadata, tokens, self._tokens)
-        wait_for_loads(pool.layer_transfer_counter, pool.get_kv_buffer, [*inputs.kinds])
+        self.inputs.fill(backend.forward_metadata, tokens, self.tokens)
+        wait_for_loads(pool.layer_transfer_counter, pool.get_kv_buffer, [*self.inputs.kinds])
         self.is_ours = True
 
 
@@ -90,14 +90,11 @@ def capture_one_shape(self, size, *, patch, stock, **kwargs):
     """Capture a bucket once more."""
     if not hasattr(self, _STATE):
         setattr(self, _STATE, _state(patch, self))
-        if getattr(self, _STATE) and len(self.backend._tp_group.ranks) > 1:
-            _SHARED.add(self)
-    state = getattr(self, _STATE)
-    before = dict(getattr(self.backend, "_graphs", {}))
     stock(self, size, **kwargs)
+    state = getattr(self, _STATE)
     if state is None or not 1 < size <= LONGEST:
         return
-    reason = _capture_again(patch, self, state, before, lambda: stock(self, size, **kwargs))
+    reason = _capture_again(patch, self, state, size, lambda: stock(self, size, **kwargs))
     if reason:
         patch.gate(reason)
         setattr(self, _STATE, None)
@@ -116,29 +113,27 @@ def prepare(self, forward_batch, static, shape_key, *, patch, stock):
 
 
 def _capture_again(
-    patch: Patching, runner: Any, state: _State, before: dict[Any, Any], capture: Any
+    patch: Patching, runner: Any, state: _State, size: int, capture: Any
 ) -> str | None:
     """Add a second graph; returns why the runner stays stock's, None if it needn't."""
     from ...graphs import agree, may_have_further, without_warm_up
 
-    graphs, held = runner.backend._graphs, runner.backend._capture_inputs
-    made = [key for key, graph in graphs.items() if graph is not before.get(key)]
-    if len(made) != 1:
-        return "the runner keeps its graphs elsewhere"
-    key = made[0]
     if not agree(state.key, runner.backend._tp_group.ranks):
         return "a rank of this server runs stock's code here"
-    if not may_have_further(runner, key.size):
+    if not may_have_further(runner, size):
         return None
-    stocks, kept = graphs[key], held.get(key)
+    graphs, held = runner.backend._graphs, runner.backend._capture_inputs
+    (key,) = (key for key in graphs if key.size == size)
+    stocks, kept = graphs[key], held[key]
+    choices = state.inputs.choices(size, size)
     backend = runner.model_runner.attn_backend
     capturing = patch.module(BREAKABLE)._current_capture_var
-    with without_warm_up(runner, capturing, state), _captured(backend, state, key.size) as others:
+    with without_warm_up(runner, capturing, state), _captured(backend, state, size) as others:
         capture()
     if others:
         graphs[key], held[key] = stocks, kept
         return f"the model asks attention for more: {', '.join(sorted(others))}"
-    graphs[key] = Either(stocks, graphs[key], state, key.size, kept)
+    graphs[key] = Either(stocks, graphs[key], state.inputs, size, choices, kept)
     return None
 
 
@@ -200,8 +195,7 @@ def _tokens(forward_batch: Any) -> int:
 def _state(patch: Patching, runner: Any) -> _State | None:
     """What a PrefillCudaGraphRunner captures with; None if its graphs stay stock's."""
     from ...graphs import announce
-    from .choices import Kind
-    from .inputs import Inputs
+    from .inputs import Inputs, Kind
 
     if runner.model_runner.is_draft_worker:
         return None  # its target model may still be captured
@@ -220,28 +214,16 @@ def _state(patch: Patching, runner: Any) -> _State | None:
         for each in layers
     }
     buckets = sorted(size for size in runner.capture_num_tokens if 1 < size <= LONGEST)
-    inputs = Inputs(backend, buckets[-1], kinds, backend.device)
-    if not _agrees(patch, backend, inputs, buckets):
-        patch.gate("FlashAttention chooses in another way than the one tested")
-        return None
-    same = (LONGEST, inputs.units, inputs.page, sorted(map(str, kinds.items())))
-    return _State(announce(PATCH.id, same), layers, inputs)
-
-
-def _agrees(patch: Patching, backend: Any, inputs: Any, buckets: list[int]) -> bool:
-    """Whether drawn prefills give stock's bits in buckets, which are sorted."""
-    from .inputs import is_equal
-
+    inputs = Inputs(backend, buckets[-1], kinds)
     attention = patch.module(f"{ATTENTION}.flashattention_backend").flash_attn_with_kvcache
     like = backend.req_to_token.new_empty(0, dtype=backend.kv_cache_dtype)
-    for smaller, bucket in zip([1, *buckets], buckets, strict=False):
-        captured = inputs.choices(bucket, bucket)
-        for tokens in {smaller + 1, (smaller + 1 + bucket) // 2, bucket}:
-            for kind, chosen in inputs.choices(tokens, tokens).items():
-                given = (attention, kind, backend.page_size, tokens, bucket, chosen.splits, like)
-                if chosen == captured[kind] and not is_equal(*given):
-                    return False
-    return True
+    if not inputs.agree(attention, buckets, like):
+        patch.gate("FlashAttention chooses in another way than the one tested")
+        return None
+    if len(runner.backend._tp_group.ranks) > 1:
+        _SHARED.add(runner)
+    same = (LONGEST, inputs.units, inputs.page, sorted(map(str, kinds.items())))
+    return _State(announce(PATCH.id, same), layers, inputs)
 
 
 def unserved(modules: Any, runner: Any, layers: list[Any]) -> str | None:

@@ -11,28 +11,21 @@ import logging
 from collections.abc import Container
 from typing import Any
 
-from .. import tail_allocation
+from .. import window
 from ..references import ALLOCATOR, DECODE, OLD_ALLOCATOR, OLD_POOL, QUEUE
-from ..window import (
-    ceil_align,
-    fill_length,
-    idle,
-    serve_by_window,
-    stay_with_queues,
-    tail_length,
-    unserved,
-    wanted,
-)
 from . import BEFORE, PATCH, PRICE, TRACKS
 
 logger = logging.getLogger("sglang_perf_patches")
+
+_ROWS = "swa_rows"
+"""In a copy of KV: which rows of the sliding-window part are there, bool of shape ``(rows,)``."""
 
 
 @PATCH.setup(BEFORE)
 def setup(patch):
     # From 0.5.12 on it may be removed at any time: what it records of a request is what stock's own
     # evictions record, and what it prices is not admitted yet.
-    stay_with_queues(patch)
+    window.stay_with_queues(patch)
     patch.state.decode = patch.module(DECODE)
 
 
@@ -40,20 +33,40 @@ def setup(patch):
 #
 # Sliding-window slots are allocated for a request's tail only, and only those are copied and freed.
 
-PATCH.replaces(f"{OLD_ALLOCATOR}.alloc_extend_swa_tail", releases=BEFORE, adds=True)(
-    tail_allocation.alloc_extend_swa_tail
-)
+
+@PATCH.replaces(f"{OLD_ALLOCATOR}.alloc_extend_swa_tail", releases=BEFORE, adds=True)
+def alloc_tail(self, *, swa_tail_len, **extend):
+    """Give a new sequence whole pages, and sliding-window KV to its last `swa_tail_len` tokens.
+
+    The name and the arguments are upstream's (sgl-project/sglang#24857). The others are those of
+    ``alloc_extend``, without a prefix; each tensor has one element, int64. The tail begins on a
+    page boundary. Returns the slots, int64 of shape ``(extend_num_tokens,)``; None, and nothing
+    taken, where either pool lacks pages.
+    """
+    import torch
+
+    page, full, swa = self.page_size, self.full_attn_allocator, self.swa_attn_allocator
+    if window.ceil_align(int(extend["seq_lens_cpu"][0]), page) > full.available_size():
+        return None
+    if window.ceil_align(swa_tail_len, page) > swa.available_size():
+        return None
+    slots = full.alloc_extend(**extend)
+    window.clear_before_tail(self, slots, swa_tail_len)
+    if swa_tail_len:
+        none_cpu, tail_cpu = torch.tensor([0]), torch.tensor([swa_tail_len])
+        none, tail = none_cpu.to(self.device), tail_cpu.to(self.device)
+        mapped = swa.alloc_extend(none, none_cpu, tail, tail_cpu, none - 1, swa_tail_len)
+        self.full_to_swa_index_mapping[slots[-swa_tail_len:]] = mapped
+    return slots
 
 
 @PATCH.replaces(f"{OLD_POOL}:SWAKVPool.get_cpu_copy", releases=BEFORE)
-def get_cpu_copy(self, indices, *args, stock, **kwargs):
+def get_cpu_copy(self, indices, *rest, stock):
     """Hold sliding-window KV only of mapped slots."""
-    if self.full_to_swa_index_mapping is None:
-        return stock(self, indices, *args, **kwargs)
     slots = self.full_to_swa_index_mapping[indices]
     mapped = slots > 0
     if bool(mapped.all()):
-        return stock(self, indices, *args, **kwargs)
+        return stock(self, indices, *rest)
     return {
         "full": self.full_kv_pool.get_cpu_copy(indices),
         "swa": self.swa_kv_pool.get_cpu_copy(slots[mapped]),
@@ -62,38 +75,38 @@ def get_cpu_copy(self, indices, *args, stock, **kwargs):
 
 
 @PATCH.replaces(f"{OLD_POOL}:SWAKVPool.load_cpu_copy", releases=BEFORE)
-def load_cpu_copy(self, kv_cache_cpu, indices, *args, stock, **kwargs):
+def load_cpu_copy(self, kv_cache_cpu, indices, *rest, stock):
     """Write the rows that the copy has and the pool maps now."""
     import torch
 
-    if self.full_to_swa_index_mapping is None:
-        return stock(self, kv_cache_cpu, indices, *args, **kwargs)
     slots = self.full_to_swa_index_mapping[indices]
     mapped = (slots > 0).cpu()
-    copied = kv_cache_cpu.get(_ROWS)
-    if copied is None:
-        copied = torch.ones_like(mapped)
-    if bool((mapped & copied).all()):
-        return stock(self, kv_cache_cpu, indices, *args, **kwargs)
+    copied = kv_cache_cpu.get(_ROWS, torch.ones_like(mapped))
+    both = mapped & copied
+    if bool(both.all()):
+        return stock(self, kv_cache_cpu, indices, *rest)
     self.full_kv_pool.load_cpu_copy(kv_cache_cpu["full"], indices)
-    chunk = getattr(self.swa_kv_pool, "cpu_offloading_chunk_size", len(mapped))
-    rows = _select(kv_cache_cpu["swa"], mapped[copied], chunk)
-    self.swa_kv_pool.load_cpu_copy(rows, slots[(mapped & copied).to(slots.device)])
+    kept, chunk = mapped[copied], self.swa_kv_pool.cpu_offloading_chunk_size
+    # One list of chunks a layer, each with all its buffers.
+    layers = []
+    for chunks in kv_cache_cpu["swa"]:
+        buffers = [torch.cat(pieces)[kept].split(chunk) for pieces in zip(*chunks, strict=True)]
+        layers.append([list(pieces) for pieces in zip(*buffers, strict=True)])
+    self.swa_kv_pool.load_cpu_copy(layers, slots[both.to(slots.device)])
     return None
 
 
 @PATCH.replaces(f"{QUEUE}._pre_alloc", releases=BEFORE)
-def pre_alloc_tail(self, req, *args, patch, stock, **kwargs):
-    allocator = self.token_to_kv_pool_allocator
-    prefix_length = args[1] if len(args) > 1 else kwargs.get("prefix_len")
-    if prefix_length or not self._uses_swa_tail_prealloc():
-        return stock(self, req, *args, **kwargs)
+def pre_alloc_tail(self, req, *prefix, patch, stock):
+    length_of_prefix = prefix[1] if prefix else 0  # on 0.5.11
+    if length_of_prefix or not self._uses_swa_tail_prealloc():
+        return stock(self, req, *prefix)
     patch.ran.seen = True
-    length = fill_length(req)
+    length = window.fill_length(req)
     tail = _tail(self, length)
     # Stock's method asks the allocator for the whole length, deep inside.
-    with tail_allocation.tail_only(allocator, tail):
-        slots = stock(self, req, *args, **kwargs)
+    with window.tail_only(self.token_to_kv_pool_allocator, tail):
+        slots = stock(self, req, *prefix)
     # Stock evicts from here on, and copies and frees no window KV before it: there is none.
     req.swa_evicted_seqlen = length - tail
     return slots
@@ -107,29 +120,29 @@ def uses_swa_tail_prealloc(self):
     """Whether this queue sizes sliding-window KV by the window; settled once for each queue."""
     if "_swa_tail_served" not in vars(self):
         paged = self.token_to_kv_pool_allocator.page_size > 1
-        self._swa_tail_served = paged and unserved(self) is None
+        self._swa_tail_served = paged and window.unserved(self) is None
         if self._swa_tail_served:
-            serve_by_window(self)
+            window.serve_by_window(self)
     return self._swa_tail_served
 
 
 @PATCH.replaces(f"{QUEUE}._swa_peak_tokens", releases=BEFORE, adds=True)
 def peak(self, req, held, idle, *, patch):
     """As `wanted`; swa.idle-admission, which replaces this, asks whether the server is idle."""
-    return wanted(patch.state.decode, req, held)
+    return window.wanted(patch.state.decode, req, held)
 
 
 # A request is accepted up to the full pool's size. One that can never fit is answered with a 400.
 
 
 @PATCH.replaces(f"{QUEUE}.__init__", releases=BEFORE)
-def init(self, *args, patch, stock, **kwargs):
-    stock(self, *args, **kwargs)
+def init(self, *args, patch, stock):
+    stock(self, *args)
     if self._uses_swa_tail_prealloc():
         self.token_to_kv_pool_allocator._swa_unmaps_pages = True
-        bound = inspect.signature(stock).bind(self, *args, **kwargs).arguments
+        bound = inspect.signature(stock).bind(self, *args).arguments
         self.max_total_num_tokens = bound["max_total_num_tokens"]
-    elif (reason := unserved(self)) is not None:
+    elif (reason := window.unserved(self)) is not None:
         patch.gate(reason)
 
 
@@ -140,22 +153,22 @@ def _refuse(decode: Any, req: Any, message: str) -> None:
 
 @PATCH.replaces(f"{QUEUE}._check_if_req_exceed_kv_capacity", releases=BEFORE)
 def _check_if_req_exceed_kv_capacity(self, req, *, patch, stock):
-    if stock(self, req):
-        return True
-    message = _never_fits(self, req) if self._uses_swa_tail_prealloc() else None
-    if message is None:
-        return False
-    _refuse(patch.state.decode, req, message)
-    self.scheduler.stream_output([req], req.return_logprob)
-    return True
+    exceeds = stock(self, req)
+    if exceeds or not self._uses_swa_tail_prealloc():
+        return exceeds
+    needs = _never_fits(self, req)
+    if needs:
+        _refuse(patch.state.decode, req, f"Request {req.rid} needs {needs}")
+        self.scheduler.stream_output([req], req.return_logprob)
+    return bool(needs)
 
 
 # Requests are chosen by a budget for each pool; stock's code admits and resumes what was chosen.
 
 
 @PATCH.replaces(f"{QUEUE}._allocatable_tokens", releases=BEFORE)
-def _allocatable_tokens(self, *args, stock, **kwargs):
-    tokens = stock(self, *args, **kwargs)
+def _allocatable_tokens(self, *args, stock):
+    tokens = stock(self, *args)
     if self._uses_swa_tail_prealloc():
         # Stock starts from the scarcer pool; the other pool is accounted for separately.
         allocator = self.token_to_kv_pool_allocator
@@ -170,36 +183,50 @@ def pop_preallocated(self, rids_to_check=None, *, patch, stock):
     # `_admitted` needs to know which transfers are ready, so these steps come first.
     handshake = {"_resolve_pending_reqs": (), "_update_handshake_waiters": (rids_to_check,)}
     steps = [name for name in handshake if hasattr(self, name)]
-    for name in steps:
-        getattr(self, name)(*handshake[name])
-    # Stock's method would take them a second time, and each poll is an all-reduce. So the queue has
-    # steps of its own meanwhile, which do nothing.
-    for name in steps:
-        setattr(self, name, lambda *_: None)
     try:
+        for name in steps:
+            getattr(self, name)(*handshake[name])
+            # Stock's method would take it a second time, and each poll is an all-reduce. So the
+            # queue has a step of its own meanwhile, which does nothing.
+            setattr(self, name, lambda *_: None)
         return stock(self, _admitted(self, patch.state.decode, rids_to_check))
     finally:
         for name in steps:
-            delattr(self, name)
+            vars(self).pop(name, None)
 
 
 @PATCH.replaces(f"{QUEUE}.resume_retracted_reqs", releases=BEFORE)
 def resume_retracted_reqs(self, rids_to_check=None, *, stock):
+    """Resume those whose KV fits in whole pages, first come, first served.
+
+    Stock prices the full pool in tokens, and would end the scheduler where the pages are more.
+    """
     if not self._uses_swa_tail_prealloc():
         return stock(self, rids_to_check)
-    return stock(self, _resumed(self, rids_to_check))
+    swa_left = _swa_budget(self, None)
+    full_left = self.token_to_kv_pool_allocator.full_available_size()
+    resumed = set()
+    for req in self.retracted_queue:
+        if rids_to_check is not None and req.rid not in rids_to_check:
+            continue
+        swa, full = _swa_tokens(self, req), _pages(self, window.fill_length(req))
+        if swa > swa_left or full > full_left:
+            break
+        swa_left -= swa
+        full_left -= full
+        resumed.add(req.rid)
+    return stock(self, resumed)
 
 
 # -- fixes ---------------------------------------------------------------------------------------
 
 
 @PATCH.replaces(f"{OLD_ALLOCATOR}.alloc_extend_swa_tail", releases="0.5.12")
-def alloc_extend_swa_tail(self, *args, stock, **kwargs):
-    """Unmap before the tail."""
-    slots = stock(self, *args, **kwargs)
+def alloc_extend_swa_tail(self, *args, stock):
+    """Unmap before the tail, whose length is the last argument."""
+    slots = stock(self, *args)
     if slots is not None:
-        tail = kwargs["swa_tail_len"] if "swa_tail_len" in kwargs else args[-1]
-        tail_allocation.clear_before_tail(self, slots, tail)
+        window.clear_before_tail(self, slots, args[-1])
     return slots
 
 
@@ -208,14 +235,14 @@ def alloc_extend_swa_tail(self, *args, stock, **kwargs):
 def free_swa(self, free_index, *, stock):
     """Unmap whole pages."""
     stock(self, free_index)
-    tail_allocation.unmap_pages(self, free_index)
+    window.unmap_pages(self, free_index)
 
 
 @PATCH.replaces(f"{QUEUE}._pre_alloc", releases=TRACKS)
-def _pre_alloc(self, req, *args, stock, **kwargs):
+def _pre_alloc(self, req, *args, stock):
     """Keep the evicted length."""
-    slots = stock(self, req, *args, **kwargs)
-    length = fill_length(req)
+    slots = stock(self, req, *args)
+    length = window.fill_length(req)
     tail_alone = len(slots) == length and not self.scheduler.enable_hisparse
     if tail_alone and self._uses_swa_tail_prealloc():
         self.token_to_kv_pool_allocator._swa_unmaps_pages = True
@@ -243,56 +270,33 @@ def price_without_reserve(self, req, *, patch, stock):
     return price(self, req, patch=patch, stock=stock, reserves=False)
 
 
-_ROWS = "swa_rows"
-"""In a copy of KV: which rows of the sliding-window part are there."""
-
-
-def _select(copy: Any, kept: Any, chunk: int) -> list[list[list[Any]]]:
-    """Rows of a pool's copy, which is one list of chunks a layer, each with all its buffers.
-
-    A chunk of the result has at most `chunk` rows, of buffers of shape ``(rows, ...)``; `kept` is
-    bool of shape ``(all rows,)``.
-    """
-    import torch
-
-    layers = []
-    for chunks in copy:
-        buffers = [torch.cat(pieces)[kept].split(chunk) for pieces in zip(*chunks, strict=True)]
-        layers.append([list(pieces) for pieces in zip(*buffers, strict=True)])
-    return layers
-
-
 def _tail(queue: Any, length: int) -> int:
     page = queue.token_to_kv_pool_allocator.page_size
-    return tail_length(length, queue.scheduler.sliding_window_size, page)
+    return window.tail_length(length, queue.scheduler.sliding_window_size, page)
 
 
 def _pages(queue: Any, length: int) -> int:
-    return ceil_align(length, queue.token_to_kv_pool_allocator.page_size)
+    return window.ceil_align(length, queue.token_to_kv_pool_allocator.page_size)
 
 
 def _swa_tokens(queue: Any, req: Any) -> int:
     """What allocating a request takes from the sliding-window pool."""
-    return _pages(queue, _tail(queue, fill_length(req)))
+    return _pages(queue, _tail(queue, window.fill_length(req)))
 
 
-def _never_fits(queue: Any, req: Any) -> str | None:
-    """Why a request can't be allocated even in empty pools; None if it can."""
-    allocator = queue.token_to_kv_pool_allocator
-    page = allocator.page_size
-    swa, swa_size = _swa_tokens(queue, req), allocator.size_swa // page * page
+def _never_fits(queue: Any, req: Any) -> str:
+    """What a request needs if it can't be allocated even in empty pools; else nothing."""
+    allocator, reserve = queue.token_to_kv_pool_allocator, queue.num_reserved_decode_tokens
+    sizes = (allocator.size_swa, allocator.size_full)
+    swa_size, full_size = (size // allocator.page_size * allocator.page_size for size in sizes)
+    swa = _swa_tokens(queue, req)
+    full = len(req.origin_input_ids) + len(req.output_ids) + reserve
     if swa > swa_size:
-        needs = f"Request {req.rid} needs sliding-window KV for {swa} tokens"
-        return f"{needs}, and that pool holds {swa_size}"
-    full = len(req.origin_input_ids) + len(req.output_ids) + queue.num_reserved_decode_tokens
-    full_size = allocator.size_full // page * page
+        return f"sliding-window KV for {swa} tokens, and that pool holds {swa_size}"
     if full > full_size:
-        return (
-            f"Request {req.rid} needs KV for {full} tokens, of which "
-            f"{queue.num_reserved_decode_tokens} are the reserve for decoding, and the pool holds "
-            f"{full_size}"
-        )
-    return None
+        of_which = f"of which {reserve} are the reserve for decoding"
+        return f"KV for {full} tokens, {of_which}, and the pool holds {full_size}"
+    return ""
 
 
 def _admitted(queue: Any, decode: Any, rids: Container[str] | None) -> set[str]:
@@ -318,11 +322,11 @@ def _admitted(queue: Any, decode: Any, rids: Container[str] | None) -> set[str]:
     entries = [entry for entry in queue.queue if rids is None or entry.req.rid in rids]
     aborts = decode.FINISH_ABORT
     admitted = {e.req.rid for e in entries if isinstance(e.req.finished_reason, aborts)}
-    alone = idle(queue)
+    alone = window.idle(queue)
     for entry in entries:
         if entry.req.rid in admitted or not entry.waiting_for_input:
             continue
-        length = fill_length(entry.req)
+        length = window.fill_length(entry.req)
         tail = _tail(queue, length)
         held, full = _pages(queue, tail), _pages(queue, length)
         needed = max(held, queue._swa_peak_tokens(entry.req, tail, alone) - retractable)
@@ -344,26 +348,6 @@ def _admitted(queue: Any, decode: Any, rids: Container[str] | None) -> set[str]:
     return admitted
 
 
-def _resumed(queue: Any, rids: Container[str] | None) -> set[str]:
-    """The retracted requests whose KV fits in whole pages, first come, first served.
-
-    Stock prices the full pool in tokens, and would end the scheduler where the pages are more.
-    """
-    swa_left = _swa_budget(queue, None)
-    full_left = queue.token_to_kv_pool_allocator.full_available_size()
-    resumed = set()
-    for req in queue.retracted_queue:
-        if rids is not None and req.rid not in rids:
-            continue
-        swa, full = _swa_tokens(queue, req), _pages(queue, fill_length(req))
-        if swa > swa_left or full > full_left:
-            break
-        swa_left -= swa
-        full_left -= full
-        resumed.add(req.rid)
-    return resumed
-
-
 def _swa_budget(queue: Any, retractable: int | None) -> int:
     """Sliding-window tokens that may be given away, by upstream's rule for them.
 
@@ -371,13 +355,13 @@ def _swa_budget(queue: Any, retractable: int | None) -> int:
     retracted requests: then nothing is kept for them, nor for the growth of running ones.
     """
     scheduler, allocator = queue.scheduler, queue.token_to_kv_pool_allocator
-    window, running = scheduler.sliding_window_size, scheduler.running_batch.reqs
+    running = scheduler.running_batch.reqs
     free: int = allocator.swa_available_size()
     used = allocator.size_swa - free
 
     def reserve(requests: int) -> int:
         # The window limits a request's growth, however long it decodes.
-        growth = max(0, requests * window - used)
+        growth = max(0, requests * scheduler.sliding_window_size - used)
         return int(min(queue.num_reserved_decode_tokens * requests, growth))
 
     # Whatever holds or will soon hold slots reserves some for its next decode steps.

@@ -14,6 +14,7 @@ there (``_apply_war_barrier``), which it puts behind the preparation of a step.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ....model.declaration import Declaration, gains
@@ -73,29 +74,24 @@ MOST = 1 << 20
 
 _TRANSLATES = "translate_loc_from_full_to_swa"
 
-
-@PATCH.setup("… 0.5.18")
-def setup(patch):
-    """Functions of the module gather and translate."""
-    _setup(patch, size_at=2, bs_at=5)
-
-
-@PATCH.setup("0.5.19")
-def setup_with_table(patch):
-    """Slots are gathered from a table of the batch, which may be translated."""
-    _setup(patch, size_at=2, bs_at=4, is_translated="is_translated")
-
-
-@PATCH.setup("0.5.20 …")
-def setup_with_translator(patch):
-    """An object of the runner gathers, and may translate."""
-    _setup(patch, size_at=3, bs_at=5, is_translated="reads_are_translated")
+_ARGUMENTS = {
+    # Functions of the module gather and translate.
+    "… 0.5.18": (2, 5, ""),
+    # Slots are gathered from a table of the batch, which may be translated.
+    "0.5.19": (2, 4, "is_translated"),
+    # An object of the runner gathers, and may translate.
+    "0.5.20 …": (3, 5, "reads_are_translated"),
+}
+"""Of `_FILLS`: the places of the window's size and of the number of requests, which device, pool
+and buffer follow; and what the second argument has if it gathers translated slots."""
 
 
-def _setup(patch, size_at, bs_at, is_translated=""):
-    state = patch.state
-    state.known, state.size_at, state.bs_at = patch.get(_POOL), size_at, bs_at
-    state.is_translated = is_translated
+def _setup(arguments, patch):
+    patch.state.known, patch.state.arguments = patch.get(_POOL), arguments
+
+
+for _spans, _of_spans in _ARGUMENTS.items():
+    PATCH.setup(_spans)(partial(_setup, _of_spans))
 
 
 def _serves(patch, pool, cells, most):
@@ -112,18 +108,16 @@ def _serves(patch, pool, cells, most):
 
 @PATCH.replaces(_FILLS)
 def update_sliding_window_buffer(*args, patch, stock):
-    state = patch.state
-    device_at, pool_at, cells_at = range(state.bs_at + 1, state.bs_at + 4)
-    most = args[state.bs_at] * args[state.size_at]
-    pool, cells = args[pool_at], args[cells_at]
-    is_translated = state.is_translated and getattr(args[1], state.is_translated)
-    needs_none = is_translated or any(args[cells_at + 1 :])
+    size_at, bs_at, is_translated = patch.state.arguments
+    most = args[bs_at] * args[size_at]
+    device, pool, cells, *rest = args[bs_at + 1 :]
+    needs_none = (is_translated and getattr(args[1], is_translated)) or any(rest)
     if needs_none or not _serves(patch, pool, cells, most):
         return stock(*args)
     patch.ran.seen = True
     if cells is None:
-        cells = _room(most, args[device_at])
-    buffers = stock(*args[:pool_at], None, cells, *args[cells_at + 1 :])
+        cells = _room(most, device)
+    buffers = stock(*args[: bs_at + 2], None, cells, *rest)
     if hasattr(pool, _TRANSLATES):
         _translate(pool, buffers[0][-1], buffers[1][:most])
     return buffers

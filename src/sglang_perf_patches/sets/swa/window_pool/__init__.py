@@ -18,7 +18,6 @@ from ..references import ALLOCATOR, EVICTS
 
 CONTEXT = "sglang.srt.runtime_context"
 _CONFIG = "sglang.srt.configs.model_config"
-_DERIVES = f"{_CONFIG}:ModelConfig._derive_hybrid_model"
 _MODELS = "sglang.srt.models"
 _ATTENTION = "sglang.srt.layers.attention"
 _EXECUTOR = "sglang.srt.model_executor"
@@ -60,14 +59,13 @@ logger = logging.getLogger("sglang_perf_patches")
 BACKENDS = ("fa3", "triton")
 """Those tested with both pools. ``torch_native`` reads windows where it did not write them."""
 
-_BY_TYPES = {"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Olmo2ForCausalLM"}
 _NO_BEAMS = (
     "swa.window-pool: this server answers 400 to requests with beam_width > 1: sglang has no beam "
     "search with a window pool. Take the patch out of SGLANG_PERF_PATCHES if you need it."
 )
 
 
-@PATCH.replaces(_DERIVES)
+@PATCH.replaces(f"{_CONFIG}:ModelConfig._derive_hybrid_model")
 def _derive_hybrid_model(self, *, patch, stock):
     """Describe the model as one that asks for a window pool, before stock decides."""
     context = patch.module(CONTEXT)
@@ -123,7 +121,7 @@ def windowed_layers(model: Any) -> list[int] | None:
         every = len(getattr(text, "sliding_window_pattern", None) or "")
         layers = range(1, text.num_hidden_layers + 1)
         return [int(layer % every != 0) for layer in layers] if every else []
-    if name in _BY_TYPES:
+    if name in {"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Olmo2ForCausalLM"}:
         kinds = getattr(text, "layer_types", None) or []
         return [int(kind == "sliding_attention") for kind in kinds[: text.num_hidden_layers]]
     return None

@@ -38,5 +38,10 @@ def release(req: Any, tree: Any, *, keep: bool) -> None:
     function(req, tree, **{"checkpoint" if takes(function, "checkpoint") else "is_insert": keep})
 
 
+def is_whole(req: Any) -> bool:
+    """Whether a request has all the tokens that it asked for."""
+    return bool(len(req.output_ids) >= req.sampling_params.max_new_tokens)
+
+
 def speculation() -> Any:
     return importlib.import_module("sglang.srt.speculative.spec_info").SpeculativeAlgorithm

@@ -80,9 +80,7 @@ class Episode(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "episode"):
-            counts = asdict(self.episode.worker.counts)
-            del counts["peak_admitted"]
-            self.played.update(counts, episodes=1)
+            self.played.update(asdict(self.episode.worker.counts), episodes=1)
             self.episode.end()
 
 

@@ -192,13 +192,6 @@ class Server:
         told: list[tuple[int, list[int]]] = self.engine.loop.run_until_complete(all_of())
         return told
 
-    def profile(self, folder: Path, begin: bool, **options: Any) -> None:
-        """Begin a profile that is written below a folder, or end it."""
-        if begin:
-            self.engine.start_profile(output_dir=str(folder), **options)
-        else:
-            self.engine.stop_profile()
-
     def profile_decodes(
         self, prompts: Prompts, output: int, folder: Path, *, after_s: float, **options: Any
     ) -> None:
@@ -215,7 +208,7 @@ class Server:
 
         self.engine.loop.run_until_complete(both())
         with contextlib.suppress(Exception):  # it ended by itself, unless the replies came first
-            self.profile(folder, False)
+            self.engine.stop_profile()
 
 
 def parsed(words: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -9,7 +9,7 @@ A plan is a list of boots, each an object:
 - ``shape`` and ``options``: as ``turns.py`` has them, a list of NAME=VALUE;
 - ``patches``: SGLANG_PERF_PATCHES, without it none; ``path``: folders in front of PYTHONPATH, for
   another release; ``env``: further variables;
-- ``profiles``: which of ``prefills``, ``decodes`` and ``host`` are profiled, by default the first.
+- ``profiles``: which of ``prefills`` and ``decodes`` are profiled, by default the first.
 
 All boot at once. Then the Engines of a group take turns while
 the processes of all others are stopped, so that a drift of the machine hits them all: idle
@@ -22,7 +22,7 @@ before the one that is measured), STATES (0; so many prompts whose states are co
 so many prompts whose log-probabilities are compared), DECODES ("1 16 64"; batches whose steps are
 profiled), PROFILES (1), BOOT_S (240), LIMIT_S (480, of all of it: what is not done then is left
 out). OUT.json is rewritten after each part: ``{"boots": {NAME: what it is, how it booted,
-"prefills", "decodes", "host"}, "groups": {GROUP: {CELL: {NAME: {"ms", "ratio", "turns",
+"prefills", "decodes"}, "groups": {GROUP: {CELL: {NAME: {"ms", "ratio", "turns",
 "replies"}, "tokens equal"}}}}``.
 """
 
@@ -314,11 +314,9 @@ def _equal(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
 
 def profiles(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What is profiled of a boot: the name of what it does, and the cell."""
-    prefills = os.environ.get("CELLS", "1x130 1x519").split()[:2]
     cells_of = {
-        "prefills": prefills,
+        "prefills": os.environ.get("CELLS", "1x130 1x519").split()[:2],
         "decodes": [f"{count}x{PROMPT}" for count in DECODES],
-        "host": prefills[:1],
     }
     return [(what, cell) for what in plan.get("profiles", ["prefills"]) for cell in cells_of[what]]
 

@@ -9,7 +9,7 @@ sglang_perf_patches run`` with SGLANG_PERF_PATCHES, the release and its packages
 - SIDES: with commas between, beside ``stock``, which has every live patch off. ``all`` has every
   one on, ``-PATCH`` all but that one, ``PATCH+PATCH`` these alone. ``flashinfer`` and ``unwaited``
   are further sides of `mamba.gdn-prefill-graph` (``injected/gdn_graphs.py``).
-- PART: names in `PARTS`; without one `USUAL`. ``prefills``, ``decodes`` and ``host`` are profiles.
+- PART: names in `PARTS`; without one `USUAL`. ``prefills`` and ``decodes`` are profiles.
 - NAME=VALUE: fields of ServerArgs, or of the model's configuration with ``model.`` in front. An
   empty VALUE takes an option of the shape's away.
 
@@ -301,21 +301,9 @@ def prefills(sides: Sides) -> dict[str, Any]:
         for name in sides.off:
             sides.show(name)
             sides.prefill(cell, 1)
-            events = traces.events(sides.server, partial(sides.prefill, cell, 4))
-            results.setdefault(cell, {})[name] = traces.calls(events, 4)
+            profile = traces.profiled(sides.server, partial(sides.prefill, cell, 4))
+            results.setdefault(cell, {})[name] = traces.calls(profile, 4)
             print("PREFILLS", cell, name, json.dumps(results[cell][name])[:300], flush=True)
-    return results
-
-
-def host(sides: Sides) -> dict[str, Any]:
-    """Where the host's time of a prefill goes, for the first cell, from a profile of four."""
-    results: dict[str, Any] = {}
-    for name in sides.off:
-        sides.show(name)
-        for _ in range(2):  # the first prefills of such a profile may not use their graph
-            options = {"with_stack": True, "activities": ["CPU", "GPU"]}
-            events = traces.events(sides.server, partial(sides.prefill, CELLS[0], 4), **options)
-        results[name] = traces.host_functions(events, 4)
     return results
 
 
@@ -327,12 +315,12 @@ def decodes(sides: Sides) -> dict[str, Any]:
         sides.server.generate(sides.server.prompts(1, PROMPT), 32)
         replies: list[Replies] = []
         prompt = sides.server.prompts(1, PROMPT)
-        events = traces.events(
+        profile = traces.profiled(
             sides.server,
             lambda: replies.append(sides.server.generate(prompt, 128)),  # noqa: B023
         )
         steps = replies[0].steps or 128
-        results[name] = {"steps": steps, **traces.calls(events, steps)}
+        results[name] = {"steps": steps, **traces.calls(profile, steps)}
         print("DECODES", name, json.dumps(results[name])[:300], flush=True)
     return results
 
@@ -346,7 +334,6 @@ PARTS: dict[str, Callable[[Sides], dict[str, Any]]] = {
     "mixed": mixed,
     "prefills": prefills,
     "decodes": decodes,
-    "host": host,
     "offloaded": offloaded,
 }
 USUAL = ("tokens", "together", "ttft", "tpot", "prefills", "decodes")

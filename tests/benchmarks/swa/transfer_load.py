@@ -41,8 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import two_gpus
-from bursts import Reply, _equal, _start, _summary
-from two_gpus import Side, patches_here
+from two_gpus import Reply, Side, _equal, _start, _summary, patches_here, settled
 
 REQUESTS, OUTPUT = 64, 96
 LONGEST = 2400
@@ -223,13 +222,11 @@ class _Play:
 
     def _retracted(self, sides: dict[str, Side], part: dict[str, Any]) -> None:
         prompts = [two_gpus.prompt(900 + n, GROWING_PROMPT) for n in range(REQUESTS)]
-        for side in SIDES:
-            _settled(sides[side])
-            sides[side].reset()
+        _reset(*(sides[side] for side in SIDES))
         started = {side: _start(sides[side], prompts, GROWING_OUTPUT) for side in SIDES}
         replies = {side: burst.ended() for side, burst in started.items()}
         for side in SIDES:
-            part[side] = _summary(replies[side]) | _settled(sides[side])
+            part[side] = _summary(replies[side]) | settled(sides[side])
         # Stock may abort what the host's pool can't hold.
         whole = [n for n in range(REQUESTS) if replies["stock"][n].ended == "length"]
         part["equal"] = _equal(*([replies[side][n] for n in whole] for side in SIDES))
@@ -262,9 +259,7 @@ class _Play:
         )
 
     def _killed(self, sides: dict[str, Side], part: dict[str, Any]) -> None:
-        for side in SIDES:
-            _settled(sides[side])
-            sides[side].reset()
+        _reset(*(sides[side] for side in SIDES))
         started = {side: _start(sides[side], self._prompts[:16] * 2, OUTPUT) for side in SIDES}
         time.sleep(0.4)
         os.killpg(sides["prefill"].process.pid, signal.SIGKILL)
@@ -276,7 +271,7 @@ class _Play:
             print(side, json.dumps(part[side]), flush=True)
         for side in SIDES:
             try:
-                part[side] |= _settled(sides[side])
+                part[side] |= settled(sides[side])
             except RuntimeError as error:
                 part[side]["error"] = str(error)
             self.write()
@@ -290,27 +285,19 @@ class _Play:
     def _watched(
         self, side: Side, prompts: Sequence[list[int]], output: int, aborted: Collection[int] = ()
     ) -> tuple[list[Reply], dict[str, Any]]:
-        _settled(side)
-        side.reset()
+        _reset(side)
         began = time.monotonic()
         replies = _start(side, prompts, output, aborted).ended()
         seconds = time.monotonic() - began
         tokens = sum(len(reply.tokens) for reply in replies)
-        told: dict[str, Any] = {
-            "seconds": round(seconds, 2),
-            "tokens_per_s": round(tokens / seconds, 1),
-        }
-        return replies, told | _summary(replies) | _settled(side)
+        told = {"seconds": round(seconds, 2), "tokens_per_s": round(tokens / seconds, 1)}
+        return replies, told | _summary(replies) | settled(side)
 
 
-def _settled(side: Side) -> dict[str, Any]:
-    told = two_gpus.settled(side)
-    told["pools_whole"] = (
-        told["swa_free"] == told["swa_size"]
-        and told["full_free"] == told["full_size"]
-        and told["still_mapped"] == 0
-    )
-    return told
+def _reset(*sides: Side) -> None:
+    for side in sides:
+        settled(side)
+        side.reset()
 
 
 if __name__ == "__main__":

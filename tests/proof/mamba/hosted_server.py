@@ -21,7 +21,7 @@ import torch
 from sglang_perf_patches.verify import Different, stock
 from sglang_perf_patches.verify.stock import MEMORY, called
 from tests.proof.caches import kv_allocator, unified_cache
-from tests.proof.mamba.hybrid_parts import Shape, bare_state_pool, prefix_params, publish_shape
+from tests.proof.mamba.hybrid_parts import Shape, prefix_params, publish_shape, state_pool
 from tests.proof.mamba.hybrid_server import HybridServer
 
 _STREAMED = ("sglang.srt.managers.cache_controller", f"{MEMORY}.l2_transfer")
@@ -73,7 +73,7 @@ class HostedServer(HybridServer):
         self.scheduler.enable_hierarchical_cache = True
 
     def _make_pool(self) -> Any:
-        return bare_state_pool(self.shape)
+        return state_pool(self.shape)
 
     def _make_kv(self) -> Any:
         pools = importlib.import_module(f"{MEMORY}.memory_pool")

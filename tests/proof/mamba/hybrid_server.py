@@ -20,19 +20,24 @@ from sglang_perf_patches.verify import Different
 from sglang_perf_patches.verify.stock import MEMORY, takes
 from tests.proof import requests
 from tests.proof.caches import kv_allocator
-from tests.proof.mamba.decode_results import Launched, Results, accepted, launched
 from tests.proof.mamba.fake_cuda_graph import Unpinned
 from tests.proof.mamba.hybrid_parts import (
     VOCABULARY,
+    Launched,
+    Results,
     Shape,
-    model_config,
+    accepted,
+    arguments,
+    launched,
     prefix_cache,
     schedule_batch,
+    scheduler,
     state_pool,
 )
-from tests.proof.mamba.hybrid_scheduler import scheduler
 
 END = 2
+GRID = 64
+"""Tokens between two tracked states."""
 
 
 class HybridServer:
@@ -60,13 +65,12 @@ class HybridServer:
             enable_overlap=False,
             spec_algorithm=self.scheduler.spec_algorithm,
         )
-        self._results = (
-            Results(model_config(), self.tree, self.pool) if shape.takes_results else None
-        )
+        self._results = Results(self.tree, self.pool) if shape.takes_results else None
         self._launched: list[Any] = []
         self._sent: list[tuple[int, Any]] = []  # when each request's KV is sent
 
     def _make_pool(self) -> Any:
+        arguments(self.shape)
         return state_pool(self.shape)
 
     def _make_kv(self) -> Any:
@@ -281,17 +285,22 @@ class HybridServer:
         self._filter()
 
     def _take(self, req: Any, step: Launched, results: Results) -> None:
-        drafts, grid = self.shape.drafts, 64
-        count = accepted(req, drafts)
-        start = len(_ids(req)) - 1
-        ids = [*_ids(req), *[5] * count]
-        self._goes_on(req, start, start + count, ids)
-        boundary = (start + count) // grid * grid
-        if self.shape.tracked and boundary > start:
-            self._states()[:, step.into[step.row[req.rid]]] = told(ids[:boundary])
-        results.take(req, step, count, drafts)
+        count = accepted(req, len(req.output_ids), self.shape.drafts)
+        self._verify_one(
+            req, [*_ids(req), *[5] * count], count, step.into[step.batch.reqs.index(req)]
+        )
+        results.take(req, step, count, self.shape.drafts)
         if req.finished():
             self.ended.append(req.rid)
+
+    def _verify_one(self, req: Any, ids: Sequence[int], count: int, slot: int) -> None:
+        """Compute the state before the last of a request's tokens, `count` of which are new."""
+        start, end = len(ids) - 1 - count, len(ids) - 1
+        if not req.finished():
+            self._goes_on(req, start, end, ids)
+        boundary = end // GRID * GRID
+        if self.shape.tracked and boundary > start:
+            self._states()[:, slot] = told(ids[:boundary])
 
     def _filter(self) -> None:
         before = len(self.running.reqs)

@@ -28,8 +28,8 @@ SHAPE = st.builds(
     growth=st.sampled_from(episodes.GROWTHS),
     full=st.integers(500, 1500),
     reserved=st.sampled_from(episodes.RESERVES),
-    transfer=st.integers(0, 2),
-    over=st.sampled_from(episodes.OVER_ALLOCATIONS),
+    transfer_steps=st.integers(0, 2),
+    over_allocation=st.sampled_from(episodes.OVER_ALLOCATIONS),
     backup=st.sampled_from(episodes.BACKUPS),
 )
 

@@ -96,7 +96,7 @@ class Server:
         self._draw = random.Random(0)
         self.engine = _booted(options)
         self.boot_s = round(time.monotonic() - began, 1)
-        asks = asks and _has_patches()
+        asks = asks and os.environ.get("SGLANG_PERF_PATCHES", "all") not in {"none", "off", "0", ""}
         self.said: dict[str, Any] = self.ask("said", limit_s=300) if asks else {}
 
     def close(self) -> None:
@@ -304,7 +304,3 @@ def _path() -> list[str]:
     path = [each for each in path if each not in ours]
     first = 1 if path[:1] == [os.fspath(bootstrap.FOLDER)] else 0
     return [*path[:first], ours[0], *path[first:], ours[1]]
-
-
-def _has_patches() -> bool:
-    return os.environ.get("SGLANG_PERF_PATCHES", "all") not in {"none", "off", "0", ""}

@@ -30,6 +30,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -349,16 +350,13 @@ def main(words: Sequence[str]) -> int:
         print(f"turns: no part {min(unknown)!r}: {', '.join(PARTS)}", file=sys.stderr)
         return 2
     options, model = parsed(word for word in rest if "=" in word)
-    try:
-        server = Server(shape, options, model)
-    except ValueError as error:
-        print(f"turns: {error}", file=sys.stderr)
-        return 2
-    try:
-        results: dict[str, Any] = {"shape": shape, "options": rest, "boot s": server.boot_s}
-        results["said"] = server.said
-        print("READY", json.dumps(results), flush=True)
+    with ExitStack() as stack:
         try:
+            server = Server(shape, options, model)
+            stack.callback(server.close)
+            results: dict[str, Any] = {"shape": shape, "options": rest, "boot s": server.boot_s}
+            results["said"] = server.said
+            print("READY", json.dumps(results), flush=True)
             sides = Sides(server, names.split(","))
         except ValueError as error:
             print(f"turns: {error}", file=sys.stderr)
@@ -371,8 +369,6 @@ def main(words: Sequence[str]) -> int:
             results["patches"] = patches_here()
             Path(out).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
             print(part, json.dumps(results[part])[:1000], flush=True)
-    finally:
-        server.close()
     return 0
 
 

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from sglang_perf_patches.verify import Different
-from sglang_perf_patches.verify.comparing import both, require
+from sglang_perf_patches.verify.comparing import both, require, require_same
 from tests.proof.mamba.hosted_server import Hosted, HostedServer
 from tests.proof.mamba.hybrid_parts import Shape, trees
 from tests.proof.mamba.hybrid_server import HybridServer
@@ -218,15 +218,14 @@ def alike(
     """Play episodes on stock and with these patches too; how often stock lived, and died where."""
     counts: Counter[str] = Counter()
     patches = (PATCH, *beside)
-    for seed, expected, actual in both(
-        patches, lambda each: play(each, more, draw), seeds, ran=None
-    ):
+    plays = both(patches, lambda each: play(each, more, draw), seeds, ran=None)
+    for seed, expected, actual in plays:
         where = f"{', '.join(patches)}, episode {seed}"
         require(not actual.died, f"{where}: it dies in {actual.where}: {actual.died}")
         require(actual.slot_kept is None, f"{where}: a request waits with a slot")
         kept = expected.slot_kept is not None
         log = expected.log[: expected.slot_kept]
-        require(actual.log[: len(log)] == log, f"{where}: {_first(log, actual.log)}")
+        require_same(where, log, actual.log[: len(log)])
         ended = expected.died or kept or len(actual.log) == len(log)
         require(ended, f"{where}: stock drains after fewer steps")
         counts[expected.where or ("kept a slot" if kept else "lived")] += 1
@@ -236,9 +235,8 @@ def alike(
 def _death(server: HybridServer, error: AssertionError) -> Told:
     if isinstance(error, Different) or not str(error).startswith(DEATHS):
         raise error
-    return Told(
-        server.log, str(error), traceback.extract_tb(error.__traceback__)[-1].name, server.slot_kept
-    )
+    where = traceback.extract_tb(error.__traceback__)[-1].name
+    return Told(server.log, str(error), where, server.slot_kept)
 
 
 def submit(server: HybridServer, random: Random, more: Sequence[int] = ()) -> None:
@@ -266,10 +264,3 @@ def act(server: HybridServer, random: Random, more: Sequence[int] = ()) -> None:
         case _:
             for _ in range(random.randint(1, 12)):
                 server.step()
-
-
-def _first(expected: Sequence[Any], actual: Sequence[Any]) -> str:
-    for number, (one, other) in enumerate(zip(expected, actual, strict=False)):
-        if one != other:
-            return f"entry {number} is {other}, on stock {one}"
-    return f"it ends after {len(actual)} entries, stock's has {len(expected)}"

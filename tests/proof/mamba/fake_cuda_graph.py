@@ -115,10 +115,15 @@ def note_kernels() -> None:
 _without_kernels = False
 
 
-def without_kernels(is_off: bool) -> None:
-    """Whether kernels that no tape notes are left out: those of a warm-up, which tell nothing."""
+@contextlib.contextmanager
+def _only_noted() -> Iterator[None]:
+    """Kernels that no tape notes are left out meanwhile: those of a warm-up, which tell nothing."""
     global _without_kernels
-    _without_kernels = is_off
+    _without_kernels = True
+    try:
+        yield
+    finally:
+        _without_kernels = False
 
 
 def _is_view(results: list[Any], arguments: Any) -> bool:
@@ -165,12 +170,8 @@ class Unpinned(TorchFunctionMode):  # type: ignore[misc]
 @contextlib.contextmanager
 def capturing(backend: Any) -> Iterator[None]:
     note_kernels()
-    without_kernels(True)
-    try:
-        with on_cpu(), backend.capture_session(None):
-            yield
-    finally:
-        without_kernels(False)
+    with _only_noted(), on_cpu(), backend.capture_session(None):
+        yield
 
 
 def breakable() -> Any:
@@ -197,13 +198,9 @@ def capture_prefills(model_runner: Any, buckets: Sequence[int]) -> None:
     config.backend, config.bs = breakable(), list(buckets)
 
     def capture(self: Any) -> None:
-        without_kernels(True)
-        try:
-            with self.backend.replay_session():
-                for tokens in reversed(self.capture_num_tokens):
-                    self.capture_one_shape(tokens)
-        finally:
-            without_kernels(False)
+        with _only_noted(), self.backend.replay_session():
+            for tokens in reversed(self.capture_num_tokens):
+                self.capture_one_shape(tokens)
 
     note_kernels()
     with mock.patch.object(module.PrefillCudaGraphRunner, "capture", capture):

@@ -10,7 +10,7 @@ import sglang
 
 from sglang_perf_patches.model.releases import KNOWN
 from sglang_perf_patches.verify import Different, Inputs
-from sglang_perf_patches.verify.comparing import both, live, require
+from sglang_perf_patches.verify.comparing import both, live, require, require_same
 from tests.proof.mamba.constrained_server import Constrained, ConstrainedServer
 from tests.proof.mamba.hybrid_parts import trees
 
@@ -104,7 +104,7 @@ def alike(seeds: Sequence[int], *speculations: str) -> dict[str, int]:
     plays = both((PATCH,), lambda seed: episode(seed, *speculations), seeds, ran=None)
     for seed, (log, error, _), (patched, wrong, freed) in plays:
         require(not wrong, f"{PATCH}, episode {seed}: {wrong}")
-        require(patched[: len(log)] == log, f"{PATCH}, episode {seed}: it decides otherwise")
+        require_same(f"{PATCH}, episode {seed}", log, patched[: len(log)])
         require(bool(error) or len(log) == len(patched), f"{PATCH}, episode {seed}: its length")
         counts["freed"] += freed
         counts["died" if DIES in error else "wrong" if error else "lived"] += 1

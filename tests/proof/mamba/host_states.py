@@ -89,7 +89,8 @@ class Sizes:
     def __init__(self, server: HostedServer) -> None:
         self.cells = Cells(state_bytes(server.pool.mamba_pool), kv_bytes(server.full()))
         self.tokens, self.states = server.host_pools()
-        self.bytes = server.host_bytes()
+        pools = [entry.host_pool for entry in server.tree.host_pool_group.entries]
+        self.bytes = sum(int(pool.size) * int(pool.size_per_token) for pool in pools)
         own = self.states * self.cells.state + self.tokens * self.cells.token
         require(own == self.bytes, f"{PATCH}: {own} bytes are counted, stock says {self.bytes}")
         self.page = server.shape.page

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from sglang_perf_patches.verify import Different, stock
+from sglang_perf_patches.verify import stock
+from sglang_perf_patches.verify.comparing import require
 from sglang_perf_patches.verify.stock import MEMORY, called
 from tests.proof.caches import kv_allocator, unified_cache
 from tests.proof.mamba.hybrid_parts import Shape, prefix_params, publish_shape, state_pool
@@ -111,12 +112,6 @@ class HostedServer(HybridServer):
         kv, states = (entry.host_pool for entry in self.tree.host_pool_group.entries)
         return int(kv.size), int(states.size)
 
-    def host_bytes(self) -> int:
-        return sum(
-            int(entry.host_pool.size) * int(entry.host_pool.size_per_token)
-            for entry in self.tree.host_pool_group.entries
-        )
-
     def settle_copies(self) -> None:
         if hasattr(self.tree, "flush_pending_backups"):
             self.tree.flush_pending_backups()
@@ -145,15 +140,15 @@ class HostedServer(HybridServer):
     def _write_rows(self, req: Any, start: int, count: int, ids: Sequence[int] = ()) -> None:
         where = self._slots_of(req)[start : start + count]
         told = self._told_rows(req, start, start + count, ids)
-        for buffer in (*self.full().k_buffer, *self.full().v_buffer):
+        for buffer in self._buffers():
             buffer[where] = told[:, None, None].to(buffer.dtype)
 
     def _check_rows(self, req: Any, end: int) -> None:
         where = self._slots_of(req)[:end]
         told = self._told_rows(req, 0, end)
-        for buffer in (*self.full().k_buffer, *self.full().v_buffer):
-            if not torch.equal(buffer[where][:, 0, 0], told.to(buffer.dtype)):
-                raise Different(f"{req.rid} finds other KV in its first {end} tokens")
+        for buffer in self._buffers():
+            is_equal = torch.equal(buffer[where][:, 0, 0], told.to(buffer.dtype))
+            require(is_equal, f"{req.rid} finds other KV in its first {end} tokens")
 
     def _told_rows(self, req: Any, start: int, end: int, ids: Sequence[int] = ()) -> torch.Tensor:
         ids = (ids or [*req.origin_input_ids, *req.output_ids])[start:end]
@@ -166,6 +161,9 @@ class HostedServer(HybridServer):
 
     def full(self) -> Any:
         return self.rows.full_kv_pool
+
+    def _buffers(self) -> list[Any]:
+        return [*self.full().k_buffer, *self.full().v_buffer]
 
 
 _CLOCK = SimpleNamespace(round=0, delay=0)
@@ -193,12 +191,9 @@ class _Event:
 
 
 class _Stream:
-    """Runs everything at once."""
+    """Runs everything at once, so nothing has to be waited for."""
 
-    def wait_event(self, *_: Any) -> None:
-        """Nothing to wait for."""
-
-    wait_stream = synchronize = wait_event
+    wait_event = wait_stream = synchronize = staticmethod(lambda *_: None)
 
 
 _DEVICE = SimpleNamespace(

@@ -175,9 +175,8 @@ class DecodeWorker:
         self.counts.tokens += len(self.batch.reqs)
 
     def retract(self) -> list[Any]:
-        takes_arguments = stock.takes(self.batch.retract_decode, "server_args")
-        arguments = (self.server_args,) if takes_arguments else ()
-        retracted, _, aborted = self.batch.retract_decode(*arguments)
+        retract = self.batch.retract_decode
+        retracted, _, aborted = stock.called(retract, server_args=self.server_args)
         self.counts.retractions += len(retracted)
         self.counts.aborted += len(aborted)
         for req in aborted:

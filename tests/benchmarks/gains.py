@@ -78,9 +78,9 @@ class Gain:
     figure: str
     stock: str
     patched: str
-    patches: tuple[str, ...]
+    patches: Sequence[str]
     source: str
-    rows: tuple[str, ...]
+    rows: Sequence[str]
     flags: str = ""
     face: Face | None = None
 
@@ -96,17 +96,10 @@ class Gain:
 
 
 def read(root: Path) -> list[Gain]:
-    gains = [
-        Gain(
-            **{
-                **row,
-                "patches": tuple(row["patches"]),
-                "rows": tuple(row["rows"]),
-                "face": Face(**row["face"]) if "face" in row else None,
-            }
-        )
-        for row in json.loads((root / DATA).read_text(encoding="utf-8"))
-    ]
+    gains = []
+    for row in json.loads((root / DATA).read_text(encoding="utf-8")):
+        face = Face(**row["face"]) if "face" in row else None
+        gains.append(Gain(**row | {"face": face}))
     return sorted(gains, key=lambda gain: gain.ratio)
 
 

@@ -3,10 +3,9 @@
 usage: python transfer_load.py OUT.json [--page-size 1] [--gpus 0,1] [--seconds 300]
     [--parts long,mixed,retracted,…] [--draft 1] [--ranks 2] [--times 1] [--output 32]
 
-Boots what `two_gpus.py` boots: a stock prefill server on the first GPU, and on the second a stock
-and a patched decode server. Their sliding-window pool is the one that the release makes for 64
-running requests, and retracted KV goes where the release puts it. Kernels compile first. Then it
-plays these parts, or those that are named in their order, on each decode server in turn:
+Boots what `two_gpus.py` boots, with the sliding-window pool that the release makes for 64 running
+requests; retracted KV goes where the release puts it. Kernels compile first. Then it plays these
+parts, or those that are named in their order, on each decode server in turn:
 
 - mixed: 64 prompts of 1 to 2,400 tokens at once, twice: replies, time to the first token,
   throughput.
@@ -20,11 +19,10 @@ plays these parts, or those that are named in their order, on each decode server
 - killed: 32 requests on each decode server, and the prefill server is killed: each must end, in an
   error or whole. It is to be the last part, and the others leave it its time.
 
-Replies to the same prompt are compared, tokens and log-probabilities, and with the reply to the
-request sent alone. After each part both pools must be whole and no slot mapped. OUT.json is written
-after each load; after S seconds the run ends with what it has. With ``--draft 1`` all servers
-speculate (EAGLE-3). With ``--ranks 2`` each decode server is on both GPUs, with data-parallel
-attention, and its ranks share the requests and the tokens.
+Replies to the same prompt are compared, tokens and log-probabilities. After each part both pools
+must be whole and no slot mapped. OUT.json is written after each load; after S seconds the run ends
+with what it has. With ``--draft 1`` all servers speculate (EAGLE-3). With ``--ranks 2`` each decode
+server is on both GPUs, with data-parallel attention, and its ranks share the requests.
 """
 
 from __future__ import annotations

@@ -35,9 +35,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "rig"))
 
 from engine import patches_here as patches_here
-from shapes import SHAPES
+from shapes import SHAPES, whole
 
-CONFIG = SHAPES["gpt-oss-small"].config
+CONFIG = whole(SHAPES["gpt-oss-small"].config)
 PORTS = {"prefill": 31000, "stock": 33000, "patched": 35000}
 BOOTSTRAP = 8998
 FULL, RATIO = 83_968, 0.5  # whole pages of 64, both

@@ -38,7 +38,10 @@ def lend() -> None:
     triton.autotune = lambda configs, *args, **kwargs: autotune(configs[:1], *args, **kwargs)
     triton_names.lend()
     _exchange_once_a_launch()
-    _skip_overflow_checks()
+    # The interpreter computes each sum and product of integers once more in 64 bits, and asserts
+    # nothing unless it debugs: a fifth of the time that a proof takes.
+    builder = importlib.import_module("triton.runtime.interpreter").interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
 def _lend_operators(torch: Any) -> None:
@@ -74,13 +77,3 @@ def _exchange_once_a_launch() -> None:
         return exchange(function)
 
     interpreter._patch_lang = once
-
-
-def _skip_overflow_checks() -> None:
-    """Skip a check of sums and products of integers whose result the interpreter drops.
-
-    It computes each once more in 64 bits, and asserts nothing unless it debugs: a fifth of the
-    time that a proof takes.
-    """
-    builder = importlib.import_module("triton.runtime.interpreter").interpreter_builder
-    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)

@@ -326,17 +326,8 @@ def decodes(sides: Sides) -> dict[str, Any]:
     return results
 
 
-PARTS: dict[str, Callable[[Sides], dict[str, Any]]] = {
-    "tokens": tokens,
-    "together": together,
-    "ttft": ttft,
-    "tpot": tpot,
-    "continued": continued,
-    "mixed": mixed,
-    "prefills": prefills,
-    "decodes": decodes,
-    "offloaded": offloaded,
-}
+_PARTS = (tokens, together, ttft, tpot, continued, mixed, prefills, decodes, offloaded)
+PARTS: dict[str, Callable[[Sides], dict[str, Any]]] = {part.__name__: part for part in _PARTS}
 USUAL = ("tokens", "together", "ttft", "tpot", "prefills", "decodes")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -44,21 +44,19 @@ def before_a_boundary(speculation: str) -> ConstrainedServer:
     return made
 
 
-def drained(made: ConstrainedServer) -> str:
+def played(speculation: str) -> str:
+    return drained(lambda: before_a_boundary(speculation))
+
+
+def drained(make: Callable[[], ConstrainedServer]) -> str:
     """What a server dies of, or which state is wrong; empty if it drains."""
     try:
+        made = make()
         made.drain()
         made.check_drained()
     except (TypeError, Different) as error:
         return str(error)
     return ""
-
-
-def played(speculation: str) -> str:
-    try:
-        return drained(before_a_boundary(speculation))
-    except TypeError as error:
-        return str(error)
 
 
 def where_stock_goes_wrong(_: Inputs) -> int:
@@ -81,7 +79,8 @@ def episode(seed: int, *speculations: str) -> tuple[list[Any], str, int]:
         chunk=random.choice((128, 256)),
         rows=random.choice((2, 4, 8)),
     )
-    try:
+
+    def loaded() -> ConstrainedServer:
         for _ in range(random.randint(3, 5)):
             for _ in range(random.randint(1, 4)):
                 ids = [10 + random.randint(0, 1)] * random.choice((20, 64, 90, 130))
@@ -89,9 +88,10 @@ def episode(seed: int, *speculations: str) -> tuple[list[Any], str, int]:
                 made.submit(ids, random.choice((1, 9, 50, 90, 140)), grammar=random.random() < 0.8)
             for _ in range(random.randint(1, 30)):
                 made.step()
-    except (TypeError, Different) as error:
-        return made.log, str(error), made.freed
-    return made.log, drained(made), made.freed
+        return made
+
+    error = drained(loaded)
+    return made.log, error, made.freed
 
 
 def alike(seeds: Sequence[int], *speculations: str) -> dict[str, int]:

@@ -15,11 +15,11 @@ from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import same
 from sglang_perf_patches.verify.mla.cases import draft_batch, prepare
 from sglang_perf_patches.verify.mla.rig import REQUESTS, furnished, model_runner, server_args
-from tests.proof.mla import some_lengths, wheels
+from tests.proof.mla import some_lengths, trtllm
 
 PATCH = "mla.draft-metadata"
 
-MODULE, PARENT = wheels.trtllm()
+MODULE, PARENT = trtllm()
 HEIRS = (
     ("tokenspeed_mla_backend", "TokenspeedMLAMultiStepDraftBackend"),
     ("cutedsl_mla_backend", "CuteDslMLAMultiStepDraftBackend"),

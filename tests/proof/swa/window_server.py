@@ -106,7 +106,10 @@ class WindowServer:
         self.runner = self.scheduler.tp_worker.model_runner
         _fill(self.runner.model)
         if self.has_window_pool:
-            _shuffle(self.scheduler.token_to_kv_pool_allocator.swa_attn_allocator)
+            allocator = self.scheduler.token_to_kv_pool_allocator.swa_attn_allocator
+            same = torch.Generator().manual_seed(0)
+            order = torch.randperm(len(allocator.free_pages), generator=same)
+            allocator.free_pages = allocator.free_pages[order]
         self._run: Callable[..., Any] = self.scheduler.run_batch
         self.scheduler.run_batch = self._run_batch
 
@@ -243,11 +246,6 @@ def limit() -> None:
     """
     faulthandler.register(signal.SIGALRM, chain=True)
     signal.alarm(int(limit_s(30)))
-
-
-def _shuffle(allocator: Any) -> None:
-    order = torch.randperm(len(allocator.free_pages), generator=torch.Generator().manual_seed(0))
-    allocator.free_pages = allocator.free_pages[order]
 
 
 def _fill(model: Any) -> None:

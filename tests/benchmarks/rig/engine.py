@@ -45,22 +45,14 @@ Prompts = list[list[int]]
 
 @dataclass(frozen=True)
 class Replies:
-    """What came of prompts that were sent at once.
+    """What came of prompts that were sent at once."""
 
-    Attributes:
-        seconds: until the last reply was whole.
-        latencies: seconds of each.
-        cached: tokens of each prompt that the prefix cache had.
-        steps: verify steps of all, 0 without speculation.
-        logprobs: of each reply the log-probability of each token; none where they were not asked.
-    """
-
-    seconds: float
+    seconds: float  # until the last reply was whole
     tokens: list[list[int]]
-    latencies: list[float]
-    cached: list[int]
-    steps: int
-    logprobs: list[list[float]]
+    latencies: list[float]  # seconds of each
+    cached: list[int]  # tokens of each prompt that the prefix cache had
+    steps: int  # verify steps of all, 0 without speculation
+    logprobs: list[list[float]]  # of each token of each reply; none where they were not asked
 
     def figures(self) -> dict[str, float]:
         return {"last": 1e3 * self.seconds, "median": 1e3 * statistics.median(self.latencies)}

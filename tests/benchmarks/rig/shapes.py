@@ -42,17 +42,11 @@ EVERYWHERE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Shape:
-    """One model.
+    """One model."""
 
-    Attributes:
-        config: its ``config.json``.
-        options: arguments of its Engine, by the names that older releases have.
-        draft: what its draft's configuration has of its own, or all of it if it has a
-            ``text_config``; None without a draft.
-    """
-
-    config: Mapping[str, Any]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any]  # its ``config.json``
+    options: Mapping[str, Any] = field(default_factory=dict)  # of its Engine, by older names
+    # What its draft's configuration has of its own, or all of it if it has a ``text_config``.
     draft: Mapping[str, Any] | None = None
 
 

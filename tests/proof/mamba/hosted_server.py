@@ -30,22 +30,14 @@ _STREAMED = ("sglang.srt.managers.cache_controller", f"{MEMORY}.l2_transfer")
 
 @dataclass(frozen=True, kw_only=True)
 class Hosted(Shape):
-    """The settings of a server whose prefixes are kept on the host too.
+    """The settings of a server whose prefixes are kept on the host too."""
 
-    Attributes:
-        ratio: the host's pools over the device's, as ``--hicache-ratio`` has it.
-        gigabytes: both of the host's pools, as ``--hicache-size`` has it; 0 for the ratio.
-        policy: ``--hicache-write-policy``.
-        kv_layer: the number of the layer that has KV; layer 0 has states.
-        delay: rounds until the scheduler learns that a copy to or from the host has ended.
-    """
-
-    ratio: float = 2.0
-    gigabytes: float = 0
-    policy: str = "write_through"
-    kv_layer: int = 1
+    ratio: float = 2.0  # the host's pools over the device's: ``--hicache-ratio``
+    gigabytes: float = 0  # both of the host's pools: ``--hicache-size``; 0 for the ratio
+    policy: str = "write_through"  # ``--hicache-write-policy``
+    kv_layer: int = 1  # the number of the layer that has KV; layer 0 has states
     more: tuple[tuple[str, Any], ...] = ()
-    delay: int = 0
+    delay: int = 0  # rounds until the scheduler learns that a copy to or from the host has ended
 
 
 class HostedServer(HybridServer):

@@ -27,35 +27,23 @@ _MANAGERS = "sglang.srt.managers"
 
 @dataclass(frozen=True)
 class Shape:
-    """The settings of a server.
+    """The settings of a server."""
 
-    Attributes:
-        tree: ``"radix"``, the cache for such models alone, or ``"unified"``.
-        tracked: whether states are tracked in extra buffers, in pages of 64 tokens; otherwise pages
-            have one token, and a state is cached where a prefill ends.
-        slots: for states.
-        tokens: of KV.
-        chunk: most tokens of a prefill.
-        overlap: whether a prefill is made before the results of the last one are there, as with
-            overlap scheduling.
-        lazy: whether a tracked request gets its second buffer only where it reaches a boundary.
-        drafts: most tokens that a verify accepts; 0 without speculation.
-        branches: drafts that branch from a token.
-        transfer: rounds until a prefill server's KV was sent, while the request holds its slots; 0
-            for a server that decodes.
-    """
-
-    tree: str
+    tree: str  # "radix", the cache for such models alone, or "unified"
+    # States are tracked in extra buffers, in pages of 64 tokens; otherwise pages have one token,
+    # and a state is cached where a prefill ends.
     tracked: bool
-    slots: int
-    tokens: int = 64 * 200
+    slots: int  # for states
+    tokens: int = 64 * 200  # of KV
     rows: int = 8
-    chunk: int = 256
-    overlap: bool = True
+    chunk: int = 256  # most tokens of a prefill
+    overlap: bool = True  # a prefill is made before the results of the last one are there
     context: int = 4096
-    lazy: bool = False
-    drafts: int = 0
-    branches: int = 1
+    lazy: bool = False  # a tracked request gets its second buffer only where it reaches a boundary
+    drafts: int = 0  # most tokens that a verify accepts; 0 without speculation
+    branches: int = 1  # drafts that branch from a token
+    # Rounds until a prefill server's KV was sent, while the request holds its slots; 0 for a server
+    # that decodes.
     transfer: int = 0
 
     @property
@@ -235,18 +223,14 @@ def scheduler(shape: Shape, pool: Any, kv: Any, tree: Any) -> Any:
 
 @dataclass
 class Launched:
-    """A decode or verify that runs, while the results before it are taken.
-
-    Attributes:
-        into: of each request, the slot that tracks its state, if it tracks one in this step.
-        counts: of each request, the tokens that it gets, where that is drawn at the launch.
-        claimed: of each request, the tokens that the release counted before it knew them.
-    """
+    """A decode or verify that runs, while the results before it are taken."""
 
     batch: Any
-    into: list[int]
-    counts: dict[str, int] = field(default_factory=dict)
-    claimed: dict[str, int] = field(default_factory=dict)
+    into: list[
+        int
+    ]  # of each request, the slot that tracks its state, if it tracks one in this step
+    counts: dict[str, int] = field(default_factory=dict)  # its new tokens, if known by then
+    claimed: dict[str, int] = field(default_factory=dict)  # those that the release counted before
 
 
 def launched(batch: Any, drafts: int) -> Launched:

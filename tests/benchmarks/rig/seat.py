@@ -125,10 +125,7 @@ class Seat:
 
 
 def seat(replies: str, plan: Mapping[str, Any]) -> None:
-    """Boot one Engine, then do what standard input asks for, a line each, until it ends.
-
-    `fleet.Boot` reads the file `replies`.
-    """
+    """Boot an Engine, then do what each line of the input asks; `replies` is for `fleet.Boot`."""
     with open(replies, "w", encoding="utf-8") as out:
 
         def say(found: Any) -> None:

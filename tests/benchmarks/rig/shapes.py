@@ -288,10 +288,7 @@ def whole(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(name: str, folder: Path, changes: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """Put a model where an Engine reads it; its arguments, and how many words its vocabulary has.
-
-    `name` is in `SHAPES`, or the folder of a model with weights.
-    """
+    """Put one of `SHAPES`, or a folder's model, where an Engine reads it; arguments, vocabulary."""
     if name not in SHAPES:
         if not (Path(name) / "config.json").is_file():
             raise ValueError(f"no shape or model {name!r}: the shapes are {', '.join(SHAPES)}")

@@ -2,8 +2,7 @@
 
     python tests/benchmarks/rig/turns.py OUT.json SHAPE SIDES [PART …] [NAME=VALUE …]
 
-Boots differ by more than a patch does, so one Engine measures all sides. Run it under ``python -m
-sglang_perf_patches run`` with SGLANG_PERF_PATCHES, the release and its packages on PYTHONPATH.
+Run it under ``python -m sglang_perf_patches run``, as README.md says.
 
 - SHAPE: a name in ``shapes.py``, or the folder of a model with weights.
 - SIDES: with commas between, beside ``stock``, which has every live patch off. ``all`` has every
@@ -77,11 +76,7 @@ class Sides:
     def by_turns(
         self, make: Callable[[], Prompts | Mapping[str, Prompts]], output: int
     ) -> dict[str, list[Replies]]:
-        """What each side replies, in another order each round.
-
-        `make` gives the prompts of a round, the same for all sides or those of each, and `output`
-        is the tokens of a reply.
-        """
+        """What each side replies; `make` gives a round's prompts, for all sides or for each."""
         taken: dict[str, list[Replies]] = {name: [] for name in self.off}
         for number in range(-WARM, ROUNDS):
             prompts = make()

@@ -98,10 +98,7 @@ Draw = Callable[[Random], Shape]
 
 
 def play(seed: int, more: Sequence[int] = (), draw: Draw = shape) -> Told:
-    """Play an episode, the same one for the same seed as long as the server decides the same.
-
-    A request may get `more` numbers of tokens than those of `submit`.
-    """
+    """Play an episode: the same one for a seed, as long as the server decides the same."""
     random = Random(seed)
     server = served(draw(random))
     try:
@@ -148,10 +145,7 @@ def short_of_its_prefix(tree: str, tracked: bool) -> HybridServer:
 
 
 def short_of_tokens(tree: str, tracked: bool) -> HybridServer:
-    """Requests are admitted, then KV keeps one out whose match took a slot of theirs.
-
-    0.5.9 leaves that slot with the request that waits.
-    """
+    """KV keeps out a request whose match took a slot of theirs; 0.5.9 leaves that with it."""
     slots, tokens, new = (7, 1024, 440) if tracked else (4, 512, 120)
     server = HybridServer(Shape(tree, tracked, slots, tokens, rows=4))
     server.submit([11] * 128, 1)
@@ -185,10 +179,7 @@ def short_of_loads() -> HybridServer:
 
 
 def short_of_the_last_state() -> HybridServer:
-    """A request's state is on the host, a shorter one is on the device, and one slot can be had.
-
-    Loading takes two.
-    """
+    """One slot can be had, and loading a state takes two; a shorter one is on the device."""
     server = served(Hosted("unified", tracked=False, slots=4, rows=2))
     for prompt in ([11] * 128, [12] * 128, [11] * 64):
         server.submit(prompt, 1)

@@ -47,12 +47,7 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
         self.steps: list[Callable[[], None]] = []
 
     def capture_begin(self, pool: Any, **_: Any) -> None:
-        """Note what is launched from now on.
-
-        Raises:
-            AssertionError: all graphs of the pool were freed, after which PyTorch's allocator
-                takes its handle no more (``create_or_incref_pool``).
-        """
+        """Note what is launched from now on; PyTorch refuses a pool whose graphs were all freed."""
         assert Tape.recording is None
         if pool != _NO_POOL:
             assert pool not in Tape.users or Tape.users[pool], "use_count > 0: no graph of the pool"
@@ -74,11 +69,7 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
                 step()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and note it if it computes anything.
-
-        Raises:
-            AssertionError: it would wait.
-        """
+        """Run an operator, and note it if it computes anything; refuse it if it would wait."""
         options = dict(kwargs or {})
         result = func(*args, **options)
         name = func.overloadpacket.__name__

@@ -95,11 +95,7 @@ def episode(seed: int, *speculations: str) -> tuple[list[Any], str, int]:
 
 
 def alike(seeds: Sequence[int], *speculations: str) -> dict[str, int]:
-    """Play episodes on stock and then patched: how many lived, died and had wrong states.
-
-    Raises:
-        Different: the patched server goes wrong, or decides otherwise before stock does.
-    """
+    """How often stock lives, dies or has wrong states; patched, all live and decide as it."""
     counts = {"freed": 0, "lived": 0, "died": 0, "wrong": 0}
     plays = both((PATCH,), lambda seed: episode(seed, *speculations), seeds, ran=None)
     for seed, (log, error, _), (patched, wrong, freed) in plays:

@@ -112,9 +112,7 @@ Replayed = tuple[Sizes, list[int], tuple[host_split.Pools, host_split.Pools | No
 def replayed(*, prompts: int, **options: Any) -> Replayed:
     """Fill a server, and play the same prompts with another last token.
 
-    Returns:
-        its sizes, how many tokens each of the later prompts finds on the host, and what is expected
-        of stock and of the policy.
+    Its sizes, the tokens that each later prompt finds on the host, what stock and the policy make.
     """
     shape = Hosted("unified", slots=9, tokens=64 * 40, rows=2, **options)
     server = HostedServer(shape)

@@ -41,10 +41,7 @@ class Hosted(Shape):
 
 
 class HostedServer(HybridServer):
-    """A `HybridServer` with the hierarchical cache.
-
-    `found` has of each request its tokens that a prefill found on the device and on the host.
-    """
+    """With the hierarchical cache; `found`: a prefill's tokens from the device and the host."""
 
     shape: Hosted
 

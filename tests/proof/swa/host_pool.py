@@ -17,10 +17,7 @@ import torch
 
 
 def resolved(rows: Any, allocator: Any) -> float | None:
-    """Slots of the host's pools over the device's, as the release decides; None if it has none.
-
-    Its own ``resolve_decode_retraction_backup`` decides, by the arguments of this process.
-    """
+    """Slots of the host's pools over the device's, as stock resolves them; None without one."""
     try:
         builder = importlib.import_module("sglang.srt.mem_cache.kv_cache_builder")
         context = importlib.import_module("sglang.srt.runtime_context")

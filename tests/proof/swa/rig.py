@@ -161,14 +161,13 @@ class DecodeWorker:
         self._tensors()
         if not self.batch.check_decode_mem():
             self.retract()
+            self._tensors()
         if not self.batch.reqs:
             return
-        self._tensors()
         self.batch.forward_mode = ForwardMode.DECODE
         self.batch.forward_iter = self.counts.steps
         before = [self.committed(req) for req in self.batch.reqs]
-        slots = self._alloc_for_decode()
-        assert len(slots) == len(self.batch.reqs)
+        self._alloc_for_decode()
         for req, length in zip(self.batch.reqs, before, strict=True):
             self._after_decode(req, length)
         self._over_allocate()
@@ -249,25 +248,23 @@ class DecodeWorker:
     def _row(self, req: Any) -> int:
         return int(_record(req, "req_pool_idx").req_pool_idx)
 
-    def _alloc_for_decode(self) -> Any:
-        """A slot for a token of each running request: over-allocated ones before new ones."""
+    def _alloc_for_decode(self) -> None:
+        """Have a slot for a token of each running request: over-allocated ones before new ones."""
         reqs = self.batch.reqs
         fresh = [req for req in reqs if self.allocated(req) == self.committed(req)]
         if len(fresh) < len(reqs):
             self.batch.maybe_evict_swa()
             for req in fresh:
                 self._extend(req, 1)
-            ends = [self.committed(req) for req in reqs]
-            return [self.slots(req, end, end + 1) for req, end in zip(reqs, ends, strict=True)]
+            return
         module = common
         if not hasattr(module, "alloc_for_decode"):
             module = importlib.import_module("sglang.srt.mem_cache.allocation")
         before = [self.allocated(req) for req in reqs]
-        slots = module.alloc_for_decode(self.batch, 1)
+        assert len(module.alloc_for_decode(self.batch, 1)) == len(reqs)
         for req, length in zip(reqs, before, strict=True):
             if self.allocated(req) == length:
                 _record(req, "kv_allocated_len").kv_allocated_len = length + 1
-        return slots
 
     def _over_allocate(self) -> None:
         for req in self.batch.reqs:

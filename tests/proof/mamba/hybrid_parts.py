@@ -175,7 +175,8 @@ def scheduler(shape: Shape, pool: Any, kv: Any, tree: Any) -> Any:
         """The release's, without what it starts; what it lacks is off."""
 
         def __init__(self, **own: Any) -> None:
-            vars(self).update(own)
+            for name, value in own.items():
+                setattr(self, name, value)
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__"):

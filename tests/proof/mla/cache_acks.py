@@ -94,17 +94,19 @@ def _cache(asked: Play, group: str) -> Any:
         **{f"{name}_queue": queue.Queue() for name in queues},
     )
     groups = {"attn_cp_group": None, "attn_tp_group": None, "tp_group": None}
-    vars(cache).update(
-        tree_core=SimpleNamespace(write_back_duplicate_reclaim_digest=len(asked.seed)),
-        tp_world_size=distributed.get_world_size() if group == "tp_group" else 1,
-        pp_rank=0,
-        pp_size=1,
-        pp_group=None,
-        host_memory_mode="cache",
-        enable_storage=asked.has_storage,
-        cache_controller=controller,
-        **groups | {group: distributed.group.WORLD},
-    )
+    for name, value in {
+        "tree_core": SimpleNamespace(write_back_duplicate_reclaim_digest=len(asked.seed)),
+        **groups,
+        group: distributed.group.WORLD,
+        "tp_world_size": distributed.get_world_size() if group == "tp_group" else 1,
+        "pp_rank": 0,
+        "pp_size": 1,
+        "pp_group": None,
+        "host_memory_mode": "cache",
+        "enable_storage": asked.has_storage,
+        "cache_controller": controller,
+    }.items():
+        setattr(cache, name, value)
     return cache
 
 

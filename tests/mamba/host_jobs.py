@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from tests.proof import stubs
+from tests.proof import host_copies, stubs
 
 stubs.lend()
 
@@ -21,7 +21,6 @@ import sglang_perf_patches
 from sglang_perf_patches.sets.mamba import host_split
 from sglang_perf_patches.sets.mamba import host_states as body
 from sglang_perf_patches.verify.comparing import live
-from tests.proof import host_copies
 from tests.proof.mamba import host_states as proof
 from tests.proof.mamba.hosted_server import Hosted, HostedServer
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from tests.proof import host_copies, stubs
+from tests.proof import stubs
 
 stubs.lend()
 
@@ -22,6 +22,7 @@ from sglang_perf_patches.sets.mamba import host_split
 from sglang_perf_patches.sets.mamba import host_states as body
 from sglang_perf_patches.verify.comparing import live
 from tests.proof.mamba import host_states as proof
+from tests.proof.mamba import hosted_server
 from tests.proof.mamba.hosted_server import Hosted, HostedServer
 
 SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -100,8 +101,8 @@ def broken() -> Any:
         "other bytes of a token": (body, "kv_bytes", lambda pool: 4),
         "none is served": (body, "unserved", lambda *_: "no server"),
         # What the checks themselves look at.
-        "no state comes back": (host_copies, "_state_pairs", lambda *_: []),
-        "no KV comes back": (host_copies, "_kv_pairs", lambda *_: []),
+        "no state comes back": (hosted_server, "_state_pairs", lambda *_: []),
+        "no KV comes back": (hosted_server, "_kv_pairs", lambda *_: []),
     }
     errors = {}
     for name, (owner, function, wrong) in breaks.items():

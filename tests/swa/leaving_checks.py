@@ -27,7 +27,7 @@ def the_rule_stays_with_its_queue(page_size: int, backup: str = "cpu_tensor") ->
     assert len(worker.batch.reqs) == 2
     if backup == "default":
         for entry in worker.tree_cache.host_pool_group.entries:
-            entry.host_pool.free_slots = entry.host_pool.free_slots[:0]
+            entry.host_pool.slots = entry.host_pool.slots[:0]
             entry.host_pool.size = 0
     assert worker.retract()
     waiting = _leave()

@@ -2,15 +2,18 @@
 
 Stock's own are, besides what `HybridServer` has: the device's pools of KV and states, what divides
 the host's memory and makes its pools, the controller that backs up, loads back and acknowledges,
-and the unified radix cache's part in it; `host_copies` has stand-ins for the copies. In the place
-of KV stands what tells the token and its position, and it is found again where a request goes on.
+and the unified radix cache's part in it. Stand-ins take the place of pinned memory, of streams and
+events, which do at once what is asked of them, and of the kernels that copy rows. In the place of
+KV stands what tells the token and its position, and it is found again where a request goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,9 +22,10 @@ from sglang_perf_patches.verify import stock
 from sglang_perf_patches.verify.comparing import require
 from sglang_perf_patches.verify.stock import MEMORY, called
 from tests.proof.caches import kv_allocator, unified_cache
-from tests.proof.host_copies import CLOCK, lend
 from tests.proof.mamba.hybrid_parts import Shape, prefix_params, publish_shape, state_pool
 from tests.proof.mamba.hybrid_server import HybridServer
+
+_STREAMED = ("sglang.srt.managers.cache_controller", f"{MEMORY}.l2_transfer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +47,7 @@ class HostedServer(HybridServer):
 
     def __init__(self, shape: Hosted) -> None:
         lend()
-        CLOCK.delay = shape.delay
+        _CLOCK.delay = shape.delay
         self.found: dict[str, tuple[int, int]] = {}
         self._args = publish_shape(
             shape,
@@ -88,7 +92,7 @@ class HostedServer(HybridServer):
         """The same, when all copies have been noticed."""
         for _ in range(2):
             self.settle_copies()
-            CLOCK.round += self.shape.delay
+            _CLOCK.round += self.shape.delay
             self.settle_copies()
         super().check_drained()
 
@@ -103,7 +107,7 @@ class HostedServer(HybridServer):
         self.tree.check_hicache_events()
 
     def step(self) -> None:
-        CLOCK.round += 1
+        _CLOCK.round += 1
         self.settle_copies()
         super().step()
 
@@ -149,3 +153,98 @@ class HostedServer(HybridServer):
 
     def _buffers(self) -> list[Any]:
         return [*self.full().k_buffer, *self.full().v_buffer]
+
+
+_CLOCK = SimpleNamespace(round=0, delay=0)
+
+
+class _Event:
+    """Has happened when it is recorded, because all is done at once; it is told of later."""
+
+    def __init__(self, **_: Any) -> None:
+        self._known = 0
+
+    def record(self, *_: Any) -> None:
+        self._known = _CLOCK.round + _CLOCK.delay
+
+    def wait(self, *_: Any) -> None:
+        self._known = 0
+
+    synchronize = wait
+
+    def query(self) -> bool:
+        return bool(_CLOCK.round >= self._known)
+
+    def elapsed_time(self, _: Any) -> float:
+        return 0.0
+
+
+class _Stream:
+    """Runs everything at once, so nothing has to be waited for."""
+
+    wait_event = wait_stream = synchronize = staticmethod(lambda *_: None)
+
+
+_DEVICE = SimpleNamespace(
+    __name__="at_once",
+    Event=_Event,
+    Stream=_Stream,
+    stream=lambda _: contextlib.nullcontext(),
+    current_stream=lambda *_: _Stream(),
+)
+
+
+def lend() -> None:
+    """Stand in for streams, pinned memory and kernels that copy rows, in this process."""
+    for name in _STREAMED:
+        with contextlib.suppress(ModuleNotFoundError):  # l2_transfer came with 0.5.19 or so
+            module: Any = importlib.import_module(name)
+            module.device_module = _DEVICE
+    # Stock keeps 10 GiB of the host free, which a machine may not have; these pools hold kilobytes.
+    base: Any = importlib.import_module(f"{MEMORY}.pool_host.base")
+    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
+    common: Any = importlib.import_module(f"{MEMORY}.pool_host.common")
+    common.ALLOC_MEMORY_FUNCS["cpu"] = lambda dims, *, dtype, **_: torch.zeros(dims, dtype=dtype)
+    kv = importlib.import_module(f"{MEMORY}.pool_host.mha").MHATokenToKVPoolHost
+    try:
+        states = importlib.import_module(f"{MEMORY}.pool_host.mamba").MambaPoolHost
+    except ModuleNotFoundError:  # it moved with 0.5.18 or so
+        states = importlib.import_module(f"{MEMORY}.memory_pool_host").MambaPoolHost
+    for kind, pairs, layers in (
+        (kv, _kv_pairs, "layer_num"),
+        (states, _state_pairs, "num_mamba_layers"),
+    ):
+        kind.backup_from_device_all_layer, kind.load_to_device_per_layer = _copying(pairs, layers)
+
+
+def _kv_pairs(host: Any, pool: Any, layer: int) -> list[tuple[Any, Any]]:
+    return [
+        (host.kv_buffer[0][:, layer], pool.k_buffer[layer]),
+        (host.kv_buffer[1][:, layer], pool.v_buffer[layer]),
+    ]
+
+
+def _state_pairs(host: Any, pool: Any, layer: int) -> list[tuple[Any, Any]]:
+    cache = pool.mamba_cache
+    kept = (host.temporal_buffer, *host.conv_buffer)
+    return [
+        (each[:, layer, 0], rows[layer])
+        for each, rows in zip(kept, (cache.temporal, *cache.conv), strict=True)
+    ]
+
+
+def _copying(pairs: Callable[..., list[tuple[Any, Any]]], layers: str) -> tuple[Any, Any]:
+    """What copies to the host, all layers at once, and what copies a layer back."""
+
+    def back_up(self: Any, device_pool: Any, host: Any, device: Any, *_: Any, **__: Any) -> None:
+        for layer in range(getattr(self, layers)):
+            for kept, rows in pairs(self, device_pool, layer):
+                kept[host.long()] = rows[device.long()]
+
+    def load(
+        self: Any, device_pool: Any, host: Any, device: Any, layer: int, *_: Any, **__: Any
+    ) -> None:
+        for kept, rows in pairs(self, device_pool, layer):
+            rows[device.long()] = kept[host.long()]
+
+    return back_up, load

@@ -1,8 +1,7 @@
 """What a decode worker is made of: the release's own pools, cache, batch and queue, on a CPU.
 
 Stand-ins take the place of the scheduler around them and of the transfers. A `worker` is a
-`rig.DecodeWorker`, which is made of these. From 0.5.18 on a decode server keeps retracted KV in
-pools of the host by default: these are the release's too, with `host_copies`.
+`rig.DecodeWorker`, which is made of these.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from sglang_perf_patches.verify import stock
 from sglang_perf_patches.verify.stock import EXTRA_ARGUMENTS, MEMORY, NoneByDefault, called
 from tests.proof import requests
 from tests.proof.caches import cache_params, unified_cache
-from tests.proof.host_copies import lend
 from tests.proof.swa.shape import LAYOUTS, Shape
 
 
@@ -39,7 +37,6 @@ def publish(shape: Shape) -> Any:
         "disaggregation_transfer_backend": "fake",
         "num_reserved_decode_tokens": shape.reserved,
         "device": "cpu",
-        "hicache_mem_layout": "page_first",
         **LAYOUTS[shape.layout],
     }
     if shape.over_allocation:
@@ -77,47 +74,17 @@ def pools(shape: Shape, kv_cache_dtype: str) -> tuple[Any, Any]:
     )
 
 
-def tree_cache(shape: Shape, rows: Any, allocator: Any, server_args: Any) -> Any:
+def tree_cache(shape: Shape, rows: Any, allocator: Any, has_host_pool: bool) -> Any:
     """The cache without prefix sharing that a decode server has.
 
     Up to 0.5.19 that is one without nodes, unless retracted KV goes to a pool of the host.
     """
     options = {"disable": True, "sliding_window_size": shape.window}
     params = cache_params(rows, allocator, shape.page_size, **options)
-    has_host_pool = _keeps_on_host(rows, allocator)
     if not has_host_pool:
         with contextlib.suppress(ImportError):  # now there is one cache for all
             return importlib.import_module(f"{MEMORY}.chunk_cache").SWAChunkCache(params)
-    cache = unified_cache(params, "FULL", "SWA")
-    if has_host_pool:
-        lend()
-        cache.init_hicache(server_args, params)
-    return cache
-
-
-def _keeps_on_host(rows: Any, allocator: Any) -> bool:
-    """Whether stock resolves that retracted KV goes to a pool of the host."""
-    try:
-        builder = importlib.import_module(f"{MEMORY}.kv_cache_builder")
-        resolve = builder.resolve_decode_retraction_backup
-    except (ImportError, AttributeError):
-        return False
-    pool = allocator.get_kvcache()
-    plain = SimpleNamespace(architectures=["GptOssForCausalLM"])
-    plain.get_text_config = lambda: plain
-    model = SimpleNamespace(hf_config=plain, hf_text_config=plain, linear_attn_registry_result=None)
-    runner = SimpleNamespace(
-        mtp_draft_device_pools=(),
-        spec_algorithm=SimpleNamespace(is_dspark=lambda: False),
-        model_config=model,
-    )
-    worker = SimpleNamespace(
-        is_hybrid_swa=True,
-        get_memory_pool=lambda: (rows, allocator),
-        get_tokens_per_layer_info=lambda: (pool.full_kv_pool.size, pool.swa_kv_pool.size),
-        model_runner=runner,
-    )
-    return bool(resolve(tp_worker=worker) == "host_pool")
+    return unified_cache(params, "FULL", "SWA")
 
 
 def batch(worker: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from sglang_perf_patches.verify.comparing import require
+from tests.proof.swa.host_pool import buffers
 from tests.proof.swa.rig import DecodeWorker
 
 
@@ -130,19 +131,15 @@ def _values(req: Any, first: int, end: int) -> Any:
     return torch.arange(first, end, dtype=torch.float32) + number * 2048
 
 
-def _buffers(pool: Any) -> list[Any]:
-    return [*pool.k_buffer, *pool.v_buffer]
-
-
 def _fill(pool: Any, slots: Any, values: Any) -> None:
     rows = values[:, None, None]
-    for buffer in _buffers(pool):
+    for buffer in buffers(pool):
         # A number does not fit into 8 bits: its bytes are the values of a head.
         buffer[slots] = rows.view(buffer.dtype) if buffer.itemsize == 1 else rows.to(buffer.dtype)
 
 
 def _read(pool: Any, slots: Any) -> Any:
-    parts = torch.cat([buffer[slots].flatten(1) for buffer in _buffers(pool)], dim=1)
+    parts = torch.cat([buffer[slots].flatten(1) for buffer in buffers(pool)], dim=1)
     return parts.view(torch.float32) if parts.itemsize == 1 else parts
 
 

@@ -22,6 +22,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_perf_patches.verify import stock
 from tests.proof import requests
+from tests.proof.swa import host_pool
 from tests.proof.swa.decode_parts import batch, pools, publish, queue, scheduler, tree_cache
 from tests.proof.swa.shape import Counts, Shape
 
@@ -49,7 +50,10 @@ class DecodeWorker:
             pre_alloc_size=shape.in_transfer,
         )
         self.pool, self.allocator = pools(shape, self.server_args.kv_cache_dtype)
-        self.tree_cache = tree_cache(shape, self.rows, self.allocator, self.server_args)
+        ratio = host_pool.resolved(self.rows, self.allocator)
+        self.tree_cache = tree_cache(shape, self.rows, self.allocator, ratio is not None)
+        if ratio is not None:
+            host_pool.attach(self.tree_cache, self.pool, ratio)
         # In the place of ``DecodeTransferQueue``: what the prealloc queue reads, and since when.
         self.transfers = SimpleNamespace(queue=[], enable_staging=False, since={})
         self.batch = batch(self)

@@ -84,7 +84,7 @@ def play(
     world, count = distributed.group.WORLD, distributed.get_world_size()
     queue = shm_broadcast.MessageQueue.create_from_process_group(world, 1 << 22, 6)
     group = SimpleNamespace(world_size=count, rank=rank, rank_in_group=rank, ranks=[*range(count)])
-    vars(group).update(cpu_group=world, mq_broadcaster=queue, **changes)
+    vars(group).update({"cpu_group": world, "mq_broadcaster": queue} | changes)
     parallel = SimpleNamespace(attn_dp_enabled=False, tp_size=group.world_size, tp_group=group)
     receiver: Any = object.__new__(request_receiver.SchedulerRequestReceiver)
     object.__setattr__(receiver, "model_config", SimpleNamespace(is_multimodal=True))

@@ -41,48 +41,30 @@ _GAIN = 0.97
 
 @dataclass(frozen=True, kw_only=True)
 class Face:
-    """What the table of `FACE` says of a set-up.
+    """What the table of `FACE` says of a set-up."""
 
-    Attributes:
-        group: one of `GROUPS`.
-        who: follows "you run".
-        set: what to set, beside installing the package.
-        expect: the figure, in the reader's words.
-        patch: whose page says the same, and what it costs.
-    """
-
-    group: str
-    who: str
-    set: str
-    expect: str
-    patch: str
+    group: str  # one of `GROUPS`
+    who: str  # follows "you run"
+    set: str  # what to set, beside installing the package
+    expect: str  # the figure, in the reader's words
+    patch: str  # whose page says the same, and what it costs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """One set-up that was measured with stock and with patches.
+    """One set-up that was measured with stock and with patches."""
 
-    Attributes:
-        setup: the model and the load, as an operator would name them.
-        flags: the options or variables that make the set-up.
-        figure: what was measured; less is better.
-        stock: stock's figure, or that of each boot or run, with its unit.
-        patches: the patches that make the difference, or were to.
-        rows: the ids of the rows of the committed file `source` that hold the figures.
-        face: None leaves it to the page.
-    """
-
-    setup: str
+    setup: str  # the model and the load, as an operator would name them
     release: str
     hardware: str
-    figure: str
-    stock: str
+    figure: str  # what was measured; less is better
+    stock: str  # stock's figure, or that of each boot or run, with its unit
     patched: str
-    patches: tuple[str, ...]
-    source: str
-    rows: tuple[str, ...]
-    flags: str = ""
-    face: Face | None = None
+    patches: Sequence[str]  # those that make the difference, or were to
+    source: str  # a committed file
+    rows: Sequence[str]  # the ids of its rows that hold the figures
+    flags: str = ""  # the options or variables that make the set-up
+    face: Face | None = None  # None leaves it to the page
 
     @property
     def ratio(self) -> float:
@@ -96,17 +78,10 @@ class Gain:
 
 
 def read(root: Path) -> list[Gain]:
-    gains = [
-        Gain(
-            **{
-                **row,
-                "patches": tuple(row["patches"]),
-                "rows": tuple(row["rows"]),
-                "face": Face(**row["face"]) if "face" in row else None,
-            }
-        )
-        for row in json.loads((root / DATA).read_text(encoding="utf-8"))
-    ]
+    gains = []
+    for row in json.loads((root / DATA).read_text(encoding="utf-8")):
+        face = Face(**row["face"]) if "face" in row else None
+        gains.append(Gain(**row | {"face": face}))
     return sorted(gains, key=lambda gain: gain.ratio)
 
 

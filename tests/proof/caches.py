@@ -15,8 +15,7 @@ def kv_allocator(page: int, tokens: int, **options: Any) -> Any:
     kinds = importlib.import_module(f"{MEMORY}.allocator")
     kind = kinds.PagedTokenToKVPoolAllocator if page > 1 else kinds.TokenToKVPoolAllocator
     plain = {"dtype": torch.float16, "device": "cpu", "kvcache": NoneByDefault()}
-    sizes = {"size": tokens, "page_size": page, "need_sort": False}
-    return called(kind, **sizes, **{**plain, **options})
+    return called(kind, size=tokens, page_size=page, need_sort=False, **plain | options)
 
 
 def cache_params(rows: Any, allocator: Any, page: int, **options: Any) -> Any:

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_perf_patches.verify.stock import MEMORY, called, takes
+from sglang_perf_patches.verify.stock import MEMORY, called
 
 
 def request(rid: str, ids: Sequence[int], **kwargs: Any) -> Any:
@@ -35,7 +35,12 @@ def token_ids(ids: Sequence[int]) -> Any:
 def release(req: Any, tree: Any, *, keep: bool) -> None:
     """Release a request's KV, and cache it in the tree if it is to be kept."""
     function = importlib.import_module(f"{MEMORY}.common").release_kv_cache
-    function(req, tree, **{"checkpoint" if takes(function, "checkpoint") else "is_insert": keep})
+    called(function, req, tree, checkpoint=keep, is_insert=keep)
+
+
+def is_whole(req: Any) -> bool:
+    """Whether a request has all the tokens that it asked for."""
+    return bool(len(req.output_ids) >= req.sampling_params.max_new_tokens)
 
 
 def speculation() -> Any:

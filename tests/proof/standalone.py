@@ -8,7 +8,6 @@ rest of sglang, on the scheduler's side, is a stand-in: its import needs PyTorch
 from __future__ import annotations
 
 import sys
-from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -60,7 +59,8 @@ class _Finder(StubFinder):
     def find_spec(self, name: str, _path: Any, _target: Any = None) -> Any:
         """Find a stand-in for each sglang module that is not the installed one."""
         if name in _ENTERED:
-            spec = ModuleSpec(name, _Nothing(), is_package=True)
+            # As of a namespace package, whose ``__init__`` does not run.
+            spec = ModuleSpec(name, None, is_package=True)
             spec.submodule_search_locations = ["/".join([self._root, *name.split(".")[1:]])]
             return spec
         if name.startswith("sglang.") and not name.startswith(_OWN):
@@ -69,10 +69,3 @@ class _Finder(StubFinder):
 
     def exec_module(self, module: ModuleType) -> None:
         vars(module).update(_NO_SERVER.get(module.__name__, {}))
-
-
-class _Nothing(Loader):
-    """Loads a package without its ``__init__``."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Leave the module empty."""

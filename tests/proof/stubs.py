@@ -23,27 +23,25 @@ def lend() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     stock_stubs.install()
     torch: Any = importlib.import_module("torch")
+    triton: Any = importlib.import_module("triton")
     from sglang_perf_patches.verify.mla import rig
-    from tests.proof.mla import on_cpu
+    from tests.proof import triton_names
+    from tests.proof.mla import OnCpu
 
     torch.set_num_threads(1)
-    _lend_triton(torch)
+    rig.AROUND = OnCpu
     _lend_operators(torch)
-    rig.AROUND = on_cpu.OnCpu
-
-
-def _lend_triton(torch: Any) -> None:
-    """Triton's interpreter knows no device context and tries every configuration."""
-    triton: Any = importlib.import_module("triton")
-    from tests.proof import triton_names
-
+    # Triton's interpreter knows no device context and tries every configuration.
     torch.cpu.device = torch.cuda.device = lambda *_: contextlib.nullcontext()
     torch.cuda.synchronize = lambda *_: None
     autotune = triton.autotune
     triton.autotune = lambda configs, *args, **kwargs: autotune(configs[:1], *args, **kwargs)
     triton_names.lend()
     _exchange_once_a_launch()
-    _skip_overflow_checks()
+    # The interpreter computes each sum and product of integers once more in 64 bits, and asserts
+    # nothing unless it debugs: a fifth of the time that a proof takes.
+    builder = importlib.import_module("triton.runtime.interpreter").interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
 def _lend_operators(torch: Any) -> None:
@@ -79,14 +77,3 @@ def _exchange_once_a_launch() -> None:
         return exchange(function)
 
     interpreter._patch_lang = once
-
-
-def _skip_overflow_checks() -> None:
-    """Skip a check of sums and products of integers whose result the interpreter drops.
-
-    It computes each once more in 64 bits, and asserts nothing unless it debugs: a fifth of the
-    time that a proof takes.
-    """
-    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
-    builder = interpreter.interpreter_builder
-    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)

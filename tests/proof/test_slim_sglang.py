@@ -16,145 +16,95 @@ from linux_mlx.environments import install_checkout, sglang_environment, variabl
 from linux_mlx.patience import limit_s
 from matrix import applying
 from sglang_perf_patches import sets
+from sglang_perf_patches.model.patch import room_of
 from tests.proof import needs_no_scheduler
 
 SOURCE = Path(__file__).parents[2] / "src"
 HARNESS = Path(__file__).parents[1] / "harness"
 
 BREAKS = {
-    "mlx.kv-arena": ("mlx/kv_arena/step.py", "at = self.longest - 1", "at = self.longest - 2"),
+    "mlx.kv-arena": ("at = self.longest - 1", "at = self.longest - 2"),
     "mlx.pool-write": (
-        "mlx/pool_write/body.py",
         "stock(self, slots, _layers(k_all), _layers(v_all))",
         "stock(self, slots, _layers(k_all), _layers(k_all))",
     ),
-    "mlx.first-buffer": (
-        "mlx/first_buffer/__init__.py",
-        "return -(-(tokens + 1) // STEP) * STEP",
-        "return STEP + tokens",
-    ),
+    "mlx.first-buffer": ("return -(-(tokens + 1) // STEP) * STEP", "return STEP + tokens"),
     "mlx.last-row": (
-        "mlx/last_row/__init__.py",
         "hidden if rows is None else hidden[:, -rows:]",
         "hidden if rows is None else hidden[:, :rows]",
     ),
     "mlx.length-groups": (
-        "mlx/kv_arena/step.py",
         "mask[rows][..., : writer.longest]",
         "mask[rows][..., -writer.longest :]",
     ),
     "mlx.batched-prefill": (
-        "mlx/batched_prefill/passes.py",
         "return self.keys[row : row + 1, :, tokens]",
         "return self.keys[:1, :, tokens]",
     ),
     "mlx.next-turn": (
-        "mlx/next_turn/body.py",
         "common = min(_common(self.tokens, prompt), len(prompt) - 1)",
         "common = min(len(self.tokens), len(prompt) - 1)",
     ),
     "mlx.hybrid-cache": (
-        "mlx/hybrid_cache/__init__.py",
         "slots.copy_from(held.mamba_cow_src_index, held.mamba_pool_idx)",
         "slots.copy_from(held.mamba_pool_idx, held.mamba_pool_idx)",
     ),
-    "mlx.hybrid-defaults": (
-        "mlx/hybrid_defaults/__init__.py",
-        "return False",
-        "return True",
-    ),
-    "mlx.relay-device": (
-        "mlx/relay_device/__init__.py",
-        "device = pool.req_to_token.device",
-        "pass",
-    ),
+    "mlx.hybrid-defaults": ("return False", "return True"),
+    "mlx.relay-device": ("device = pool.req_to_token.device", "pass"),
     "mla.draft-metadata": (
-        "mla/draft_metadata/__init__.py",
         "step.forward_decode_metadata = first.forward_decode_metadata",
         "step.forward_decode_metadata = None",
     ),
     "mla.frozen-kv-lengths": (
-        "mla/frozen_kv_lengths/__init__.py",
         'bound = sum(getattr(req, "kv", req).kv_allocated_len for req in batch.reqs)',
         "bound = count",
     ),
-    "mla.page-table-bound": (
-        "mla/page_table_bound/__init__.py",
-        "return whole[:, :width]",
-        "return table",
-    ),
+    "mla.page-table-bound": ("return whole[:, :width]", "return table"),
     "mla.request-broadcast": (
-        "mla/request_broadcast/__init__.py",
         "recv_reqs = [*recv_reqs, *(local_reqs or ())]",
         "recv_reqs = [*recv_reqs]",
     ),
-    "mla.cache-acks": (
-        "mla/cache_acks/__init__.py",
-        "return [min(column)",
-        "return [max(column)",
-    ),
+    "mla.cache-acks": ("return [min(column)", "return [max(column)"),
     "mamba.gdn-prefill-graph": (
-        "mamba/gdn_prefill_graph/prefill_tables.py",
         "self.slots[:count].copy_(slots)",
         "self.slots[:count].copy_(slots.flip(0))",
     ),
     "mamba.mamba2-chunk-indices": (
-        "mamba/mamba2_chunk_indices/__init__.py",
         "[start % chunk_size for start in starts]",
         "[0 for start in starts]",
     ),
     "mamba.lightning-rows": (
-        "mamba/lightning_rows/__init__.py",
         "torch.where(rows < 0, rows, stored)",
         "torch.where(rows < 0, rows, stored.flip(0))",
     ),
-    "mamba.slot-exhaustion": (
-        "mamba/slot_exhaustion/body.py",
-        "needed(pool, [*others, req]) > obtainable(tree)",
-        "False",
-    ),
+    "mamba.slot-exhaustion": ("needed(pool, [*others, req]) > obtainable(tree)", "False"),
     "mamba.host-states": (
-        "mamba/host_states/__init__.py",
         'stock(**{**kwargs, "host_size": sizes[0]} if sizes else kwargs)',
         "stock(**kwargs)",
     ),
     "swa.prefill-graph": (
-        "swa/prefill_graph/inputs.py",
         "torch.ge(self._numbers, tokens, out=self.unused)",
         "self.unused.zero_()",
     ),
     "swa.page-size-1": (
-        "swa/page_size_1/__init__.py",
         'record_evicted(patch.state.decode, kwargs["req"], length - tail)',
         'record_evicted(patch.state.decode, kwargs["req"], length)',
     ),
-    "swa.idle-admission": (
-        "swa/idle_admission/__init__.py",
-        "idle(self) and _serves(patch, self)",
-        "False",
-    ),
-    "swa.window-pool": (
-        "swa/window_pool/__init__.py",
-        'int(kind == "sliding_attention")',
-        'int(kind != "sliding_attention")',
-    ),
-    "swa.pool-ratio": (
-        "swa/pool_ratio/__init__.py",
-        "full_cell=cell - ratio * swa_cell,",
-        "full_cell=cell,",
-    ),
+    "swa.idle-admission": ("idle(self) and _serves(patch, self)", "False"),
+    "swa.window-pool": ('int(kind == "sliding_attention")', 'int(kind != "sliding_attention")'),
+    "swa.pool-ratio": ("full_cell=cell - ratio * swa_cell,", "full_cell=cell,"),
 }
-"""Patch → a file of its set, and a line in it that is broken on purpose."""
+"""Patch → a line of it, and what it is broken to."""
 
-_ROWS = "mlx/released_rows/__init__.py"
+IN_ANOTHER = {"mlx.length-groups": "mlx.kv-arena"}
+"""Patch → the one whose folder has its line."""
+
 OF_0_5_20 = {
     "slots that the request does not own": (
-        _ROWS,
         "if owned is not None and cache_start + len(slot_ids) > owned:",
         "if False:",
     ),
     "before the request is released": (
-        _ROWS,
         "if patch.state.owned is not None:\n        stock(self, req_id)",
         "stock(self, req_id)",
     ),
@@ -164,9 +114,18 @@ OF_0_5_20 = {
 
 @pytest.mark.parametrize("what", [*BREAKS, *OF_0_5_20])
 def test_the_line_to_break_is_there(what: str) -> None:
-    file, before, _ = (BREAKS | OF_0_5_20)[what]
-    text = (SOURCE / "sglang_perf_patches" / "sets" / file).read_text(encoding="utf-8")
+    broken_file(SOURCE, what)
+
+
+def broken_file(source: Path, what: str) -> tuple[Path, str]:
+    """The file of a folder's package that has a line to break, and its text when that is done."""
+    patch = IN_ANOTHER.get(what, what) if what in BREAKS else "mlx.released-rows"
+    before, after = (BREAKS | OF_0_5_20)[what]
+    folder = source / "sglang_perf_patches" / "sets" / room_of(patch).replace(".", "/")
+    texts = {file: file.read_text(encoding="utf-8") for file in folder.glob("*.py")}
+    ((file, text),) = ((file, text) for file, text in texts.items() if before in text)
     assert text.count(before) == 1
+    return file, text.replace(before, after)
 
 
 def test_every_patch_has_a_line_to_break() -> None:
@@ -203,10 +162,9 @@ def proved(
 
 def broken(folder: Path, *whats: str) -> Path:
     source = shutil.copytree(SOURCE, folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    for file, before, after in ((BREAKS | OF_0_5_20)[what] for what in whats):
-        path = source / "sglang_perf_patches" / "sets" / file
-        text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace(before, after), encoding="utf-8")
+    for what in whats:
+        file, text = broken_file(source, what)
+        file.write_text(text, encoding="utf-8")
     return source
 
 

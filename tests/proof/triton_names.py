@@ -1,7 +1,7 @@
-"""Names of Triton functions that its interpreter can't exchange where sglang keeps them.
+"""Triton functions for the names under which sglang keeps Triton's at import.
 
-The interpreter exchanges Triton's functions while a kernel runs. sglang keeps some under names of
-its own, which that does not reach: such a name must hold a function that looks them up.
+The interpreter exchanges Triton's functions while a kernel runs, which does not reach these names:
+such a name must hold a function that looks them up.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import triton.language as tl
 
 
 def lend() -> None:
-    """Put functions that look the real ones up in the places that sglang binds at import."""
     tl.exp, tl.log, tl.log2, tl.math.exp2 = exp, log, log2, exp2
 
 

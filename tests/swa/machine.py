@@ -28,8 +28,8 @@ SHAPE = st.builds(
     growth=st.sampled_from(episodes.GROWTHS),
     full=st.integers(500, 1500),
     reserved=st.sampled_from(episodes.RESERVES),
-    transfer=st.integers(0, 2),
-    over=st.sampled_from(episodes.OVER_ALLOCATIONS),
+    transfer_steps=st.integers(0, 2),
+    over_allocation=st.sampled_from(episodes.OVER_ALLOCATIONS),
     backup=st.sampled_from(episodes.BACKUPS),
 )
 
@@ -80,9 +80,7 @@ class Episode(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "episode"):
-            counts = asdict(self.episode.worker.counts)
-            del counts["peak_admitted"]
-            self.played.update(counts, episodes=1)
+            self.played.update(asdict(self.episode.worker.counts), episodes=1)
             self.episode.end()
 
 

@@ -120,8 +120,8 @@ def _shape(random: Random, over: int) -> Any:
         growth=random.choice((460, 600)),
         full=random.randint(500, 1500),
         reserved=random.choice(episodes.RESERVES),
-        transfer=random.randint(0, 2),
-        over=over,
+        transfer_steps=random.randint(0, 2),
+        over_allocation=over,
         backup=random.choice(episodes.BACKUPS),
     )
 

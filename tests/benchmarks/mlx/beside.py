@@ -19,8 +19,7 @@ patched server said of its patches. MLX for CUDA compiles kernels at first use: 
 each load once before, with other prompts and at most three turns. With ``--together`` the servers
 boot at once, and each load goes to one after the other, while the others are idle. Stock serves
 hybrids (``--shape hybrid``) only with ``--stock=--disable-radix-cache``. With ``--here`` it takes
-this interpreter, on a Mac for example; ``--model`` serves a model of your own in place of one with
-random weights. `results/mlx.md` says what was measured.
+this interpreter, on a Mac for example. `results/mlx.md` says what was measured.
 """
 
 from __future__ import annotations
@@ -51,6 +50,8 @@ _ROOT = Path(__file__).resolve().parents[3]
 _HARNESS = _ROOT / "tests" / "harness"
 sys.path[:0] = [str(_ROOT / "src"), str(_HARNESS)]
 
+from linux_mlx.environments import sglang_environment  # noqa: E402
+from linux_mlx.processes import last_lines, started  # noqa: E402
 from linux_mlx.server import free_port  # noqa: E402
 
 _SIDES = ("stock", "patched", "mlx-lm")
@@ -76,7 +77,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--release", default="0.5.23")
     parser.add_argument("--here", action="store_true", help="this interpreter's packages")
-    parser.add_argument("--model", default="", help="a folder or a name; random weights without it")
     parser.add_argument("--shape", default="tiny", help="of random weights: see served.py")
     parser.add_argument("--selection", default="mlx", help="of the patched side")
     parser.add_argument("--sides", default=",".join(_SIDES))
@@ -101,15 +101,12 @@ def main() -> int:
 
 
 def _measure(given: argparse.Namespace, folder: Path) -> None:
-    python = _python(given)
-    model = given.model or str(folder / "model")
-    if not given.model:
-        code = (
-            "import sys; sys.path += sys.argv[3:]; from served import write; write(*sys.argv[1:3])"
-        )
-        search = [str(Path(__file__).parent), str(_HARNESS)]
-        words = [python, "-W", "ignore", "-c", code, model, given.shape, *search]
-        subprocess.run(words, env=_variables("none"), check=True)
+    python = sys.executable if given.here else str(sglang_environment(given.release).python)
+    model = str(folder / "model")
+    code = "import sys; sys.path += sys.argv[3:]; from served import write; write(*sys.argv[1:3])"
+    search = [str(Path(__file__).parent), str(_HARNESS)]
+    words = [python, "-W", "ignore", "-c", code, model, given.shape, *search]
+    subprocess.run(words, env=_variables("none"), check=True)
     sides = given.sides.split(",")
     rows: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = {}
     lines: dict[str, None] = {}
@@ -287,26 +284,10 @@ def _server(
         command += given.stock.split() if side == "stock" else []
         if platform.system() != "Darwin":
             command += ["--device", "cpu"]
-    with log.open("wb") as written:
-        process = subprocess.Popen(
-            command,
-            env=_variables(given.selection if side == "patched" else "none"),
-            stdin=subprocess.DEVNULL,
-            stdout=written,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
+    variables = _variables(given.selection if side == "patched" else "none")
+    with started(command, variables=variables, log=log) as process:
         _wait(port, process, log)
         yield port, process.pid
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -319,8 +300,7 @@ def _wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
             if connection.getresponse().status == 200:
                 return
         time.sleep(0.25)
-    last_lines = log.read_text(errors="replace").splitlines()[-15:]
-    raise RuntimeError("\n".join(["the server does not answer; it said:", *last_lines]))
+    raise RuntimeError(f"the server does not answer; it said:\n{last_lines(log)}")
 
 
 def _processor_s(group: int) -> float:
@@ -340,18 +320,8 @@ def _processor_s(group: int) -> float:
 
 def _seconds(text: str) -> float:
     """Seconds in a time of ps: ``DD-HH:MM:SS``, or its end."""
-    days, _, clock = text.rpartition("-")
-    minutes = 24 * 60.0 * int(days or 0)
-    parts = [float(part) for part in clock.split(":")]
-    return 60 * (minutes + sum(60 ** (len(parts) - 2 - at) * part for at, part in enumerate(parts)))
-
-
-def _python(given: argparse.Namespace) -> str:
-    if given.here:
-        return sys.executable
-    from linux_mlx.environments import sglang_environment
-
-    return str(sglang_environment(given.release).python)
+    parts = [float(part) for part in re.split("[-:]", text)]
+    return sum(part * unit for part, unit in zip(parts[::-1], (1, 60, 3600, 86400), strict=False))
 
 
 def _variables(selection: str) -> dict[str, str]:

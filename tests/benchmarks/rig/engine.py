@@ -45,22 +45,14 @@ Prompts = list[list[int]]
 
 @dataclass(frozen=True)
 class Replies:
-    """What came of prompts that were sent at once.
+    """What came of prompts that were sent at once."""
 
-    Attributes:
-        seconds: until the last reply was whole.
-        latencies: seconds of each.
-        cached: tokens of each prompt that the prefix cache had.
-        steps: verify steps of all, 0 without speculation.
-        logprobs: of each reply the log-probability of each token; none where they were not asked.
-    """
-
-    seconds: float
+    seconds: float  # until the last reply was whole
     tokens: list[list[int]]
-    latencies: list[float]
-    cached: list[int]
-    steps: int
-    logprobs: list[list[float]]
+    latencies: list[float]  # seconds of each
+    cached: list[int]  # tokens of each prompt that the prefix cache had
+    steps: int  # verify steps of all, 0 without speculation
+    logprobs: list[list[float]]  # of each token of each reply; none where they were not asked
 
     def figures(self) -> dict[str, float]:
         return {"last": 1e3 * self.seconds, "median": 1e3 * statistics.median(self.latencies)}
@@ -96,7 +88,7 @@ class Server:
         self._draw = random.Random(0)
         self.engine = _booted(options)
         self.boot_s = round(time.monotonic() - began, 1)
-        asks = asks and _has_patches()
+        asks = asks and os.environ.get("SGLANG_PERF_PATCHES", "all") not in {"none", "off", "0", ""}
         self.said: dict[str, Any] = self.ask("said", limit_s=300) if asks else {}
 
     def close(self) -> None:
@@ -192,13 +184,6 @@ class Server:
         told: list[tuple[int, list[int]]] = self.engine.loop.run_until_complete(all_of())
         return told
 
-    def profile(self, folder: Path, begin: bool, **options: Any) -> None:
-        """Begin a profile that is written below a folder, or end it."""
-        if begin:
-            self.engine.start_profile(output_dir=str(folder), **options)
-        else:
-            self.engine.stop_profile()
-
     def profile_decodes(
         self, prompts: Prompts, output: int, folder: Path, *, after_s: float, **options: Any
     ) -> None:
@@ -215,7 +200,7 @@ class Server:
 
         self.engine.loop.run_until_complete(both())
         with contextlib.suppress(Exception):  # it ended by itself, unless the replies came first
-            self.profile(folder, False)
+            self.engine.stop_profile()
 
 
 def parsed(words: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -311,7 +296,3 @@ def _path() -> list[str]:
     path = [each for each in path if each not in ours]
     first = 1 if path[:1] == [os.fspath(bootstrap.FOLDER)] else 0
     return [*path[:first], ours[0], *path[first:], ours[1]]
-
-
-def _has_patches() -> bool:
-    return os.environ.get("SGLANG_PERF_PATCHES", "all") not in {"none", "off", "0", ""}

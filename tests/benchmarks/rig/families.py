@@ -1,4 +1,7 @@
-"""What models of a family share: their configuration, and the arguments of their Engines."""
+"""What models of a family share: their configuration, and the arguments of their Engines.
+
+`shapes.write` repeats ``layer_types`` for all layers.
+"""
 
 from __future__ import annotations
 
@@ -133,6 +136,7 @@ GDN: dict[str, Any] = {
     "norm_topk_prob": True,
     "mlp_only_layers": [],
     "full_attention_interval": 4,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
 }
 GEMMA_3: dict[str, Any] = {
     **COMMON,
@@ -145,6 +149,7 @@ GEMMA_3: dict[str, Any] = {
     "rope_local_base_freq": 10000.0,
     "sliding_window": 1024,
     "hidden_activation": "gelu_pytorch_tanh",
+    "layer_types": [*["sliding_attention"] * 5, "full_attention"],
     "tie_word_embeddings": True,
 }
 GPT_OSS: dict[str, Any] = {
@@ -165,6 +170,7 @@ GPT_OSS: dict[str, Any] = {
         "original_max_position_embeddings": 4096,
     },
     "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"],
     "router_aux_loss_coef": 0.9,
 }
 NEMOTRON: dict[str, Any] = {

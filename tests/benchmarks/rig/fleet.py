@@ -4,17 +4,15 @@
 
 A plan is a list of boots, each an object:
 
-- ``name`` and ``group``: the Engines of a group are compared, the first one is what the others'
-  ratios refer to;
+- ``name`` and ``group``: the ratios of a group's Engines are to its first one;
 - ``shape`` and ``options``: as ``turns.py`` has them, a list of NAME=VALUE;
 - ``patches``: SGLANG_PERF_PATCHES, without it none; ``path``: folders in front of PYTHONPATH, for
   another release; ``env``: further variables;
-- ``profiles``: which of ``prefills``, ``decodes`` and ``host`` are profiled, by default the first.
+- ``profiles``: which of ``prefills`` and ``decodes`` are profiled, by default the first.
 
-All boot at once. Then the Engines of a group take turns while
-the processes of all others are stopped, so that a drift of the machine hits them all: idle
-schedulers poll. If a plan has one Engine, it is never stopped. Each round has new prompts, the same
-in all Engines and runs; "replies" is a digest of the tokens of all replies.
+All boot at once. Then the Engines of a group take turns while the processes of all others are
+stopped, because idle schedulers poll; a plan's only Engine never is. Each round has new prompts,
+the same in all Engines and runs; "replies" is a digest of the tokens of all replies.
 
 Variables: ROUNDS (13), CELLS ("1x130 1x519 8x512 1x4000"; for the time to the first token), BATCHES
 ("", such as "1 16 64"; for the time per token), PROMPT, TOKENS, SETTLE (0; requests of a turn
@@ -22,7 +20,7 @@ before the one that is measured), STATES (0; so many prompts whose states are co
 so many prompts whose log-probabilities are compared), DECODES ("1 16 64"; batches whose steps are
 profiled), PROFILES (1), BOOT_S (240), LIMIT_S (480, of all of it: what is not done then is left
 out). OUT.json is rewritten after each part: ``{"boots": {NAME: what it is, how it booted,
-"prefills", "decodes", "host"}, "groups": {GROUP: {CELL: {NAME: {"ms", "ratio", "turns",
+"prefills", "decodes"}, "groups": {GROUP: {CELL: {NAME: {"ms", "ratio", "turns",
 "replies"}, "tokens equal"}}}}``.
 """
 
@@ -33,6 +31,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,10 +55,7 @@ WARM = 2
 
 
 class Boot:
-    """An Engine in a process of its own.
-
-    `found` is what came of it; if it `shares`, it stops while others measure.
-    """
+    """An Engine in a process of its own; if it `shares`, it stops while others measure."""
 
     shares = True
 
@@ -193,7 +189,7 @@ def main(out: Path, plan: Sequence[Mapping[str, Any]]) -> int:
                     compared = groups.setdefault(group, {})[name] = measure(members)
                     print(group, name, json.dumps(compared), flush=True)
                     write()
-        for boot in up if PROFILES and _has_gpu() else ():  # a profile is of a GPU
+        for boot in up if PROFILES and shutil.which("nvidia-smi") else ():  # a profile is of a GPU
             for what, name in profiles(boot.plan):
                 if has_time():
                     found = boot.ask(what, *map(int, name.split("x")))
@@ -314,20 +310,11 @@ def _equal(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
 
 def profiles(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What is profiled of a boot: the name of what it does, and the cell."""
-    prefills = os.environ.get("CELLS", "1x130 1x519").split()[:2]
     cells_of = {
-        "prefills": prefills,
+        "prefills": os.environ.get("CELLS", "1x130 1x519").split()[:2],
         "decodes": [f"{count}x{PROMPT}" for count in DECODES],
-        "host": prefills[:1],
     }
     return [(what, cell) for what in plan.get("profiles", ["prefills"]) for cell in cells_of[what]]
-
-
-def _has_gpu() -> bool:
-    try:
-        return subprocess.run(["nvidia-smi"], capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
 
 
 if __name__ == "__main__":

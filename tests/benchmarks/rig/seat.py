@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from engine import Server, memory, parsed, patches_here, quartiles
 
 PROMPT, TOKENS = int(os.environ.get("PROMPT", "256")), int(os.environ.get("TOKENS", "256"))
 SETTLE = int(os.environ.get("SETTLE", "0"))
-ACTIVITIES = ["GPU"]
+PROFILED: dict[str, Any] = {"activities": ["GPU"], "with_stack": False, "record_shapes": False}
 """What a profile holds: also the calls of the runtime, but none of PyTorch's, which cost time."""
 STEPS = 20
 """Steps of a batch that are profiled."""
@@ -93,11 +93,11 @@ class Seat:
 
     def prefills(self, count: int, length: int) -> dict[str, Any]:
         """The GPUs' time of a prefill, of each rank, from a profile of three."""
-        profile = self._profiled(
+        profile = traces.profiled(
+            self.server,
             lambda: [self.time(count, length, 1, 700 + n) for n in range(3)],
-            activities=ACTIVITIES,
-            with_stack=False,
-            record_shapes=False,
+            self._ranks,
+            **PROFILED,
         )
         return traces.of_ranks(profile, 3)
 
@@ -115,46 +115,17 @@ class Seat:
             ms.append(1e3 * (late - early) / (many - few))
             lengths.append(96 / (many - few))
         folder = Path(tempfile.mkdtemp(dir=server.folder))
-        prompts = server.prompts(count, length)
-        server.profile_decodes(
-            prompts,
-            400,
-            folder,
-            after_s=0.3 + count / 100,
-            activities=ACTIVITIES,
-            num_steps=STEPS,
-            with_stack=False,
-            record_shapes=False,
-        )
+        prompts, after_s = server.prompts(count, length), 0.3 + count / 100
+        server.profile_decodes(prompts, 400, folder, after_s=after_s, num_steps=STEPS, **PROFILED)
         return {
             "step ms": quartiles(ms[1:]),
             "tokens a step": round(sum(lengths) / len(lengths), 2),
             **traces.of_ranks(traces.written(folder, self._ranks), STEPS),
         }
 
-    def host(self, count: int, length: int) -> list[tuple[str, float, float]]:
-        """Where the host's time of a prefill goes in the first rank."""
-        # New prompts each time; the first prefills of such a profile may not use their graph.
-        for first in (800, 900):
-            profile = self._profiled(
-                lambda: [self.time(count, length, 1, first + n) for n in range(4)],  # noqa: B023
-                with_stack=True,
-            )
-        return traces.host_functions(profile[0], 4)
-
-    def _profiled(self, work: Callable[[], Any], **options: Any) -> list[list[traces.Event]]:
-        folder = Path(tempfile.mkdtemp(dir=self.server.folder))
-        self.server.profile(folder, True, **options)
-        work()
-        self.server.profile(folder, False)
-        return traces.written(folder, self._ranks)
-
 
 def seat(replies: str, plan: Mapping[str, Any]) -> None:
-    """Boot one Engine, then do what standard input asks for, a line each, until it ends.
-
-    `fleet.Boot` reads the file `replies`.
-    """
+    """Boot an Engine, then do what each line of the input asks; `replies` is for `fleet.Boot`."""
     with open(replies, "w", encoding="utf-8") as out:
 
         def say(found: Any) -> None:

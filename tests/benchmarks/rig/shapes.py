@@ -42,17 +42,11 @@ EVERYWHERE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Shape:
-    """One model.
+    """One model."""
 
-    Attributes:
-        config: its ``config.json``.
-        options: arguments of its Engine, by the names that older releases have.
-        draft: what its draft's configuration has of its own, or all of it if it has a
-            ``text_config``; None without a draft.
-    """
-
-    config: Mapping[str, Any]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any]  # its ``config.json``
+    options: Mapping[str, Any] = field(default_factory=dict)  # of its Engine, by older names
+    # What its draft's configuration has of its own, or all of it if it has a ``text_config``.
     draft: Mapping[str, Any] | None = None
 
 
@@ -118,7 +112,6 @@ SHAPES: dict[str, Shape] = {
             "num_hidden_layers": 24,
             "num_experts": 8,
             "num_experts_per_tok": 2,
-            "layer_types": [*["linear_attention"] * 3, "full_attention"] * 6,
         },
         TRACKED,
     ),
@@ -131,7 +124,6 @@ SHAPES: dict[str, Shape] = {
             "num_hidden_layers": 40,
             "num_experts": 256,
             "num_experts_per_tok": 8,
-            "layer_types": [*["linear_attention"] * 3, "full_attention"] * 10,
         }
     ),
     "gpt-oss-20b": Shape(
@@ -143,7 +135,6 @@ SHAPES: dict[str, Shape] = {
             "num_hidden_layers": 24,
             "num_attention_heads": 64,
             "num_key_value_heads": 8,
-            "layer_types": ["sliding_attention", "full_attention"] * 12,
             "num_local_experts": 32,
             "num_experts_per_tok": 4,
             "quantization_config": {"quant_method": "mxfp4"},
@@ -157,7 +148,6 @@ SHAPES: dict[str, Shape] = {
             "num_hidden_layers": 48,
             "num_attention_heads": 16,
             "num_key_value_heads": 8,
-            "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 8,
         }
     ),
     "gemma-3-4b": Shape(
@@ -168,9 +158,6 @@ SHAPES: dict[str, Shape] = {
             "num_hidden_layers": 34,
             "num_attention_heads": 8,
             "num_key_value_heads": 4,
-            "layer_types": [
-                "full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(34)
-            ],
         }
     ),
     # Two of Gemma 4's targets with their assistants, which read the targets' KV.
@@ -217,7 +204,6 @@ SHAPES: dict[str, Shape] = {
             "num_hidden_layers": 8,
             "num_attention_heads": 16,
             "num_key_value_heads": 2,
-            "layer_types": ["sliding_attention", "full_attention"] * 4,
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
         },
@@ -293,22 +279,23 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-def write(name: str, folder: Path, changes: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """Put a model where an Engine reads it; its arguments, and how many words its vocabulary has.
+def whole(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with the types of its layers repeated, or cut, to the number of layers."""
+    if "layer_types" not in config:
+        return dict(config)
+    layers = config["num_hidden_layers"]
+    return {**config, "layer_types": (list(config["layer_types"]) * layers)[:layers]}
 
-    `name` is in `SHAPES`, or the folder of a model with weights. With a change of
-    ``num_hidden_layers`` its layers' types are repeated or cut.
-    """
+
+def write(name: str, folder: Path, changes: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Put one of `SHAPES`, or a folder's model, where an Engine reads it; arguments, vocabulary."""
     if name not in SHAPES:
         if not (Path(name) / "config.json").is_file():
             raise ValueError(f"no shape or model {name!r}: the shapes are {', '.join(SHAPES)}")
         config = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))
         return {"model_path": name, "load_format": "auto"}, int(config["vocab_size"])
     shape = SHAPES[name]
-    config = {**shape.config, **changes}
-    if "layer_types" in config and "layer_types" not in changes:
-        layers = config["num_hidden_layers"]
-        config["layer_types"] = (list(config["layer_types"]) * layers)[:layers]
+    config = {**whole({**shape.config, **changes}), **changes}
     options = {**shape.options, "model_path": _put(folder / name, config)}
     if shape.draft is not None:
         own = {} if "text_config" in shape.draft else config

@@ -19,6 +19,7 @@ import random
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +88,12 @@ def main(words: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["RIG_EXCHANGES"] = folder
         os.environ["SGLANG_PERF_PATCHES"] = "none"
-        server = Server(shape, options, model, asks=False)
-        try:
+        with closing(Server(shape, options, model, asks=False)) as server:
             results: dict[str, Any] = {"options": rest, "boot s": server.boot_s, "batches": {}}
             for count in BATCHES:
                 results["batches"][count] = measured(server, count, Path(folder))
                 print(count, json.dumps(results["batches"][count]), flush=True)
                 Path(out).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        finally:
-            server.close()
     return 0
 
 

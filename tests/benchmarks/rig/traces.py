@@ -28,13 +28,15 @@ _BETWEEN_RANKS = re.compile(
 """Names of kernels that wait for those of other ranks."""
 
 
-def events(server: Server, work: Callable[[], object], **options: Any) -> list[Event]:
-    """The events of a profile of some work, of the first rank; none if none is written."""
+def profiled(
+    server: Server, work: Callable[[], object], ranks: int = 1, **options: Any
+) -> list[list[Event]]:
+    """The events of each rank of a profile of some work; none if none is written."""
     folder = Path(tempfile.mkdtemp(dir=server.folder))
-    server.profile(folder, True, **options)
+    server.engine.start_profile(output_dir=str(folder), **options)
     work()
-    server.profile(folder, False)
-    return next(iter(written(folder, 1)), [])
+    server.engine.stop_profile()
+    return written(folder, ranks)
 
 
 def written(folder: Path, ranks: int) -> list[list[Event]]:
@@ -97,7 +99,7 @@ def of_ranks(by_rank: list[list[Event]], times: int) -> dict[str, Any]:
     return {
         "collectives at best ms": round(least / times, 3),
         "ranks": ranks,
-        "of rank 0": calls(by_rank[0], times) if by_rank else {},
+        "of rank 0": calls(by_rank, times) if by_rank else {},
     }
 
 
@@ -119,26 +121,9 @@ def _idle(found: Iterable[Event], times: int) -> dict[str, Any]:
     return {"idle ms": round(idle.total() / 1e3 / times, 3), "idle before": before}
 
 
-def host_functions(found: Iterable[Event], times: int) -> list[tuple[str, float, float]]:
-    """Functions of Python and of the runtime: milliseconds and calls of each of so many forwards.
-
-    A function's time includes what it calls, and the profile slows Python down.
-    """
-    spent: Counter[str] = Counter()
-    count: Counter[str] = Counter()
-    for event in found:
-        if event.get("ph") == "X" and event.get("cat") in {"python_function", *_RUNTIME}:
-            name = event["name"].split("site-packages/")[-1][-90:]
-            spent[name] += event["dur"]
-            count[name] += 1
-    return [
-        (name, round(us / 1e3 / times, 3), round(count[name] / times, 2))
-        for name, us in spent.most_common(200)
-    ]
-
-
-def calls(found: list[Event], times: int) -> dict[str, Any]:
-    """Of each of so many forwards: calls, waits, and the GPU's time."""
+def calls(by_rank: list[list[Event]], times: int) -> dict[str, Any]:
+    """Of each of so many forwards: calls, waits, and the GPU's time, all of the first rank."""
+    found = next(iter(by_rank), [])
     counts: Counter[str] = Counter()
     longest: Counter[str] = Counter()
     for event in found:

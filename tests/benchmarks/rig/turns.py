@@ -2,14 +2,13 @@
 
     python tests/benchmarks/rig/turns.py OUT.json SHAPE SIDES [PART …] [NAME=VALUE …]
 
-Boots differ by more than a patch does, so one Engine measures all sides. Run it under ``python -m
-sglang_perf_patches run`` with SGLANG_PERF_PATCHES, the release and its packages on PYTHONPATH.
+Run it under ``python -m sglang_perf_patches run``, as README.md says.
 
 - SHAPE: a name in ``shapes.py``, or the folder of a model with weights.
 - SIDES: with commas between, beside ``stock``, which has every live patch off. ``all`` has every
   one on, ``-PATCH`` all but that one, ``PATCH+PATCH`` these alone. ``flashinfer`` and ``unwaited``
   are further sides of `mamba.gdn-prefill-graph` (``injected/gdn_graphs.py``).
-- PART: names in `PARTS`; without one `USUAL`. ``prefills``, ``decodes`` and ``host`` are profiles.
+- PART: names in `PARTS`; without one `USUAL`. ``prefills`` and ``decodes`` are profiles.
 - NAME=VALUE: fields of ServerArgs, or of the model's configuration with ``model.`` in front. An
   empty VALUE takes an option of the shape's away.
 
@@ -30,6 +29,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,11 +76,7 @@ class Sides:
     def by_turns(
         self, make: Callable[[], Prompts | Mapping[str, Prompts]], output: int
     ) -> dict[str, list[Replies]]:
-        """What each side replies, in another order each round.
-
-        `make` gives the prompts of a round, the same for all sides or those of each, and `output`
-        is the tokens of a reply.
-        """
+        """What each side replies; `make` gives a round's prompts, for all sides or for each."""
         taken: dict[str, list[Replies]] = {name: [] for name in self.off}
         for number in range(-WARM, ROUNDS):
             prompts = make()
@@ -301,21 +297,9 @@ def prefills(sides: Sides) -> dict[str, Any]:
         for name in sides.off:
             sides.show(name)
             sides.prefill(cell, 1)
-            events = traces.events(sides.server, partial(sides.prefill, cell, 4))
-            results.setdefault(cell, {})[name] = traces.calls(events, 4)
+            profile = traces.profiled(sides.server, partial(sides.prefill, cell, 4))
+            results.setdefault(cell, {})[name] = traces.calls(profile, 4)
             print("PREFILLS", cell, name, json.dumps(results[cell][name])[:300], flush=True)
-    return results
-
-
-def host(sides: Sides) -> dict[str, Any]:
-    """Where the host's time of a prefill goes, for the first cell, from a profile of four."""
-    results: dict[str, Any] = {}
-    for name in sides.off:
-        sides.show(name)
-        for _ in range(2):  # the first prefills of such a profile may not use their graph
-            options = {"with_stack": True, "activities": ["CPU", "GPU"]}
-            events = traces.events(sides.server, partial(sides.prefill, CELLS[0], 4), **options)
-        results[name] = traces.host_functions(events, 4)
     return results
 
 
@@ -327,28 +311,18 @@ def decodes(sides: Sides) -> dict[str, Any]:
         sides.server.generate(sides.server.prompts(1, PROMPT), 32)
         replies: list[Replies] = []
         prompt = sides.server.prompts(1, PROMPT)
-        events = traces.events(
+        profile = traces.profiled(
             sides.server,
             lambda: replies.append(sides.server.generate(prompt, 128)),  # noqa: B023
         )
         steps = replies[0].steps or 128
-        results[name] = {"steps": steps, **traces.calls(events, steps)}
+        results[name] = {"steps": steps, **traces.calls(profile, steps)}
         print("DECODES", name, json.dumps(results[name])[:300], flush=True)
     return results
 
 
-PARTS: dict[str, Callable[[Sides], dict[str, Any]]] = {
-    "tokens": tokens,
-    "together": together,
-    "ttft": ttft,
-    "tpot": tpot,
-    "continued": continued,
-    "mixed": mixed,
-    "prefills": prefills,
-    "decodes": decodes,
-    "host": host,
-    "offloaded": offloaded,
-}
+_PARTS = (tokens, together, ttft, tpot, continued, mixed, prefills, decodes, offloaded)
+PARTS: dict[str, Callable[[Sides], dict[str, Any]]] = {part.__name__: part for part in _PARTS}
 USUAL = ("tokens", "together", "ttft", "tpot", "prefills", "decodes")
 
 
@@ -362,16 +336,13 @@ def main(words: Sequence[str]) -> int:
         print(f"turns: no part {min(unknown)!r}: {', '.join(PARTS)}", file=sys.stderr)
         return 2
     options, model = parsed(word for word in rest if "=" in word)
-    try:
-        server = Server(shape, options, model)
-    except ValueError as error:
-        print(f"turns: {error}", file=sys.stderr)
-        return 2
-    try:
-        results: dict[str, Any] = {"shape": shape, "options": rest, "boot s": server.boot_s}
-        results["said"] = server.said
-        print("READY", json.dumps(results), flush=True)
+    with ExitStack() as stack:
         try:
+            server = Server(shape, options, model)
+            stack.callback(server.close)
+            results: dict[str, Any] = {"shape": shape, "options": rest, "boot s": server.boot_s}
+            results["said"] = server.said
+            print("READY", json.dumps(results), flush=True)
             sides = Sides(server, names.split(","))
         except ValueError as error:
             print(f"turns: {error}", file=sys.stderr)
@@ -384,8 +355,6 @@ def main(words: Sequence[str]) -> int:
             results["patches"] = patches_here()
             Path(out).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
             print(part, json.dumps(results[part])[:1000], flush=True)
-    finally:
-        server.close()
     return 0
 
 

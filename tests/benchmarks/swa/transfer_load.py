@@ -3,10 +3,9 @@
 usage: python transfer_load.py OUT.json [--page-size 1] [--gpus 0,1] [--seconds 300]
     [--parts long,mixed,retracted,…] [--draft 1] [--ranks 2] [--times 1] [--output 32]
 
-Boots what `two_gpus.py` boots: a stock prefill server on the first GPU, and on the second a stock
-and a patched decode server. Their sliding-window pool is the one that the release makes for 64
-running requests, and retracted KV goes where the release puts it. Kernels compile first. Then it
-plays these parts, or those that are named in their order, on each decode server in turn:
+Boots what `two_gpus.py` boots, with the sliding-window pool that the release makes for 64 running
+requests; retracted KV goes where the release puts it. Kernels compile first. Then it plays these
+parts, or those that are named in their order, on each decode server in turn:
 
 - mixed: 64 prompts of 1 to 2,400 tokens at once, twice: replies, time to the first token,
   throughput.
@@ -20,11 +19,10 @@ plays these parts, or those that are named in their order, on each decode server
 - killed: 32 requests on each decode server, and the prefill server is killed: each must end, in an
   error or whole. It is to be the last part, and the others leave it its time.
 
-Replies to the same prompt are compared, tokens and log-probabilities, and with the reply to the
-request sent alone. After each part both pools must be whole and no slot mapped. OUT.json is written
-after each load; after S seconds the run ends with what it has. With ``--draft 1`` all servers
-speculate (EAGLE-3). With ``--ranks 2`` each decode server is on both GPUs, with data-parallel
-attention, and its ranks share the requests and the tokens.
+Replies to the same prompt are compared, tokens and log-probabilities. After each part both pools
+must be whole and no slot mapped. OUT.json is written after each load; after S seconds the run ends
+with what it has. With ``--draft 1`` all servers speculate (EAGLE-3). With ``--ranks 2`` each decode
+server is on both GPUs, with data-parallel attention, and its ranks share the requests.
 """
 
 from __future__ import annotations
@@ -41,8 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import two_gpus
-from bursts import Reply, _equal, _start, _summary
-from two_gpus import Side, patches_here
+from two_gpus import Reply, Side, _equal, _start, _summary, patches_here, settled
 
 REQUESTS, OUTPUT = 64, 96
 LONGEST = 2400
@@ -223,13 +220,11 @@ class _Play:
 
     def _retracted(self, sides: dict[str, Side], part: dict[str, Any]) -> None:
         prompts = [two_gpus.prompt(900 + n, GROWING_PROMPT) for n in range(REQUESTS)]
-        for side in SIDES:
-            _settled(sides[side])
-            sides[side].reset()
+        _reset(*(sides[side] for side in SIDES))
         started = {side: _start(sides[side], prompts, GROWING_OUTPUT) for side in SIDES}
         replies = {side: burst.ended() for side, burst in started.items()}
         for side in SIDES:
-            part[side] = _summary(replies[side]) | _settled(sides[side])
+            part[side] = _summary(replies[side]) | settled(sides[side])
         # Stock may abort what the host's pool can't hold.
         whole = [n for n in range(REQUESTS) if replies["stock"][n].ended == "length"]
         part["equal"] = _equal(*([replies[side][n] for n in whole] for side in SIDES))
@@ -262,9 +257,7 @@ class _Play:
         )
 
     def _killed(self, sides: dict[str, Side], part: dict[str, Any]) -> None:
-        for side in SIDES:
-            _settled(sides[side])
-            sides[side].reset()
+        _reset(*(sides[side] for side in SIDES))
         started = {side: _start(sides[side], self._prompts[:16] * 2, OUTPUT) for side in SIDES}
         time.sleep(0.4)
         os.killpg(sides["prefill"].process.pid, signal.SIGKILL)
@@ -276,7 +269,7 @@ class _Play:
             print(side, json.dumps(part[side]), flush=True)
         for side in SIDES:
             try:
-                part[side] |= _settled(sides[side])
+                part[side] |= settled(sides[side])
             except RuntimeError as error:
                 part[side]["error"] = str(error)
             self.write()
@@ -290,27 +283,19 @@ class _Play:
     def _watched(
         self, side: Side, prompts: Sequence[list[int]], output: int, aborted: Collection[int] = ()
     ) -> tuple[list[Reply], dict[str, Any]]:
-        _settled(side)
-        side.reset()
+        _reset(side)
         began = time.monotonic()
         replies = _start(side, prompts, output, aborted).ended()
         seconds = time.monotonic() - began
         tokens = sum(len(reply.tokens) for reply in replies)
-        told: dict[str, Any] = {
-            "seconds": round(seconds, 2),
-            "tokens_per_s": round(tokens / seconds, 1),
-        }
-        return replies, told | _summary(replies) | _settled(side)
+        told = {"seconds": round(seconds, 2), "tokens_per_s": round(tokens / seconds, 1)}
+        return replies, told | _summary(replies) | settled(side)
 
 
-def _settled(side: Side) -> dict[str, Any]:
-    told = two_gpus.settled(side)
-    told["pools_whole"] = (
-        told["swa_free"] == told["swa_size"]
-        and told["full_free"] == told["full_size"]
-        and told["still_mapped"] == 0
-    )
-    return told
+def _reset(*sides: Side) -> None:
+    for side in sides:
+        settled(side)
+        side.reset()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A disaggregated pair of servers on two GPUs, as `transfer_load.py` boots it.
+"""A disaggregated pair of servers on two GPUs, and requests to it, for `transfer_load.py`.
 
 A stock prefill server on the first GPU and two decode servers on the second, one stock and one with
 the exact swa patches, of the sglang on PYTHONPATH. All have the same small GPT-OSS with the same
@@ -18,22 +18,26 @@ import json
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "rig"))
 
 from engine import patches_here as patches_here
-from shapes import SHAPES
+from shapes import SHAPES, whole
 
-CONFIG = SHAPES["gpt-oss-small"].config
+CONFIG = whole(SHAPES["gpt-oss-small"].config)
 PORTS = {"prefill": 31000, "stock": 33000, "patched": 35000}
 BOOTSTRAP = 8998
 FULL, RATIO = 83_968, 0.5  # whole pages of 64, both
@@ -117,14 +121,6 @@ def prompt(number: int, length: int) -> list[int]:
     return ids
 
 
-def post(port: int, body: bytes) -> Any:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/generate", body, {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=160) as answer:
-        return json.load(answer)
-
-
 @contextlib.contextmanager
 def servers(
     given: argparse.Namespace, deterministic: bool, until: float
@@ -183,6 +179,8 @@ def _variables(name: str, probe: Path) -> dict[str, str]:
 def _arguments(
     given: argparse.Namespace, folder: Path, name: str, gpu: str, deterministic: bool
 ) -> list[str]:
+    from sglang.srt.server_args import ServerArgs
+
     prefill = name == "prefill"
     wanted: dict[str, Any] = {
         "model-path": folder,
@@ -216,7 +214,9 @@ def _arguments(
     }
     if prefill:
         wanted["prefill-max-requests"] = 1  # so that a prompt's KV does not depend on the others
-    known = _known_options()
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    known = {option for action in parser._actions for option in action.option_strings}
     if not prefill and given.ranks > 1:
         wanted["tp-size"] = given.ranks
         if "--attn-dp-size" in known:
@@ -239,14 +239,6 @@ def _arguments(
     return arguments
 
 
-def _known_options() -> set[str]:
-    from sglang.srt.server_args import ServerArgs
-
-    parser = argparse.ArgumentParser()
-    ServerArgs.add_cli_args(parser)
-    return {option for action in parser._actions for option in action.option_strings}
-
-
 def _wait(side: Side, until: float) -> None:
     while time.monotonic() < until:
         if side.process.poll() is not None:
@@ -258,13 +250,15 @@ def _wait(side: Side, until: float) -> None:
 
 
 def settled(side: Side) -> dict[str, Any]:
-    """What the probes counted, once the server is idle."""
+    """What the probes counted, once the server is idle, and whether its pools are whole."""
     for _ in range(80):
         time.sleep(0.5)
         written = [each for each in side.probes() if each.stat().st_mtime > time.time() - 1]
         states = [json.loads(each.read_text()) for each in written]
         if len(states) == side.ranks and all(state["idle"] for state in states):
-            return _together(states)
+            told = _together(states)
+            free, sizes = ((told[f"swa_{of}"], told[f"full_{of}"]) for of in ("free", "size"))
+            return told | {"pools_whole": free == sizes and told["still_mapped"] == 0}
     raise RuntimeError(f"{side.name} did not become idle, or no probe runs in it")
 
 
@@ -277,3 +271,137 @@ def _together(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         told[name] = max(state[name] for state in states)
     told["least_swa_free"] = min(state["least_swa_free"] for state in states)
     return told if len(states) == 1 else told | {"ranks": list(states)}
+
+
+@dataclass
+class Reply:
+    """What came of one request, with the seconds until its first token."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    first: float | None = None
+    ended: str = ""
+
+
+def _summary(replies: Sequence[Reply]) -> dict[str, Any]:
+    firsts = [reply.first for reply in replies if reply.first is not None]
+    return {
+        "finished": sum(reply.ended == "length" for reply in replies),
+        "ended": dict(Counter(reply.ended for reply in replies)),
+        "ttft_median_s": round(statistics.median(firsts), 3) if firsts else None,
+        "ttft_last_s": round(max(firsts), 3) if firsts else None,
+    }
+
+
+def _equal(first: Sequence[Reply], second: Sequence[Reply]) -> int:
+    """How many replies have the same tokens and log-probabilities, bit by bit."""
+    ours, theirs = ([(each.tokens, each.logprobs) for each in side] for side in (first, second))
+    return sum(a == b for a, b in zip(ours, theirs, strict=True))
+
+
+@dataclass
+class _Burst:
+    """Requests that were sent at once."""
+
+    replies: list[Reply]
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def ended(self, within: float = 160.0) -> list[Reply]:
+        """The replies, once all have ended; those that have not in their time say so."""
+        until = time.monotonic() + within
+        for thread in self.threads:
+            thread.join(timeout=max(0.0, until - time.monotonic()))
+        return self.replies
+
+
+def _start(
+    side: Side, prompts: Sequence[list[int]], output: int, aborted: Collection[int] = ()
+) -> _Burst:
+    """Send all at once; abort some while they wait or are in transfer."""
+    burst = _Burst([Reply() for _ in prompts])
+
+    def start(function: Callable[..., None], *arguments: Any) -> threading.Thread:
+        thread = threading.Thread(target=function, args=arguments, daemon=True)
+        thread.start()
+        return thread
+
+    for number, ids in enumerate(prompts):
+        room = next(ROOMS)
+        # Nobody waits for the prefill server: what the decode server refuses, it keeps for long.
+        start(_sent, PORTS["prefill"], "generate", _body(ids, output, room), 160)
+        burst.threads.append(start(_decode, side, ids, output, room, burst.replies[number]))
+        if number in aborted:
+            burst.threads.append(start(_abort, side, room, 0.02 + 0.9 * (number / len(prompts))))
+    return burst
+
+
+def _body(ids: list[int], output: int, room: int, **more: Any) -> bytes:
+    sampling = {"temperature": 0, "max_new_tokens": output, "ignore_eos": True}
+    named = {
+        "rid": f"room-{room}",
+        "input_ids": ids,
+        "sampling_params": sampling,
+        "return_logprob": True,
+        "bootstrap_host": "127.0.0.1",
+        "bootstrap_port": BOOTSTRAP,
+        "bootstrap_room": room,
+    }
+    return json.dumps(named | more).encode()
+
+
+def _decode(side: Side, ids: list[int], output: int, room: int, reply: Reply) -> None:
+    began = time.monotonic()
+    chunks: list[dict[str, Any]] = []
+    try:
+        with _post(side.port, "generate", _body(ids, output, room, stream=True), 150) as answer:
+            for line in answer:
+                text = line.decode().strip()
+                if not text.startswith("data:") or text == "data: [DONE]":
+                    continue
+                chunk = json.loads(text[5:])
+                if "error" in chunk:
+                    reply.ended = "error"
+                    break
+                if reply.first is None and chunk.get("output_ids"):
+                    reply.first = time.monotonic() - began
+                chunks.append(chunk)
+    except urllib.error.HTTPError as error:
+        reply.ended = f"http {error.code}"
+    except (OSError, ValueError) as error:
+        reply.ended = type(error).__name__
+    if not chunks or reply.ended:
+        reply.ended = reply.ended or "empty"
+        return
+    last = chunks[-1]
+    reply.ended = str((last["meta_info"].get("finish_reason") or {}).get("type"))
+    # Each chunk has all tokens so far, or only the new ones, depending on the release.
+    whole = len(last.get("output_ids") or ()) == output
+    told = [last] if whole else chunks
+    reply.tokens = [int(n) for chunk in told for n in chunk.get("output_ids") or ()]
+    logprobs = last["meta_info"].get("output_token_logprobs") or []
+    if len(logprobs) != len(reply.tokens):
+        logprobs = [
+            entry
+            for chunk in chunks
+            for entry in chunk["meta_info"].get("output_token_logprobs") or ()
+        ]
+    reply.logprobs = [float(entry[0]) for entry in logprobs]
+
+
+def _abort(side: Side, room: int, after: float) -> None:
+    time.sleep(after)
+    body = json.dumps({"rid": f"room-{room}"}).encode()
+    for port in (side.port, PORTS["prefill"]):
+        _sent(port, "abort_request", body, 20)
+
+
+def _sent(port: int, path: str, body: bytes, limit_s: float) -> None:
+    """Post something to a server, whatever it answers."""
+    with contextlib.suppress(OSError, ValueError):
+        _post(port, path, body, limit_s).read()
+
+
+def _post(port: int, path: str, body: bytes, limit_s: float) -> Any:
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/{path}", body, headers)
+    return urllib.request.urlopen(request, timeout=limit_s)

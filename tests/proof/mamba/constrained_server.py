@@ -9,19 +9,14 @@ of its kernels: a row writes its state where the release's batch says, also afte
 from __future__ import annotations
 
 import importlib
-import zlib
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from sglang_perf_patches.verify.stock import called
-from tests.proof.mamba.decode_results import Launched, Results
-from tests.proof.mamba.hybrid_parts import Shape
-from tests.proof.mamba.hybrid_server import HybridServer, told
+from tests.proof.mamba.hybrid_parts import Launched, Results, Shape, accepted, committed
+from tests.proof.mamba.hybrid_server import HybridServer
 from tests.proof.requests import speculation
-
-GRID = 64
-"""Tokens between two tracked states."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +30,6 @@ class Constrained(Shape):
         return {**super().more_arguments, "speculative_algorithm": self.algorithm}
 
 
-@dataclass
-class _Step:
-    """A verify that was launched: what it yields of each request, and what was counted before."""
-
-    launched: Launched
-    counts: dict[str, int]
-    claimed: dict[str, int]
-
-
 class ConstrainedServer(HybridServer):
     """See the module; `freed` counts rows of verifies whose request was released before."""
 
@@ -54,7 +40,7 @@ class ConstrainedServer(HybridServer):
         self.scheduler.spec_algorithm = self.running.spec_algorithm = algorithm
         self._is_launching = False
         self._on_device: dict[str, list[int]] = {}
-        self._pending: _Step | None = None
+        self._pending: Launched | None = None
 
     def submit(self, ids: Any, new: int, *, grammar: bool = True) -> Any:
         req = super().submit(ids, new)
@@ -72,11 +58,10 @@ class ConstrainedServer(HybridServer):
     def _settle(self) -> None:
         step, self._pending = self._pending, None
         if step is not None and self._results is not None:
-            for req in step.launched.batch.reqs:
+            for req in step.batch.reqs:
                 if not req.finished():
-                    _committed(req).kv_committed_len -= step.claimed[req.rid]
-                    count = step.counts[req.rid]
-                    self._results.take(req, step.launched, count, self.shape.drafts)
+                    committed(req).kv_committed_len -= step.claimed[req.rid]
+                    self._results.take(req, step, step.counts[req.rid], self.shape.drafts)
                     if req.finished():
                         self.ended.append(req.rid)
         super()._settle()
@@ -106,34 +91,27 @@ class ConstrainedServer(HybridServer):
         scheduler.result_queue = [None] * (self._pending is not None or bool(self._launched))
         return bool(called(scheduler.is_disable_overlap_for_batch, batch=batch, last_batch=None))
 
-    def _verify(self, batch: Any, claimed: dict[str, int]) -> _Step:
+    def _verify(self, batch: Any, claimed: dict[str, int]) -> Launched:
         track(batch)
         into = batch.mamba_track_indices.tolist()
         counts = {}
-        for row, req in enumerate(batch.reqs):
+        for req, slot in zip(batch.reqs, into, strict=True):
             ids = self._on_device.setdefault(req.rid, [*req.origin_input_ids, 5])
-            start = len(ids) - 1
-            drawn = zlib.crc32(f"{req.rid} {start}".encode())
-            counts[req.rid] = count = drawn % self.shape.drafts + 1
+            counts[req.rid] = count = accepted(req, len(ids) - 1, self.shape.drafts)
             ids += [5] * count
-            if not req.finished():
-                self._goes_on(req, start, start + count, ids)
-            boundary = (start + count) // GRID * GRID
-            if boundary > start:
-                self._states()[:, into[row]] = told(ids[:boundary])
-        rows = {req.rid: row for row, req in enumerate(batch.reqs)}
-        return _Step(Launched(batch.copy(), into, rows), counts, claimed)
+            self._verify_one(req, ids, count, slot)
+        return Launched(batch.copy(), into, counts, claimed)
 
 
 def _prepared(batch: Any) -> dict[str, int]:
     """Prepare a verify; how many tokens the release counts of each request before it."""
-    before = [_committed(req).kv_committed_len for req in batch.reqs]
+    before = [committed(req).kv_committed_len for req in batch.reqs]
     drafts = importlib.import_module("sglang.srt.speculative.eagle_info").EagleDraftInput
     batch.spec_info = object.__new__(drafts)  # up to 0.5.14 its method prepares, and reads nothing
     batch.prepare_for_decode()
     batch.spec_info = None
     return {
-        req.rid: _committed(req).kv_committed_len - count
+        req.rid: committed(req).kv_committed_len - count
         for req, count in zip(batch.reqs, before, strict=True)
     }
 
@@ -146,7 +124,3 @@ def track(batch: Any) -> None:
         module = importlib.import_module("sglang.srt.managers.schedule_batch")
         function = module.set_mamba_track_indices_from_reqs
     function(batch)
-
-
-def _committed(req: Any) -> Any:
-    return req if hasattr(req, "kv_committed_len") else req.kv

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from sglang_perf_patches.verify import Different
-from sglang_perf_patches.verify.comparing import both, require
+from sglang_perf_patches.verify.comparing import both, require, require_same
 from tests.proof.mamba.hosted_server import Hosted, HostedServer
 from tests.proof.mamba.hybrid_parts import Shape, trees
 from tests.proof.mamba.hybrid_server import HybridServer
@@ -98,10 +98,7 @@ Draw = Callable[[Random], Shape]
 
 
 def play(seed: int, more: Sequence[int] = (), draw: Draw = shape) -> Told:
-    """Play an episode, the same one for the same seed as long as the server decides the same.
-
-    A request may get `more` numbers of tokens than those of `submit`.
-    """
+    """Play an episode: the same one for a seed, as long as the server decides the same."""
     random = Random(seed)
     server = served(draw(random))
     try:
@@ -148,10 +145,7 @@ def short_of_its_prefix(tree: str, tracked: bool) -> HybridServer:
 
 
 def short_of_tokens(tree: str, tracked: bool) -> HybridServer:
-    """Requests are admitted, then KV keeps one out whose match took a slot of theirs.
-
-    0.5.9 leaves that slot with the request that waits.
-    """
+    """KV keeps out a request whose match took a slot of theirs; 0.5.9 leaves that with it."""
     slots, tokens, new = (7, 1024, 440) if tracked else (4, 512, 120)
     server = HybridServer(Shape(tree, tracked, slots, tokens, rows=4))
     server.submit([11] * 128, 1)
@@ -185,10 +179,7 @@ def short_of_loads() -> HybridServer:
 
 
 def short_of_the_last_state() -> HybridServer:
-    """A request's state is on the host, a shorter one is on the device, and one slot can be had.
-
-    Loading takes two.
-    """
+    """One slot can be had, and loading a state takes two; a shorter one is on the device."""
     server = served(Hosted("unified", tracked=False, slots=4, rows=2))
     for prompt in ([11] * 128, [12] * 128, [11] * 64):
         server.submit(prompt, 1)
@@ -218,15 +209,14 @@ def alike(
     """Play episodes on stock and with these patches too; how often stock lived, and died where."""
     counts: Counter[str] = Counter()
     patches = (PATCH, *beside)
-    for seed, expected, actual in both(
-        patches, lambda each: play(each, more, draw), seeds, ran=None
-    ):
+    plays = both(patches, lambda each: play(each, more, draw), seeds, ran=None)
+    for seed, expected, actual in plays:
         where = f"{', '.join(patches)}, episode {seed}"
         require(not actual.died, f"{where}: it dies in {actual.where}: {actual.died}")
         require(actual.slot_kept is None, f"{where}: a request waits with a slot")
         kept = expected.slot_kept is not None
         log = expected.log[: expected.slot_kept]
-        require(actual.log[: len(log)] == log, f"{where}: {_first(log, actual.log)}")
+        require_same(where, log, actual.log[: len(log)])
         ended = expected.died or kept or len(actual.log) == len(log)
         require(ended, f"{where}: stock drains after fewer steps")
         counts[expected.where or ("kept a slot" if kept else "lived")] += 1
@@ -236,9 +226,8 @@ def alike(
 def _death(server: HybridServer, error: AssertionError) -> Told:
     if isinstance(error, Different) or not str(error).startswith(DEATHS):
         raise error
-    return Told(
-        server.log, str(error), traceback.extract_tb(error.__traceback__)[-1].name, server.slot_kept
-    )
+    where = traceback.extract_tb(error.__traceback__)[-1].name
+    return Told(server.log, str(error), where, server.slot_kept)
 
 
 def submit(server: HybridServer, random: Random, more: Sequence[int] = ()) -> None:
@@ -266,10 +255,3 @@ def act(server: HybridServer, random: Random, more: Sequence[int] = ()) -> None:
         case _:
             for _ in range(random.randint(1, 12)):
                 server.step()
-
-
-def _first(expected: Sequence[Any], actual: Sequence[Any]) -> str:
-    for number, (one, other) in enumerate(zip(expected, actual, strict=False)):
-        if one != other:
-            return f"entry {number} is {other}, on stock {one}"
-    return f"it ends after {len(actual)} entries, stock's has {len(expected)}"

@@ -47,12 +47,7 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
         self.steps: list[Callable[[], None]] = []
 
     def capture_begin(self, pool: Any, **_: Any) -> None:
-        """Note what is launched from now on.
-
-        Raises:
-            AssertionError: all graphs of the pool were freed, after which PyTorch's allocator
-                takes its handle no more (``create_or_incref_pool``).
-        """
+        """Note what is launched from now on; PyTorch refuses a pool whose graphs were all freed."""
         assert Tape.recording is None
         if pool != _NO_POOL:
             assert pool not in Tape.users or Tape.users[pool], "use_count > 0: no graph of the pool"
@@ -74,11 +69,7 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
                 step()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator, and note it if it computes anything.
-
-        Raises:
-            AssertionError: it would wait.
-        """
+        """Run an operator, and note it if it computes anything; refuse it if it would wait."""
         options = dict(kwargs or {})
         result = func(*args, **options)
         name = func.overloadpacket.__name__
@@ -115,10 +106,15 @@ def note_kernels() -> None:
 _without_kernels = False
 
 
-def without_kernels(is_off: bool) -> None:
-    """Whether kernels that no tape notes are left out: those of a warm-up, which tell nothing."""
+@contextlib.contextmanager
+def _only_noted() -> Iterator[None]:
+    """Kernels that no tape notes are left out meanwhile: those of a warm-up, which tell nothing."""
     global _without_kernels
-    _without_kernels = is_off
+    _without_kernels = True
+    try:
+        yield
+    finally:
+        _without_kernels = False
 
 
 def _is_view(results: list[Any], arguments: Any) -> bool:
@@ -165,12 +161,8 @@ class Unpinned(TorchFunctionMode):  # type: ignore[misc]
 @contextlib.contextmanager
 def capturing(backend: Any) -> Iterator[None]:
     note_kernels()
-    without_kernels(True)
-    try:
-        with on_cpu(), backend.capture_session(None):
-            yield
-    finally:
-        without_kernels(False)
+    with _only_noted(), on_cpu(), backend.capture_session(None):
+        yield
 
 
 def breakable() -> Any:
@@ -197,13 +189,9 @@ def capture_prefills(model_runner: Any, buckets: Sequence[int]) -> None:
     config.backend, config.bs = breakable(), list(buckets)
 
     def capture(self: Any) -> None:
-        without_kernels(True)
-        try:
-            with self.backend.replay_session():
-                for tokens in reversed(self.capture_num_tokens):
-                    self.capture_one_shape(tokens)
-        finally:
-            without_kernels(False)
+        with _only_noted(), self.backend.replay_session():
+            for tokens in reversed(self.capture_num_tokens):
+                self.capture_one_shape(tokens)
 
     note_kernels()
     with mock.patch.object(module.PrefillCudaGraphRunner, "capture", capture):

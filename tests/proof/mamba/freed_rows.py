@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -10,7 +10,7 @@ import sglang
 
 from sglang_perf_patches.model.releases import KNOWN
 from sglang_perf_patches.verify import Different, Inputs
-from sglang_perf_patches.verify.comparing import both, live, require
+from sglang_perf_patches.verify.comparing import both, live, require, require_same
 from tests.proof.mamba.constrained_server import Constrained, ConstrainedServer
 from tests.proof.mamba.hybrid_parts import trees
 
@@ -44,21 +44,19 @@ def before_a_boundary(speculation: str) -> ConstrainedServer:
     return made
 
 
-def drained(made: ConstrainedServer) -> str:
+def played(speculation: str) -> str:
+    return drained(lambda: before_a_boundary(speculation))
+
+
+def drained(make: Callable[[], ConstrainedServer]) -> str:
     """What a server dies of, or which state is wrong; empty if it drains."""
     try:
+        made = make()
         made.drain()
         made.check_drained()
     except (TypeError, Different) as error:
         return str(error)
     return ""
-
-
-def played(speculation: str) -> str:
-    try:
-        return drained(before_a_boundary(speculation))
-    except TypeError as error:
-        return str(error)
 
 
 def where_stock_goes_wrong(_: Inputs) -> int:
@@ -81,7 +79,8 @@ def episode(seed: int, *speculations: str) -> tuple[list[Any], str, int]:
         chunk=random.choice((128, 256)),
         rows=random.choice((2, 4, 8)),
     )
-    try:
+
+    def loaded() -> ConstrainedServer:
         for _ in range(random.randint(3, 5)):
             for _ in range(random.randint(1, 4)):
                 ids = [10 + random.randint(0, 1)] * random.choice((20, 64, 90, 130))
@@ -89,22 +88,19 @@ def episode(seed: int, *speculations: str) -> tuple[list[Any], str, int]:
                 made.submit(ids, random.choice((1, 9, 50, 90, 140)), grammar=random.random() < 0.8)
             for _ in range(random.randint(1, 30)):
                 made.step()
-    except (TypeError, Different) as error:
-        return made.log, str(error), made.freed
-    return made.log, drained(made), made.freed
+        return made
+
+    error = drained(loaded)
+    return made.log, error, made.freed
 
 
 def alike(seeds: Sequence[int], *speculations: str) -> dict[str, int]:
-    """Play episodes on stock and then patched: how many lived, died and had wrong states.
-
-    Raises:
-        Different: the patched server goes wrong, or decides otherwise before stock does.
-    """
+    """How often stock lives, dies or has wrong states; patched, all live and decide as it."""
     counts = {"freed": 0, "lived": 0, "died": 0, "wrong": 0}
     plays = both((PATCH,), lambda seed: episode(seed, *speculations), seeds, ran=None)
     for seed, (log, error, _), (patched, wrong, freed) in plays:
         require(not wrong, f"{PATCH}, episode {seed}: {wrong}")
-        require(patched[: len(log)] == log, f"{PATCH}, episode {seed}: it decides otherwise")
+        require_same(f"{PATCH}, episode {seed}", log, patched[: len(log)])
         require(bool(error) or len(log) == len(patched), f"{PATCH}, episode {seed}: its length")
         counts["freed"] += freed
         counts["died" if DIES in error else "wrong" if error else "lived"] += 1

@@ -1,11 +1,19 @@
-"""Replays in place of a GPU's; a stand-in computes what FlashInfer's kernel does."""
+"""Replays in place of a GPU's; a stand-in computes what FlashInfer's kernel does.
+
+In `Loading`, states come from the host layer by layer, as a hierarchical cache loads them. The
+release's own counter says which layer has come. What stands for a GPU's stream, on which the loads
+are, does a load when somebody waits for it, or at the very end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -24,7 +32,7 @@ from sglang_perf_patches.verify.mamba.gdn_prefill_graph import (
     is_ours,
     is_patched,
 )
-from tests.proof.mamba import flashinfer, loads
+from tests.proof.mamba import flashinfer
 from tests.proof.mamba.harness import Counted, alike, counted_gdn, noted
 
 DRAWN = 1
@@ -107,6 +115,71 @@ def _within(batch: Batch) -> Batch:
     return replace(batch, requests=tuple(requests))
 
 
+class _Loads:
+    """What was put on a stream, in order, and how much of it is done."""
+
+    def __init__(self, counter: Any) -> None:
+        self._counter = counter
+        self.work: list[Callable[[], object]] = []
+        self.done = 0
+
+    def until(self, end: int) -> None:
+        with self._counter.paused():
+            while self.done < end:
+                self.work[self.done]()
+                self.done += 1
+
+
+class _Event:
+    """A place on the stream of loads; the current stream waits for it at once."""
+
+    def __init__(self, loads: _Loads) -> None:
+        self._loads = loads
+        self.place = 0
+
+    def record(self) -> None:
+        self.place = len(self._loads.work)
+
+    def query(self) -> bool:
+        return self._loads.done >= self.place
+
+
+@contextmanager
+def loading(pool: Any, wanted: Batch, counter_of_waits: Any) -> Iterator[None]:
+    """Within, the states of a batch's cached prefixes are still to be loaded into their slots.
+
+    Until then the slots hold something else. The loads themselves are no waits of the host.
+    """
+    loads = _Loads(counter_of_waits)
+    current = SimpleNamespace(wait_event=lambda event: loads.until(event.place))
+    device = SimpleNamespace(Event=lambda: _Event(loads), current_stream=lambda: current)
+    controller = importlib.import_module("sglang.srt.managers.cache_controller")
+    with mock.patch.object(controller, "device_module", device):
+        counter = controller.LayerDoneCounter(len(pool.mamba_map))
+        producer = counter.update_producer()
+        for layer, place in enumerate(pool.mamba_map.values()):
+            loads.work += _loads_of(pool, wanted, place)
+            counter.events[producer].complete(layer)
+        counter.set_consumer(producer)
+        pool.register_layer_transfer_counter(counter)
+        try:
+            yield
+        finally:
+            loads.until(len(loads.work))
+            pool.register_layer_transfer_counter(None)
+
+
+def _loads_of(pool: Any, wanted: Batch, layer: int) -> Iterator[Callable[[], object]]:
+    """Copies of one layer's states, which are taken out of their slots until then."""
+    cache = pool.mamba_pool.mamba_cache
+    for row, request in enumerate(wanted.requests):
+        for states in (*cache.conv, cache.temporal) if request.cached else ():
+            slot = states[layer, row + 1]
+            true = slot.clone()
+            slot.copy_(true.flip(-1) * 3)
+            yield partial(slot.copy_, true)
+
+
 class Captured(on_gpu.Captured):
     """Replays of a rig whose waits count: those of replays that are not left to stock."""
 
@@ -126,7 +199,7 @@ class Captured(on_gpu.Captured):
         before = len(found)
         is_loading = isinstance(wanted, Loading)
         pool, counter = self.play.rig.pool, self.play.counter
-        with loads.loading(pool, batch, counter) if is_loading else nullcontext():
+        with loading(pool, batch, counter) if is_loading else nullcontext():
             output = super()._replay(runner, wanted, batch, forward_batch)
         if is_patched(backend) and not is_ours(backend):
             del found[before:]

@@ -148,10 +148,7 @@ class Counted(Play):
         return self.planned(batch)
 
     def tracks(self, requests: Sequence[Request]) -> tuple[Any, Any]:
-        """What a prefill of the release's own scheduler tracks: as its mask has it, and the host.
-
-        None for the host's where it does not know.
-        """
+        """What a prefill of the release's scheduler tracks, by its mask and by the host."""
         with self._uncounted():
             _, prefill = scheduling.scheduled(self.rig, requests)
             known = host.prefill(prefill)
@@ -159,11 +156,7 @@ class Counted(Play):
         return mask, known and known.get("mamba_track_mask")
 
     def scheduled(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        """As `metadata`, of batches that the release's own scheduler made.
-
-        A prefill, the decode after it, whose waits are stock's, and one more prefill mixed with
-        that decode.
-        """
+        """As `metadata`, of the release's own scheduler: a prefill, its decode, and a mix."""
         with self._uncounted():
             schedule, prefill = scheduling.scheduled(self.rig, requests)
         first = self._plan_of(prefill)
@@ -171,7 +164,7 @@ class Counted(Play):
             raise AssertionError("the scheduler tracks nothing of this batch")
         with self._uncounted():
             decode = scheduling.decoding(self.rig, schedule)
-        waited = len(self.counter.found)
+        waited = len(self.counter.found)  # the waits of a decode are stock's
         second = self._plan_of(decode)
         del self.counter.found[waited:]
         with self._uncounted():

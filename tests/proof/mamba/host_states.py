@@ -96,7 +96,8 @@ class Sizes:
     def __init__(self, server: HostedServer) -> None:
         self.cells = Cells(state_bytes(server.pool.mamba_pool), kv_bytes(server.full()))
         self.tokens, self.states = server.host_pools()
-        self.bytes = server.host_bytes()
+        pools = [entry.host_pool for entry in server.tree.host_pool_group.entries]
+        self.bytes = sum(int(pool.size) * int(pool.size_per_token) for pool in pools)
         own = self.states * self.cells.state + self.tokens * self.cells.token
         require(own == self.bytes, f"{PATCH}: {own} bytes are counted, stock says {self.bytes}")
         self.page = server.shape.page
@@ -118,9 +119,7 @@ Replayed = tuple[Sizes, list[int], tuple[Pools, Pools | None]]
 def replayed(*, prompts: int, **options: Any) -> Replayed:
     """Fill a server, and play the same prompts with another last token.
 
-    Returns:
-        its sizes, how many tokens each of the later prompts finds on the host, and what is expected
-        of stock and of the policy.
+    Its sizes, the tokens that each later prompt finds on the host, what stock and the policy make.
     """
     shape = Hosted("unified", slots=9, tokens=64 * 40, rows=2, **options)
     server = HostedServer(shape)

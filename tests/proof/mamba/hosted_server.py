@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from sglang_perf_patches.verify import Different, stock
+from sglang_perf_patches.verify import stock
+from sglang_perf_patches.verify.comparing import require
 from sglang_perf_patches.verify.stock import MEMORY, called
 from tests.proof.caches import kv_allocator, unified_cache
-from tests.proof.mamba.hybrid_parts import Shape, bare_state_pool, prefix_params, publish_shape
+from tests.proof.mamba.hybrid_parts import Shape, prefix_params, publish_shape, state_pool
 from tests.proof.mamba.hybrid_server import HybridServer
 
 _STREAMED = ("sglang.srt.managers.cache_controller", f"{MEMORY}.l2_transfer")
@@ -29,29 +30,18 @@ _STREAMED = ("sglang.srt.managers.cache_controller", f"{MEMORY}.l2_transfer")
 
 @dataclass(frozen=True, kw_only=True)
 class Hosted(Shape):
-    """The settings of a server whose prefixes are kept on the host too.
+    """The settings of a server whose prefixes are kept on the host too."""
 
-    Attributes:
-        ratio: the host's pools over the device's, as ``--hicache-ratio`` has it.
-        gigabytes: both of the host's pools, as ``--hicache-size`` has it; 0 for the ratio.
-        policy: ``--hicache-write-policy``.
-        kv_layer: the number of the layer that has KV; layer 0 has states.
-        delay: rounds until the scheduler learns that a copy to or from the host has ended.
-    """
-
-    ratio: float = 2.0
-    gigabytes: float = 0
-    policy: str = "write_through"
-    kv_layer: int = 1
+    ratio: float = 2.0  # the host's pools over the device's: ``--hicache-ratio``
+    gigabytes: float = 0  # both of the host's pools: ``--hicache-size``; 0 for the ratio
+    policy: str = "write_through"  # ``--hicache-write-policy``
+    kv_layer: int = 1  # the number of the layer that has KV; layer 0 has states
     more: tuple[tuple[str, Any], ...] = ()
-    delay: int = 0
+    delay: int = 0  # rounds until the scheduler learns that a copy to or from the host has ended
 
 
 class HostedServer(HybridServer):
-    """A `HybridServer` with the hierarchical cache.
-
-    `found` has of each request its tokens that a prefill found on the device and on the host.
-    """
+    """With the hierarchical cache; `found`: a prefill's tokens from the device and the host."""
 
     shape: Hosted
 
@@ -73,7 +63,7 @@ class HostedServer(HybridServer):
         self.scheduler.enable_hierarchical_cache = True
 
     def _make_pool(self) -> Any:
-        return bare_state_pool(self.shape)
+        return state_pool(self.shape)
 
     def _make_kv(self) -> Any:
         pools = importlib.import_module(f"{MEMORY}.memory_pool")
@@ -111,12 +101,6 @@ class HostedServer(HybridServer):
         kv, states = (entry.host_pool for entry in self.tree.host_pool_group.entries)
         return int(kv.size), int(states.size)
 
-    def host_bytes(self) -> int:
-        return sum(
-            int(entry.host_pool.size) * int(entry.host_pool.size_per_token)
-            for entry in self.tree.host_pool_group.entries
-        )
-
     def settle_copies(self) -> None:
         if hasattr(self.tree, "flush_pending_backups"):
             self.tree.flush_pending_backups()
@@ -145,15 +129,15 @@ class HostedServer(HybridServer):
     def _write_rows(self, req: Any, start: int, count: int, ids: Sequence[int] = ()) -> None:
         where = self._slots_of(req)[start : start + count]
         told = self._told_rows(req, start, start + count, ids)
-        for buffer in (*self.full().k_buffer, *self.full().v_buffer):
+        for buffer in self._buffers():
             buffer[where] = told[:, None, None].to(buffer.dtype)
 
     def _check_rows(self, req: Any, end: int) -> None:
         where = self._slots_of(req)[:end]
         told = self._told_rows(req, 0, end)
-        for buffer in (*self.full().k_buffer, *self.full().v_buffer):
-            if not torch.equal(buffer[where][:, 0, 0], told.to(buffer.dtype)):
-                raise Different(f"{req.rid} finds other KV in its first {end} tokens")
+        for buffer in self._buffers():
+            is_equal = torch.equal(buffer[where][:, 0, 0], told.to(buffer.dtype))
+            require(is_equal, f"{req.rid} finds other KV in its first {end} tokens")
 
     def _told_rows(self, req: Any, start: int, end: int, ids: Sequence[int] = ()) -> torch.Tensor:
         ids = (ids or [*req.origin_input_ids, *req.output_ids])[start:end]
@@ -166,6 +150,9 @@ class HostedServer(HybridServer):
 
     def full(self) -> Any:
         return self.rows.full_kv_pool
+
+    def _buffers(self) -> list[Any]:
+        return [*self.full().k_buffer, *self.full().v_buffer]
 
 
 _CLOCK = SimpleNamespace(round=0, delay=0)
@@ -193,12 +180,9 @@ class _Event:
 
 
 class _Stream:
-    """Runs everything at once."""
+    """Runs everything at once, so nothing has to be waited for."""
 
-    def wait_event(self, *_: Any) -> None:
-        """Nothing to wait for."""
-
-    wait_stream = synchronize = wait_event
+    wait_event = wait_stream = synchronize = staticmethod(lambda *_: None)
 
 
 _DEVICE = SimpleNamespace(

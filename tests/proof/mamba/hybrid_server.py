@@ -16,23 +16,28 @@ from typing import Any
 
 import torch
 
-from sglang_perf_patches.verify import Different
-from sglang_perf_patches.verify.stock import MEMORY, takes
+from sglang_perf_patches.verify.comparing import require
+from sglang_perf_patches.verify.stock import MEMORY, called, takes
 from tests.proof import requests
 from tests.proof.caches import kv_allocator
-from tests.proof.mamba.decode_results import Launched, Results, accepted, launched
 from tests.proof.mamba.fake_cuda_graph import Unpinned
 from tests.proof.mamba.hybrid_parts import (
     VOCABULARY,
+    Launched,
+    Results,
     Shape,
-    model_config,
+    accepted,
+    arguments,
+    launched,
     prefix_cache,
     schedule_batch,
+    scheduler,
     state_pool,
 )
-from tests.proof.mamba.hybrid_scheduler import scheduler
 
 END = 2
+GRID = 64
+"""Tokens between two tracked states."""
 
 
 class HybridServer:
@@ -60,13 +65,12 @@ class HybridServer:
             enable_overlap=False,
             spec_algorithm=self.scheduler.spec_algorithm,
         )
-        self._results = (
-            Results(model_config(), self.tree, self.pool) if shape.takes_results else None
-        )
+        self._results = Results(self.tree, self.pool) if shape.takes_results else None
         self._launched: list[Any] = []
         self._sent: list[tuple[int, Any]] = []  # when each request's KV is sent
 
     def _make_pool(self) -> Any:
+        arguments(self.shape)
         return state_pool(self.shape)
 
     def _make_kv(self) -> Any:
@@ -111,10 +115,8 @@ class HybridServer:
         self._settle()
         if not self.running.reqs:
             return
-        takes_arguments = takes(self.running.retract_decode, "server_args")
-        retracted, *_ = self.running.retract_decode(
-            *([self.scheduler.server_args] if takes_arguments else [])
-        )
+        arguments_of_it = self.scheduler.server_args
+        retracted, *_ = called(self.running.retract_decode, server_args=arguments_of_it)
         self.waiting[:0] = retracted
         self.running.batch_is_full = False  # as wherever stock's batch gets smaller
         self._change()
@@ -132,9 +134,8 @@ class HybridServer:
             if batch is not None:
                 self._forward(batch)
                 self._settle()
-                self._launched = [
-                    req for req in batch.reqs if req is not self.scheduler.chunked_req
-                ]
+                chunked = self.scheduler.chunked_req
+                self._launched = [req for req in batch.reqs if req is not chunked]
                 if not self.shape.transfer:
                     self._merge(batch)
             elif self._results is not None:
@@ -145,9 +146,8 @@ class HybridServer:
                     self._decode()
         self.log.append(self.state())
         self.check_slots()
-        if self.slot_kept is None and any(
-            held(req).mamba_pool_idx is not None for req in self.waiting
-        ):
+        is_kept = any(held(req).mamba_pool_idx is not None for req in self.waiting)
+        if self.slot_kept is None and is_kept:
             self.slot_kept = began
 
     def check_slots(self) -> None:
@@ -164,8 +164,8 @@ class HybridServer:
                 # A lazy request's second buffer is -1 until it is needed.
                 owned += [int(n) for n in held(req).mamba_ping_pong_track_buffer if n >= 0]
         first = min(owned, default=0)
-        if sorted(owned) != list(range(first, first + self.shape.slots)):
-            raise Different(f"of {self.shape.slots} slots these are owned: {sorted(owned)}")
+        is_each = sorted(owned) == list(range(first, first + self.shape.slots))
+        require(is_each, f"of {self.shape.slots} slots these are owned: {sorted(owned)}")
 
     def state(self) -> tuple[Any, ...]:
         """Free slots and KV, what the tree could free and what is locked in it."""
@@ -198,20 +198,16 @@ class HybridServer:
             (self.kv, "full", "tokens", shape.tokens),
         ):
             free = pool.available_size()
-            cached, locked = (
-                getattr(tree, f"{kind}_{state}_size")() for state in ("evictable", "protected")
-            )
-            if locked or free + cached != size:
-                raise Different(
-                    f"after a drain {free} of {size} {name} are free, {cached} cached, "
-                    f"{locked} locked"
-                )
+            cached = getattr(tree, f"{kind}_evictable_size")()
+            locked = getattr(tree, f"{kind}_protected_size")()
+            told = f"{free} of {size} {name} are free, {cached} cached, {locked} locked"
+            require(not locked and free + cached == size, f"after a drain {told}")
         kinds = importlib.import_module(f"{MEMORY}.base_prefix_cache")
         tree.evict(kinds.EvictParams(num_tokens=shape.tokens, mamba_num=shape.slots))
-        if (self.slots.available_size(), self.kv.available_size()) != (shape.slots, shape.tokens):
-            raise Different(f"after the tree is emptied, free are {self.state()[:2]}")
-        if self.pool.available_size() != shape.rows:
-            raise Different(f"{self.pool.available_size()} of {shape.rows} rows are free")
+        free = self.state()[:2]
+        require(free == (shape.slots, shape.tokens), f"after the tree is emptied, free are {free}")
+        rows = self.pool.available_size()
+        require(rows == shape.rows, f"{rows} of {shape.rows} rows are free")
 
     def _prefill_batch(self) -> Any:
         scheduler = self.scheduler
@@ -244,9 +240,7 @@ class HybridServer:
         chunked = self.scheduler.chunked_req
         excluded = [chunked] if chunked is not None else []
         batch.output_ids = torch.full((len(batch.reqs),), 5, dtype=torch.int64)
-        is_renamed = takes(batch.filter_batch, "reqs_to_exclude")
-        name = "reqs_to_exclude" if is_renamed else "chunked_req_to_exclude"
-        batch.filter_batch(**{name: excluded})
+        called(batch.filter_batch, reqs_to_exclude=excluded, chunked_req_to_exclude=excluded)
         if excluded:
             self.running.batch_is_full = False
         if batch.reqs and not self.running.reqs:
@@ -281,17 +275,22 @@ class HybridServer:
         self._filter()
 
     def _take(self, req: Any, step: Launched, results: Results) -> None:
-        drafts, grid = self.shape.drafts, 64
-        count = accepted(req, drafts)
-        start = len(_ids(req)) - 1
-        ids = [*_ids(req), *[5] * count]
-        self._goes_on(req, start, start + count, ids)
-        boundary = (start + count) // grid * grid
-        if self.shape.tracked and boundary > start:
-            self._states()[:, step.into[step.row[req.rid]]] = told(ids[:boundary])
-        results.take(req, step, count, drafts)
+        count = accepted(req, len(req.output_ids), self.shape.drafts)
+        self._verify_one(
+            req, [*_ids(req), *[5] * count], count, step.into[step.batch.reqs.index(req)]
+        )
+        results.take(req, step, count, self.shape.drafts)
         if req.finished():
             self.ended.append(req.rid)
+
+    def _verify_one(self, req: Any, ids: Sequence[int], count: int, slot: int) -> None:
+        """Compute the state before the last of a request's tokens, `count` of which are new."""
+        start, end = len(ids) - 1 - count, len(ids) - 1
+        if not req.finished():
+            self._goes_on(req, start, end, ids)
+        boundary = end // GRID * GRID
+        if self.shape.tracked and boundary > start:
+            self._states()[:, slot] = told(ids[:boundary])
 
     def _filter(self) -> None:
         before = len(self.running.reqs)
@@ -306,18 +305,16 @@ class HybridServer:
         if source is not None and len(source):
             states[:, batch.mamba_cow_dst_indices.long()] = states[:, source.long()]
         for row, req in enumerate(batch.reqs):
-            self._goes_on(
-                req, batch.prefix_lens[row], batch.prefix_lens[row] + batch.extend_lens[row]
-            )
+            start = batch.prefix_lens[row]
+            self._goes_on(req, start, start + batch.extend_lens[row])
             if self.shape.tracked and batch.mamba_track_mask[row]:
                 slot = int(batch.mamba_track_indices[row])
                 states[:, slot] = told(_ids(req)[: held(req).mamba_last_track_seqlen])
 
     def _goes_on(self, req: Any, start: int, end: int, ids: Sequence[int] = ()) -> None:
         states, slot, ids = self._states(), int(held(req).mamba_pool_idx), ids or _ids(req)
-        state = float(states[0, slot].flatten()[0])
-        if start and state != told(ids[:start]):
-            raise Different(f"{req.rid} goes on after {start} tokens with another state")
+        is_right = not start or float(states[0, slot].flatten()[0]) == told(ids[:start])
+        require(is_right, f"{req.rid} goes on after {start} tokens with another state")
         states[:, slot] = told(ids[:end])
 
     def _states(self) -> Any:
@@ -338,7 +335,7 @@ class HybridServer:
         if hasattr(common, "checkpoint_kv_cache"):
             common.checkpoint_kv_cache(req, self.tree)
         else:
-            self.tree.cache_unfinished_req(req, **({"chunked": True} if chunked else {}))
+            called(self.tree.cache_unfinished_req, req, chunked=chunked)
 
     def _change(self, *what: Any) -> None:
         self.log.append((*what, [req.rid for req in self.waiting], len(self.running.reqs)))

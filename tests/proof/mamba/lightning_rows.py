@@ -33,10 +33,7 @@ def _forwards(kernel: str, scenarios: Sequence[tuple[Batch, ...]], own: int) -> 
 
 
 def waits_of_metadata(rig: Counted, own: int = 0) -> Callable[[Sequence[Batch]], int]:
-    """How often forwards wait for their metadata on stock, and `own` times each for other things.
-
-    Not in each layer.
-    """
+    """How often forwards wait: for metadata, as on stock, and `own` times; not in each layer."""
     fields = noted(rig.fields)
     return lambda batches: sum(len(fields(batch)[1]) + own for batch in batches)
 

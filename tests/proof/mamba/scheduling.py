@@ -66,27 +66,23 @@ def decoding(rig: Rig, batch: Any) -> Any:
 
 def _forward_batch(rig: Rig, batch: Any) -> Any:
     info = importlib.import_module("sglang.srt.model_executor.forward_batch_info")
-    batch_of_worker = getattr(batch, "get_model_worker_batch", lambda: batch)()
-    return called(
-        info.ForwardBatch.init_new,
-        batch=batch_of_worker,
-        model_runner=NoneByDefault(**vars(rig.runner) | _alone_and_plain(batch.model_config)),
-        return_hidden_states_before_norm=False,
-    )
-
-
-def _alone_and_plain(model_config: Any) -> dict[str, Any]:
-    return {
-        "model_config": model_config,
+    plan = SimpleNamespace(bind=lambda *_, **__: None)
+    alone_and_plain = {
+        "model_config": batch.model_config,
         "dcp_size": 1,
         "attn_dcp_size": 1,
         "ps": NoneByDefault(attn_dcp_size=1, dcp_size=1),
         "ngram_embedding_manager": SimpleNamespace(enabled=False),
         "kv_index_translator": SimpleNamespace(
-            rebind_write_loc=lambda _: None,
-            own_plan=lambda _: SimpleNamespace(bind=lambda *_, **__: None),
+            rebind_write_loc=lambda _: None, own_plan=lambda _: plan
         ),
     }
+    return called(
+        info.ForwardBatch.init_new,
+        batch=getattr(batch, "get_model_worker_batch", lambda: batch)(),
+        model_runner=NoneByDefault(**vars(rig.runner) | alone_and_plain),
+        return_hidden_states_before_norm=False,
+    )
 
 
 def _request(pages: Any, tree: Any, wanted: Request, number: int) -> Any:

@@ -120,9 +120,8 @@ class Counter(TorchFunctionMode):  # type: ignore[misc]
         return self._keep(result) if owned or target else result
 
     def _is_apart(self, name: str, value: Any) -> bool:
-        if not isinstance(value, torch.Tensor) or self.owns(value):
-            return False
-        return value.dim() > 0 or name in _STRICT
+        is_on_host = isinstance(value, torch.Tensor) and not self.owns(value)
+        return is_on_host and (value.dim() > 0 or name in _STRICT)
 
     def _keep(self, result: Any) -> Any:
         self.own(*tree_leaves(result))

@@ -29,10 +29,7 @@ LARGE = 64
 
 
 class Play(NamedTuple):
-    """What ranks play: `rounds` of a scheduler's loop, drawn from `seed`, with or without storage.
-
-    A rank that is `slow` sleeps before some of them.
-    """
+    """`rounds` of a scheduler's loop, drawn from `seed`; a `slow` rank sleeps before some."""
 
     seed: str
     rounds: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from random import Random
@@ -14,11 +15,11 @@ from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import same
 from sglang_perf_patches.verify.mla.cases import draft_batch, prepare
 from sglang_perf_patches.verify.mla.rig import REQUESTS, furnished, model_runner, server_args
-from tests.proof.mla import some_lengths, wheels
+from tests.proof.mla import some_lengths, trtllm
 
 PATCH = "mla.draft-metadata"
 
-MODULE, PARENT = wheels.trtllm()
+MODULE, PARENT = trtllm()
 HEIRS = (
     ("tokenspeed_mla_backend", "TokenspeedMLAMultiStepDraftBackend"),
     ("cutedsl_mla_backend", "CuteDslMLAMultiStepDraftBackend"),
@@ -36,7 +37,6 @@ EDGES: tuple[Case, ...] = (
 
 
 def own_drafts(inputs: Inputs) -> int:
-    """Compare the drafts of TRT-LLM MLA."""
     return same(PATCH, partial(draft, of=backends()[0]), [*EDGES, *inputs(drawn)])
 
 
@@ -59,11 +59,8 @@ def drawn(random: Random) -> Case:
 def backends() -> list[Any]:
     kinds = [MODULE.TRTLLMMLAMultiStepDraftBackend]
     for name, kind in HEIRS:
-        try:
-            module = import_module(f"sglang.srt.layers.attention.{name}")
-        except ImportError:
-            continue
-        kinds.append(getattr(module, kind))
+        with suppress(ImportError):
+            kinds.append(getattr(import_module(f"sglang.srt.layers.attention.{name}"), kind))
     return kinds
 
 

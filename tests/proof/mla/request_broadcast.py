@@ -83,26 +83,14 @@ def play(
     """One rank, which tells what it ``got`` and how often it used ``gloo``."""
     world, count = distributed.group.WORLD, distributed.get_world_size()
     queue = shm_broadcast.MessageQueue.create_from_process_group(world, 1 << 22, 6)
-    group = SimpleNamespace(
-        **{
-            "world_size": count,
-            "rank": rank,
-            "rank_in_group": rank,
-            "ranks": [*range(count)],
-            "cpu_group": world,
-            "mq_broadcaster": queue,
-            **changes,
-        }
-    )
+    group = SimpleNamespace(world_size=count, rank=rank, rank_in_group=rank, ranks=[*range(count)])
+    vars(group).update({"cpu_group": world, "mq_broadcaster": queue} | changes)
     parallel = SimpleNamespace(attn_dp_enabled=False, tp_size=group.world_size, tp_group=group)
     receiver: Any = object.__new__(request_receiver.SchedulerRequestReceiver)
     object.__setattr__(receiver, "model_config", SimpleNamespace(is_multimodal=True))
-    for module, name, value in (
-        (request_receiver, "get_parallel", lambda: parallel),
-        (mm_utils, "get_serving", lambda: SimpleNamespace(skip_tokenizer_init=False)),
-        (mm_utils, "_is_default_tensor_transport", False),  # shared memory, as on one host
-    ):
-        setattr(module, name, value)
+    request_receiver.get_parallel = lambda: parallel
+    mm_utils.get_serving = lambda: SimpleNamespace(skip_tokenizer_init=False)
+    mm_utils._is_default_tensor_transport = False  # shared memory, as on one host
     told["got"] = []
     with mock.patch.object(distributed, "broadcast", side_effect=distributed.broadcast) as gloo:
         try:

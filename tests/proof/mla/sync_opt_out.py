@@ -16,7 +16,7 @@ from sglang_perf_patches.verify.mla import cases
 from sglang_perf_patches.verify.mla.cases import Batch, requests_of, verify_input
 from sglang_perf_patches.verify.mla.rig import furnished, model_runner, server_args
 from sglang_perf_patches.verify.stock import NoneByDefault
-from tests.proof.mla import some_lengths, wheels
+from tests.proof.mla import hybrid, some_lengths, trtllm
 
 PATCH = "mla.sync-opt-out"
 CAPTURED = 4
@@ -29,8 +29,8 @@ FORWARD_MODES = {
 }
 MODES = tuple(FORWARD_MODES)
 
-TRTLLM, FLASHINFER = wheels.trtllm()
-hybrid_attn_backend = wheels.hybrid()
+TRTLLM, FLASHINFER = trtllm()
+hybrid_attn_backend = hybrid()
 MODULES = tuple(
     module.__name__
     for module in (FLASHINFER, TRTLLM, triton_backend, hybrid_attn_backend, overlap_utils)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
-from random import Random
 from typing import Any
 from unittest import mock
 
@@ -23,10 +23,13 @@ from sglang_perf_patches.verify.mlx.batched_prefill import (
 )
 from sglang_perf_patches.verify.mlx.equivalence import FEW, can_sample, near
 
+without_prefixes = partial(random_batches, hits=False)
+
 
 def without_pool(inputs: Inputs) -> int:
     """The same without the radix cache."""
-    return same_prompts("float32", [SCRIPTED[:2], *inputs(random_prompts)[:FEW]], radix=False)
+    batches = [SCRIPTED[:2], *inputs(without_prefixes)[:FEW]]
+    return same_prompts("float32", batches, radix=False)
 
 
 def rounded_shapes(inputs: Inputs) -> int:
@@ -37,7 +40,7 @@ def rounded_shapes(inputs: Inputs) -> int:
 
 def recurrent_without_pool(inputs: Inputs) -> int:
     """A hybrid model without the radix cache, and in rounded shapes."""
-    batches = [SCRIPTED[:2], *inputs(random_prompts)[:FEW]]
+    batches = [SCRIPTED[:2], *inputs(without_prefixes)[:FEW]]
     compared = same_prompts("float32", batches, name="qwen3_next", radix=False)
     with mock.patch.object(body, "attends_by_cudnn", return_value=True):
         return compared + same_prompts("float32", [SCRIPTED], name="qwen3_next")
@@ -87,11 +90,6 @@ def other_values(_: Inputs) -> int:
     with models.model("qwen3", "float32") as model, mock.patch.object(body, "_NEAR", -1.0):
         near(PATCH, model, lambda: [play(model, SCRIPTED)], PART, ran=False)
     return 1
-
-
-def random_prompts(chance: Random) -> Batches:
-    """The same without prefixes."""
-    return random_batches(chance, hits=False)
 
 
 CHECKS = {

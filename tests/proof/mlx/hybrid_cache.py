@@ -25,8 +25,9 @@ from tests.proof.mamba.hybrid_server import HybridServer, _ids, held, told
 
 PATCH = "mlx.hybrid-cache"
 NARROW = Shape("unified", tracked=False, slots=8, rows=2, overlap=False)
-"""Four slots a request, as stock has them."""
+"""Four slots a request, as stock has them: cached states give way, and nothing is lost."""
 WIDE = Shape("unified", tracked=False, slots=200, rows=4, overlap=False)
+"""As many prefixes are found as there are."""
 _MLX = "sglang.srt.hardware_backend.mlx"
 
 
@@ -70,24 +71,17 @@ class MlxServer(HybridServer):
 
     def _track(self, req: Any, length: int) -> None:
         """Keep the state at a prompt's last 64th token, as the runner does."""
+        layout = SimpleNamespace(has_auxiliary_state=True, auxiliary_layer_indices=(0,))
+        pool = self.pool.auxiliary_state_pool
+        own = SimpleNamespace(_cache_layout=layout, _get_auxiliary_state_pool=lambda: pool)
         runner = importlib.import_module(f"{_MLX}.model_runner").MlxModelRunner
-        runner._store_tracked_auxiliary_state(
-            SimpleNamespace(
-                _cache_layout=SimpleNamespace(
-                    has_auxiliary_state=True, auxiliary_layer_indices=(0,)
-                ),
-                _get_auxiliary_state_pool=lambda: self.pool.auxiliary_state_pool,
-            ),
-            *(req, [self._state(_ids(req)[:length])], length),
-        )
+        states = [self._state(_ids(req)[:length])]
+        runner._store_tracked_auxiliary_state(own, req, states, length)
 
     def _goes_on(self, req: Any, start: int, end: int, ids: Sequence[int] = ()) -> None:
         ids = ids or _ids(req)
-        pool, slot, cache = (
-            self.pool.auxiliary_state_pool,
-            held(req).mamba_pool_idx,
-            self._state([]),
-        )
+        pool, slot = self.pool.auxiliary_state_pool, held(req).mamba_pool_idx
+        cache = self._state([])
         there = pool.restore_cache(slot, [cache], (0,))
         if start and (not there or cache.state[0].item() != told(ids[:start])):
             raise Different(f"{req.rid} goes on after {start} tokens without their state")
@@ -127,16 +121,6 @@ def stock(_: Inputs) -> int:
     except (AttributeError, AssertionError, Different):
         return 1
     raise Different("stock serves a hybrid: no patch is needed")
-
-
-def few_slots(inputs: Inputs) -> int:
-    """Four slots a request: cached states give way, and nothing is lost."""
-    return _loads(inputs, NARROW)
-
-
-def many_slots(inputs: Inputs) -> int:
-    """As many prefixes are found as there are."""
-    return _loads(inputs, WIDE)
 
 
 def little_memory(_: Inputs) -> int:
@@ -183,8 +167,8 @@ def _loads(inputs: Inputs, shape: Shape) -> int:
 
 CHECKS = {
     "stock dies": stock,
-    "few slots": few_slots,
-    "many slots": many_slots,
+    "few slots": lambda inputs: _loads(inputs, NARROW),
+    "many slots": lambda inputs: _loads(inputs, WIDE),
     "little memory": little_memory,
     "no slot at all": no_slot_at_all,
 }

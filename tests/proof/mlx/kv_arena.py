@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
+from unittest.mock import Mock
 
 from sglang_perf_patches.verify import Inputs
 from sglang_perf_patches.verify.comparing import live, require_same, some
@@ -15,7 +16,46 @@ from sglang_perf_patches.verify.mlx.kv_arena import PATCH, SCRIPTED, hitting, sa
 from sglang_perf_patches.verify.mlx.models import Model
 from sglang_perf_patches.verify.mlx.rig import Player
 
-from .failures import after_failures
+
+def after_failures(patch: str, first: int, last: int) -> int:
+    """Steps that fail in the middle of the model have no effect, as in stock.
+
+    Stock plays the others only. ``fail`` names the layer in which a step of a stable batch fails,
+    and the prompts of the first and the last request have so many tokens.
+    """
+    steps = cases.schedule(
+        f"""
+        join a {first}, join b 12, decode ab, decode ab, fail ab 1, decode ab, fail ab 2, leave a,
+        join c {last}, decode bc, decode cb
+        """
+    )
+    with models.model("qwen3", "float32") as model:
+        expected = asdict(Player(model).play([step for step in steps if step[0] != "fail"]))
+        with live(patch):
+            actual = asdict(_Failing(model).play(steps))
+    require_same(f"{patch}, after a step that failed", expected, actual)
+    return 1
+
+
+class _Failure(Exception):
+    """Raised by a failing step."""
+
+
+class _Failing(Player):
+    def fail(self, batch: str, layer: int) -> None:
+        """Run a step in which one layer's output projection raises."""
+        attention = self._model.model.layers[layer].self_attn
+        attention = getattr(attention, "_inner", attention)
+        projection = attention.o_proj
+        attention.o_proj = Mock(side_effect=_Failure)
+        try:
+            self.runner.decode_batch(list(batch))
+        except _Failure:
+            self.pending.clear()
+        else:
+            raise RuntimeError("the step did not fail")
+        finally:
+            attention.o_proj = projection
 
 
 def sampled(inputs: Inputs) -> int:
@@ -47,7 +87,7 @@ def _with_buffers(model: Model, tokens: int, schedule: Sequence[Step]) -> dict[s
 
 
 CHECKS = {
-    "failing steps": lambda _: after_failures(PATCH, "float32"),
+    "failing steps": lambda _: after_failures(PATCH, 9, 5),
     "sampled": sampled,
     "a pool of another dtype": pool_of_another_dtype,
     "ends of buffers": ends_of_buffers,

@@ -72,11 +72,7 @@ def pressed(**sizes: Any) -> dict[str, int]:
 def alone_without_limit(
     page_size: int, over_allocation: int = 0, layout: str = "one"
 ) -> dict[str, Any]:
-    """Requests without ``max_tokens`` and a pool far below 4096: one after the other, to the end.
-
-    Returns:
-        how many were admitted at once from an empty server, and how many came to their end.
-    """
+    """Requests without ``max_tokens``, one after the other to the end; a pool far below 4096."""
     shape = Shape(
         window=128,
         page_size=page_size,

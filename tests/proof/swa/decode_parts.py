@@ -10,12 +10,16 @@ import contextlib
 import importlib
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
+from sglang.srt.disaggregation import decode
+from sglang.srt.disaggregation.base import conn
+from sglang.srt.disaggregation.utils import ReqToMetadataIdxAllocator, TransferBackend
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from torch import distributed
 
 from sglang_perf_patches.verify import stock
 from sglang_perf_patches.verify.stock import EXTRA_ARGUMENTS, MEMORY, NoneByDefault, called
@@ -23,22 +27,10 @@ from tests.proof import requests
 from tests.proof.caches import cache_params, unified_cache
 from tests.proof.swa.shape import LAYOUTS, Shape
 
-DECODE = "sglang.srt.disaggregation.decode"
-BATCHES = "sglang.srt.managers.schedule_batch"
-
-
-@dataclass
-class Transfers:
-    """In the place of ``DecodeTransferQueue``: what the prealloc queue reads of it."""
-
-    queue: list[Any] = field(default_factory=list)
-    enable_staging: bool = False
-    since: dict[str, int] = field(default_factory=dict)
-
 
 def publish(shape: Shape) -> Any:
     """Publish the server that a worker is a rank of; `EXTRA_ARGUMENTS` give way to its own."""
-    own = {
+    own: dict[str, Any] = {
         "page_size": shape.page_size,
         "disable_radix_cache": True,
         "disaggregation_mode": "decode",
@@ -49,11 +41,9 @@ def publish(shape: Shape) -> Any:
     }
     if shape.over_allocation:
         own["speculative_algorithm"] = "EAGLE"
-    drafts: dict[str, int] = {}
-    if shape.draft:
-        names = ("num_draft_tokens", "num_steps", "eagle_topk")
-        drafts = {f"speculative_{n}": v for n, v in zip(names, shape.draft, strict=True)}
-        own |= drafts  # published at once: the gates read that in another thread
+    names = ("num_draft_tokens", "num_steps", "eagle_topk")
+    drafts = {f"speculative_{n}": v for n, v in zip(names, shape.draft or (), strict=False)}
+    own |= drafts  # published at once: the gates read that in another thread
     if shape.backup != "default":
         own["disaggregation_decode_retraction_backup"] = shape.backup
     arguments = stock.arguments(**{"chunked_prefill_size": 8192} | EXTRA_ARGUMENTS | own)
@@ -98,22 +88,22 @@ def tree_cache(shape: Shape, rows: Any, allocator: Any, has_host_pool: bool) -> 
 
 
 def batch(worker: Any) -> Any:
-    running = importlib.import_module(BATCHES).ScheduleBatch(reqs=[])
-    running.req_to_token_pool = worker.rows
-    running.token_to_kv_pool_allocator = worker.allocator
-    running.tree_cache = worker.tree_cache
-    running.model_config = SimpleNamespace(is_encoder_decoder=False)
-    running.spec_algorithm = requests.speculation().NONE
-    running.device = "cpu"
-    running.enable_overlap = False
-    running.filter_batch = worker.keep
+    running: Any = ScheduleBatch(reqs=[])
+    vars(running).update(
+        req_to_token_pool=worker.rows,
+        token_to_kv_pool_allocator=worker.allocator,
+        tree_cache=worker.tree_cache,
+        model_config=SimpleNamespace(is_encoder_decoder=False),
+        spec_algorithm=requests.speculation().NONE,
+        device="cpu",
+        enable_overlap=False,
+        filter_batch=worker.keep,
+    )
     return running
 
 
 def scheduler(worker: Any) -> Any:
     """In the place of a ``Scheduler``: what the queue reads of it; all else is off."""
-    from sglang.srt.disaggregation.utils import ReqToMetadataIdxAllocator
-
     algorithm = requests.speculation()
 
     def output(reqs: Sequence[Any], *_: Any) -> None:
@@ -149,9 +139,7 @@ def scheduler(worker: Any) -> Any:
 
 def queue(worker: Any) -> Any:
     """The release's ``DecodePreallocQueue``, whose transfers are a stand-in's."""
-    from sglang.srt.disaggregation.utils import TransferBackend
-
-    kind = worker.decode.DecodePreallocQueue
+    kind = decode.DecodePreallocQueue
     options: dict[str, Any] = {
         "req_to_token_pool": worker.rows,
         "token_to_kv_pool_allocator": worker.allocator,
@@ -174,9 +162,7 @@ def queue(worker: Any) -> Any:
         "transfer_backend": TransferBackend.FAKE,
     }
     # The manager would connect to another machine; here there is none.
-    states = getattr(
-        importlib.import_module("sglang.srt.disaggregation.base.conn"), "StateType", None
-    )
+    states = getattr(conn, "StateType", None)
     kv_args = SimpleNamespace(state_types=[states.SWA] if states else [])
     manager = SimpleNamespace(kv_args=kv_args, prefill_info_table={})
     with mock.patch.object(kind, "_init_kv_manager", return_value=manager):
@@ -190,25 +176,18 @@ def queue(worker: Any) -> Any:
 
 def _resolve(arguments: Any, resolved: dict[str, Any]) -> None:
     """Set arguments as stock resolves them for its draft model, where the release keeps them."""
-    try:
+    with contextlib.suppress(ImportError):
         from sglang.srt.runtime_context import get_context, get_spec
-    except ImportError:
-        resolves = False
-    else:
-        resolves = all(hasattr(get_spec(), name) for name in resolved)
-    if resolves:
-        get_context().override("the proof", **resolved)
-        return
+
+        if all(hasattr(get_spec(), name) for name in resolved):
+            get_context().override("the proof", **resolved)
+            return
     for name, value in resolved.items():
         setattr(arguments, name, value)
 
 
 def _gloo_group() -> Any:
-    import torch.distributed as distributed
-
     if not distributed.is_initialized():
         store = tempfile.NamedTemporaryFile(delete=False)  # noqa: SIM115
-        distributed.init_process_group(
-            "gloo", init_method=f"file://{store.name}.store", rank=0, world_size=1
-        )
+        distributed.init_process_group("gloo", f"file://{store.name}.store", rank=0, world_size=1)
     return distributed.group.WORLD

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 from sglang_perf_patches.verify.comparing import require
 from tests.proof.swa.pool_invariants import Witness
@@ -20,19 +21,7 @@ BACKUPS = ("default", "cpu_tensor")
 RULES = 10
 
 
-def shape(
-    *,
-    page: int,
-    window: int,
-    requests: int,
-    growth: int,
-    full: int,
-    reserved: int,
-    transfer: int,
-    over: int,
-    layout: str = "one",
-    backup: str = "default",
-) -> Shape:
+def shape(*, page: int, window: int, requests: int, growth: int, full: int, **more: Any) -> Shape:
     """A small worker: sliding-window KV for so many requests' tails and so much growth."""
     return Shape(
         window=window,
@@ -42,11 +31,7 @@ def shape(
         context=640,
         running=5,
         in_transfer=4,
-        reserved=reserved,
-        transfer_steps=transfer,
-        over_allocation=over,
-        layout=layout,
-        backup=backup,
+        **more,
     )
 
 
@@ -112,8 +97,8 @@ def play(random: Random, pages: Sequence[int] = PAGES) -> int:
         growth=random.choice(GROWTHS),
         full=random.randint(500, 1500),
         reserved=random.choice(RESERVES),
-        transfer=random.randint(0, 2),
-        over=random.choice(OVER_ALLOCATIONS),
+        transfer_steps=random.randint(0, 2),
+        over_allocation=random.choice(OVER_ALLOCATIONS),
         backup=random.choice(BACKUPS),
     )
     lengths = [random.randint(1, 200) for _ in range(random.randint(2, 5))]
@@ -139,7 +124,5 @@ def any_rule(episode: Episode, random: Random) -> None:
             episode.abort_in_transfer(random.randrange(len(worker.transfers.queue)))
         case "end_running":
             episode.end_running(random.randrange(len(worker.batch.reqs)))
-        case "retract":
-            episode.retract()
-        case _:
-            episode.admit()
+        case rule:
+            getattr(episode, rule)()

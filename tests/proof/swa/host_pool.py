@@ -17,10 +17,7 @@ import torch
 
 
 def resolved(rows: Any, allocator: Any) -> float | None:
-    """Slots of the host's pools over the device's, as the release decides; None if it has none.
-
-    Its own ``resolve_decode_retraction_backup`` decides, by the arguments of this process.
-    """
+    """Slots of the host's pools over the device's, as stock resolves them; None without one."""
     try:
         builder = importlib.import_module("sglang.srt.mem_cache.kv_cache_builder")
         context = importlib.import_module("sglang.srt.runtime_context")
@@ -50,7 +47,10 @@ def resolved(rows: Any, allocator: Any) -> float | None:
 
 def attach(cache: Any, pool: Any, ratio: float) -> None:
     """Give a ``UnifiedRadixCache`` the host's pools, `ratio` times as large as the device's."""
-    groups = _groups()
+    try:
+        groups = importlib.import_module("sglang.srt.mem_cache.pool_host.group")
+    except ImportError:
+        groups = importlib.import_module("sglang.srt.mem_cache.memory_pool_host")
     names = importlib.import_module("sglang.srt.mem_cache.hicache_storage").PoolName
     parts = ((names.KV, pool.full_kv_pool), (names.SWA, pool.swa_kv_pool))
     entries = [
@@ -65,19 +65,6 @@ def attach(cache: Any, pool: Any, ratio: float) -> None:
     ]
     cache.host_pool_group = groups.HostPoolGroup(entries)
     cache.cache_controller = _Controller(cache.host_pool_group)
-
-
-def free(cache: Any) -> list[tuple[int, int]]:
-    """The free slots and all slots of each host pool of a cache."""
-    entries = cache.host_pool_group.entries
-    return [(len(entry.host_pool.slots), entry.host_pool.size) for entry in entries]
-
-
-def _groups() -> Any:
-    try:
-        return importlib.import_module("sglang.srt.mem_cache.pool_host.group")
-    except ImportError:
-        return importlib.import_module("sglang.srt.mem_cache.memory_pool_host")
 
 
 class _Slots:
@@ -95,7 +82,7 @@ class _Slots:
         self.slots = torch.arange(self.size)
         self.buffers = [
             torch.zeros((self.size, *buffer.shape[1:]), dtype=buffer.dtype)
-            for buffer in _buffers(part)
+            for buffer in buffers(part)
         ]
 
     def alloc(self, need_size: int) -> Any:
@@ -175,9 +162,9 @@ _DONE = SimpleNamespace(finish_event=SimpleNamespace(synchronize=lambda: None))
 
 def _pairs(transfers: Sequence[Any]) -> Iterator[tuple[Any, Any, Any, Any]]:
     for entry, host, device in transfers:
-        for kept, buffer in zip(entry.host_pool.buffers, _buffers(entry.device_pool), strict=True):
+        for kept, buffer in zip(entry.host_pool.buffers, buffers(entry.device_pool), strict=True):
             yield kept, host, buffer, device
 
 
-def _buffers(part: Any) -> list[Any]:
+def buffers(part: Any) -> list[Any]:
     return [*part.k_buffer, *part.v_buffer]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from sglang_perf_patches.verify.comparing import require
-from tests.proof.swa import host_pool
+from tests.proof.swa.host_pool import buffers
 from tests.proof.swa.rig import DecodeWorker
 
 
@@ -46,13 +46,12 @@ class Witness:
             ("full", allocator.full_available_size(), worker.shape.full_tokens),
             ("sliding-window", allocator.swa_available_size(), worker.shape.swa_tokens),
         ):
-            require(
-                free == size // page * page, f"the {name} pool has {free} of {size} after a drain"
-            )
-        if getattr(worker.tree_cache, "host_pool_group", None) is not None:
-            for unused, size_of_pool in host_pool.free(worker.tree_cache):
-                taken = size_of_pool - unused
-                require(not taken, f"{taken} slots of a host pool are taken")
+            is_whole = free == size // page * page
+            require(is_whole, f"the {name} pool has {free} of {size} after a drain")
+        group = getattr(worker.tree_cache, "host_pool_group", None)
+        for entry in group.entries if group is not None else ():
+            taken = entry.host_pool.size - entry.host_pool.available_size()
+            require(not taken, f"{taken} slots of a host pool are taken")
         mapping = allocator.full_to_swa_index_mapping
         require(int(mapping[-1]) == -1, "the mapping's last entry is not -1")
         require(not mapping[:-1].any(), "slots are still mapped after a drain")
@@ -132,26 +131,20 @@ def _values(req: Any, first: int, end: int) -> Any:
     return torch.arange(first, end, dtype=torch.float32) + number * 2048
 
 
-def _buffers(pool: Any) -> list[Any]:
-    return [*pool.k_buffer, *pool.v_buffer]
-
-
 def _fill(pool: Any, slots: Any, values: Any) -> None:
-    for buffer in _buffers(pool):
-        rows = values[:, None, None]
+    rows = values[:, None, None]
+    for buffer in buffers(pool):
         # A number does not fit into 8 bits: its bytes are the values of a head.
         buffer[slots] = rows.view(buffer.dtype) if buffer.itemsize == 1 else rows.to(buffer.dtype)
 
 
 def _read(pool: Any, slots: Any) -> Any:
-    parts = torch.cat([buffer[slots].flatten(1) for buffer in _buffers(pool)], dim=1)
+    parts = torch.cat([buffer[slots].flatten(1) for buffer in buffers(pool)], dim=1)
     return parts.view(torch.float32) if parts.itemsize == 1 else parts
 
 
 def _free_pages(allocator: Any) -> Any:
     if hasattr(allocator, "get_all_free_pages"):
         return allocator.get_all_free_pages()
-    parts = [allocator.free_pages]
-    if getattr(allocator, "release_pages", None) is not None:
-        parts.append(allocator.release_pages)
-    return torch.cat(parts)
+    parts = (allocator.free_pages, getattr(allocator, "release_pages", None))
+    return torch.cat([part for part in parts if part is not None])

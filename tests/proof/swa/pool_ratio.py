@@ -84,10 +84,7 @@ def drawn(random: Random) -> tuple[int, Load]:
 
 
 def pools_or_none(available: int, load: Load, *, published: bool = False) -> tuple[Any, Any] | None:
-    """The pools of a budget; None where stock calls it too small.
-
-    `published`: the process says first that it is that server.
-    """
+    """A budget's pools, None where stock refuses it; `published`: the process is that server."""
     if published:
         publish(page_size=load["page_size"], max_running_requests=64)
     try:

@@ -6,9 +6,7 @@ the place of the model's configuration and of the process's arguments and ranks.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,12 +38,12 @@ def pools(
 
     `full` and `windowed` count layers, and `changed` are arguments other than `SETTINGS`.
     """
-    module = importlib.import_module(MODULE)
     arguments = NoneByDefault(**{**SETTINGS, "page_size": page_size, **changed})
-    with arguments_of_process(arguments):
-        configurator = module.create_memory_pool_configurator(
-            runner(arguments, window, page_size, full, windowed)
-        )
+    modules = [importlib.import_module(name) for name in (MODULE, "sglang.srt.runtime_context")]
+    stand_ins: dict[str, Any] = {f"get_{group}": lambda: arguments for group in GROUPS}
+    with replaced(modules, stand_ins | {"get_attention_tp_size": lambda: 1}):
+        own = runner(arguments, window, page_size, full, windowed)
+        configurator = modules[0].create_memory_pool_configurator(own)
         return configurator.calculate_pool_sizes(available, page_size), configurator
 
 
@@ -57,15 +55,6 @@ def cells(configurator: Any) -> tuple[float, float]:
     """Bytes of a token in the full pool and in the sliding-window pool, over all layers."""
     a_token = configurator._full_per_token, configurator._swa_per_token
     return (a_token[0] * configurator._full_layers_num, a_token[1] * configurator._swa_layers_num)
-
-
-@contextlib.contextmanager
-def arguments_of_process(arguments: Any) -> Iterator[None]:
-    """Have them asked for as the process's own, which has one rank."""
-    modules = [importlib.import_module(name) for name in (MODULE, "sglang.srt.runtime_context")]
-    stand_ins: dict[str, Any] = {f"get_{group}": lambda: arguments for group in GROUPS}
-    with replaced(modules, stand_ins | {"get_attention_tp_size": lambda: 1}):
-        yield
 
 
 def runner(arguments: Any, window: int, page_size: int, full: int, windowed: int) -> Any:

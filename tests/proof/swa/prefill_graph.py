@@ -23,6 +23,7 @@ from sglang_perf_patches.verify.stock import publish_server
 from sglang_perf_patches.verify.swa import prefill_graph as on_gpu
 from sglang_perf_patches.verify.swa.prefill_graph import EDGES, PATCH, Play, drawn
 from tests.proof.mamba import fake_cuda_graph
+from tests.proof.swa.window_server import attended
 
 UNITS = 132
 
@@ -41,23 +42,11 @@ def _attend(
     chosen: float,
 ) -> None:
     out.fill_(torch.nan)
-    page, groups = k.shape[1], q.shape[1] // k.shape[2]
     for row in range(len(starts) - 1):
-        first, end = int(starts[row]), int(starts[row + 1])
-        length = int(lengths[row])
-        pages = torch.as_strided(
-            table, (-(-length // page),), (1,), table.storage_offset() + row * table.stride(0)
-        ).long()
-        keys = k[pages].flatten(0, 1)[:length].float().repeat_interleave(groups, 1)
-        values = v[pages].flatten(0, 1)[:length].float().repeat_interleave(groups, 1)
-        scores = torch.einsum("qhd,khd->hqk", q[first:end].float(), keys) * scale
-        at = torch.arange(length - (end - first), length).view(-1, 1)
-        other = torch.arange(length).view(1, -1)
-        hidden = other > at
-        if window >= 0:
-            hidden |= other < at - window
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        result = torch.einsum("hqk,khd->qhd", weights, values)
+        first, end, length = int(starts[row]), int(starts[row + 1]), int(lengths[row])
+        count, begin = -(-length // k.shape[1]), table.storage_offset() + row * table.stride(0)
+        pages = torch.as_strided(table, (count,), (1,), begin).long()
+        result = attended(q[first:end], k[pages], v[pages], length, scale, window)
         out[first:end] = (result * chosen).to(out.dtype)
 
 
@@ -77,17 +66,13 @@ def attention(
     **_: Any,
 ) -> torch.Tensor:
     """As `flash_attn_with_kvcache`, for causal layers."""
-    page, heads = k_cache.shape[1], k_cache.shape[2]
-    local, by_pages, splits = chosen(
-        *(q.shape[2], q.shape[1] // heads, heads, page, max_seqlen_q),
-        *(page_table.shape[1] * page, window_size[0]),
-    )
+    (page, heads), window = k_cache.shape[1:3], window_size[0]
+    shape = (q.shape[2], q.shape[1] // heads, heads, page, max_seqlen_q)
+    local, by_pages, splits = chosen(*shape, page_table.shape[1] * page, window)
     mark = 1 + (num_splits or splits) / 16 + local / 2 + by_pages / 4
     result = torch.empty_like(q) if out is None else out
-    _attend(
-        *(result, q, k_cache, v_cache, page_table, cache_seqlens, cu_seqlens_q),
-        *(softmax_scale, window_size[0], mark),
-    )
+    read = (q, k_cache, v_cache, page_table, cache_seqlens, cu_seqlens_q)
+    _attend(result, *read, softmax_scale, window, mark)
     return result
 
 

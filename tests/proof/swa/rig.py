@@ -11,24 +11,19 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from sglang.srt.disaggregation.decode import DecodeReqToTokenPool
+from sglang.srt.managers import schedule_batch
+from sglang.srt.mem_cache import common
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_perf_patches.verify import stock
 from tests.proof import requests
 from tests.proof.swa import host_pool
-from tests.proof.swa.decode_parts import (
-    BATCHES,
-    DECODE,
-    Transfers,
-    batch,
-    pools,
-    publish,
-    queue,
-    scheduler,
-    tree_cache,
-)
+from tests.proof.swa.decode_parts import batch, pools, publish, queue, scheduler, tree_cache
 from tests.proof.swa.shape import Counts, Shape
 
 
@@ -46,14 +41,8 @@ class DecodeWorker:
         self.rejected: dict[str, str] = {}
         self.order: list[str] = []
         self.written: Callable[[Any, int, int], None] = lambda *_: None
-        self.decode = importlib.import_module(DECODE)
-        self._batches = importlib.import_module(BATCHES)
-        self._common = importlib.import_module("sglang.srt.mem_cache.common")
-        self._forward_modes = importlib.import_module(
-            "sglang.srt.model_executor.forward_batch_info"
-        ).ForwardMode
         self.server_args = publish(shape)
-        self.rows = self.decode.DecodeReqToTokenPool(
+        self.rows = DecodeReqToTokenPool(
             size=shape.running,
             max_context_len=shape.context,
             device="cpu",
@@ -65,7 +54,8 @@ class DecodeWorker:
         self.tree_cache = tree_cache(shape, self.rows, self.allocator, ratio is not None)
         if ratio is not None:
             host_pool.attach(self.tree_cache, self.pool, ratio)
-        self.transfers = Transfers()
+        # In the place of ``DecodeTransferQueue``: what the prealloc queue reads, and since when.
+        self.transfers = SimpleNamespace(queue=[], enable_staging=False, since={})
         self.batch = batch(self)
         self.scheduler = scheduler(self)
         self.queue = queue(self)
@@ -127,7 +117,6 @@ class DecodeWorker:
             self.transfers.since[entry.req.rid] = self.counts.steps
             self.order.append(entry.req.rid)
         self.transfers.queue.extend(entries)
-        self.counts.peak_admitted = max(self.counts.peak_admitted, len(self.live()))
         return [entry.req for entry in entries]
 
     def _agreed(self, reqs: Sequence[Any]) -> list[str] | None:
@@ -166,29 +155,27 @@ class DecodeWorker:
 
     def decode_one(self) -> None:
         """Decode one token of each running request, retracting some first where memory is short."""
-        self.finish([req for req in self.batch.reqs if _is_done(req)])
+        self.finish([each for each in self.batch.reqs if requests.is_whole(each)])
         if not self.batch.reqs:
             return
         self._tensors()
         if not self.batch.check_decode_mem():
             self.retract()
+            self._tensors()
         if not self.batch.reqs:
             return
-        self._tensors()
-        self.batch.forward_mode = self._forward_modes.DECODE
+        self.batch.forward_mode = ForwardMode.DECODE
         self.batch.forward_iter = self.counts.steps
         before = [self.committed(req) for req in self.batch.reqs]
-        slots = self._alloc_for_decode(self.batch, 1)
-        assert len(slots) == len(self.batch.reqs)
+        self._alloc_for_decode()
         for req, length in zip(self.batch.reqs, before, strict=True):
             self._after_decode(req, length)
         self._over_allocate()
         self.counts.tokens += len(self.batch.reqs)
 
     def retract(self) -> list[Any]:
-        takes_arguments = stock.takes(self.batch.retract_decode, "server_args")
-        arguments = (self.server_args,) if takes_arguments else ()
-        retracted, _, aborted = self.batch.retract_decode(*arguments)
+        retract = self.batch.retract_decode
+        retracted, _, aborted = stock.called(retract, server_args=self.server_args)
         self.counts.retractions += len(retracted)
         self.counts.aborted += len(aborted)
         for req in aborted:
@@ -225,11 +212,13 @@ class DecodeWorker:
         for _ in range(most_steps):
             if self.idle:
                 return
-            before = (self.counts.finished, self.counts.aborted, len(self.order))
+            before = self._progress()
             self.step()
-            after = (self.counts.finished, self.counts.aborted, len(self.order))
-            if not self.live() and before == after:
+            if not self.live() and before == self._progress():
                 return
+
+    def _progress(self) -> tuple[int, ...]:
+        return self.counts.finished, self.counts.aborted, len(self.order)
 
     def committed(self, req: Any) -> int:
         """Tokens of a request that have KV."""
@@ -243,7 +232,7 @@ class DecodeWorker:
         """Leading tokens of a request that have no sliding-window KV."""
         record = _record(req, "swa_evicted_seqlen")
         if hasattr(record, "get_evicted_seqlen"):
-            return int(record.get_evicted_seqlen(self._batches.ComponentType.SWA))
+            return int(record.get_evicted_seqlen(schedule_batch.ComponentType.SWA))
         return int(record.swa_evicted_seqlen)
 
     def slots(self, req: Any, first: int, end: int) -> Any:
@@ -259,29 +248,23 @@ class DecodeWorker:
     def _row(self, req: Any) -> int:
         return int(_record(req, "req_pool_idx").req_pool_idx)
 
-    def _alloc_for_decode(self, batch: Any, tokens: int) -> Any:
-        module = self._common
+    def _alloc_for_decode(self) -> None:
+        """Have a slot for a token of each running request: over-allocated ones before new ones."""
+        reqs = self.batch.reqs
+        fresh = [req for req in reqs if self.allocated(req) == self.committed(req)]
+        if len(fresh) < len(reqs):
+            self.batch.maybe_evict_swa()
+            for req in fresh:
+                self._extend(req, 1)
+            return
+        module = common
         if not hasattr(module, "alloc_for_decode"):
             module = importlib.import_module("sglang.srt.mem_cache.allocation")
-        before = [self.allocated(req) for req in batch.reqs]
-        # Use over-allocated slots before new ones.
-        fresh = [req for req in batch.reqs if self.allocated(req) == self.committed(req)]
-        if len(fresh) < len(batch.reqs):
-            return self._into_allocated(batch, fresh)
-        slots = module.alloc_for_decode(batch, tokens)
-        for req, length in zip(batch.reqs, before, strict=True):
+        before = [self.allocated(req) for req in reqs]
+        assert len(module.alloc_for_decode(self.batch, 1)) == len(reqs)
+        for req, length in zip(reqs, before, strict=True):
             if self.allocated(req) == length:
-                _record(req, "kv_allocated_len").kv_allocated_len = length + tokens
-        return slots
-
-    def _into_allocated(self, batch: Any, fresh: Sequence[Any]) -> Any:
-        batch.maybe_evict_swa()
-        for req in fresh:
-            self._extend(req, 1)
-        positions = [self.committed(req) for req in batch.reqs]
-        return torch.stack(
-            [self.slots(req, at, at + 1)[0] for req, at in zip(batch.reqs, positions, strict=True)]
-        )
+                _record(req, "kv_allocated_len").kv_allocated_len = length + 1
 
     def _over_allocate(self) -> None:
         for req in self.batch.reqs:
@@ -322,16 +305,12 @@ class DecodeWorker:
     def _forget_backup(self, req: Any) -> None:
         """As stock's scheduler does when a retracted request is aborted, from 0.5.18 on."""
         for name in ("retraction_discard", "discard_kv_cache_backup"):
-            if hasattr(self._common, name):
+            if hasattr(common, name):
                 from sglang.srt.runtime_context import get_disagg
 
                 backend = get_disagg().disaggregation_decode_retraction_backup
-                getattr(self._common, name)(req, self.tree_cache, backend)
+                getattr(common, name)(req, self.tree_cache, backend)
 
 
 def _record(req: Any, name: str) -> Any:
     return req if hasattr(req, name) else req.kv
-
-
-def _is_done(req: Any) -> bool:
-    return bool(len(req.output_ids) >= req.sampling_params.max_new_tokens)

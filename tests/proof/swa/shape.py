@@ -7,52 +7,36 @@ from typing import Any
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {},
-    "stages": {"pp_size": 2},
-    "replicas": {"dp_size": 2},
+    "stages": {"pp_size": 2},  # a pipeline: admits and resumes what both agreed on
+    "replicas": {"dp_size": 2},  # data parallelism, with a draft model
     "attention": {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
+    # From 0.5.18 on: experts whose weights are spread, which is data-parallel attention too.
     "weights": {"tp_size": 2, "dwdp_size": 2},
-    "attn-dp-size": {"tp_size": 2, "attn_dp_size": 2},
+    "attn-dp-size": {"tp_size": 2, "attn_dp_size": 2},  # from 0.5.22 on: "attention" by a new name
 }
 """Layout → the arguments of a server that has it."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The settings of a decode worker.
+    """The settings of a decode worker."""
 
-    Attributes:
-        window: None if the model has none.
-        swa_tokens: size of the sliding-window pool.
-        context: longest sequence, in tokens.
-        in_transfer: most requests that are allocated and not in the batch.
-        reserved: ``--num-reserved-decode-tokens``.
-        transfer_steps: scheduling steps from a request's allocation to the end of its transfer.
-        over_allocation: slots that each step allocates beyond the committed ones, as speculative
-            decoding does.
-        draft: of a speculative step, as the release resolves its arguments: draft tokens, all of
-            which it decodes, steps of the draft model, and branches. None for a token a step.
-        layout: of the server that is published, of which this is one rank: ``"one"``;
-            ``"stages"``, a pipeline of two, which admits and resumes what both agreed on;
-            ``"replicas"``, two of data parallelism, with a draft model; ``"attention"``, two of
-            data-parallel attention, and from 0.5.22 on ``"attn-dp-size"``, its newer spelling;
-            from 0.5.18 on ``"weights"``, two of experts whose weights are spread, which is
-            data-parallel attention too.
-        backup: ``--disaggregation-decode-retraction-backup``, from 0.5.18 on; ``"default"`` for a
-            server that is not told, which then keeps retracted KV in a pool of the host.
-    """
-
-    window: int | None
+    window: int | None  # None if the model has none
     page_size: int
-    swa_tokens: int
+    swa_tokens: int  # size of the sliding-window pool
     full_tokens: int = 65536
-    context: int = 2048
+    context: int = 2048  # longest sequence, in tokens
     running: int = 64
-    in_transfer: int = 64
-    reserved: int = 512
-    transfer_steps: int = 1
-    over_allocation: int = 0
+    in_transfer: int = 64  # most requests that are allocated and not in the batch
+    reserved: int = 512  # ``--num-reserved-decode-tokens``
+    transfer_steps: int = 1  # from a request's allocation to the end of its transfer
+    over_allocation: int = 0  # slots a step beyond the committed ones, as speculation has them
+    # Of a speculative step, as the release resolves its arguments: draft tokens, all of which it
+    # decodes, steps of the draft model, and branches. None for a token a step.
     draft: tuple[int, int, int] | None = None
-    layout: str = "one"
+    layout: str = "one"  # of the server of which this is one rank: see `LAYOUTS`
+    # ``--disaggregation-decode-retraction-backup``, from 0.5.18 on; "default" for a server that is
+    # not told, which then keeps retracted KV in a pool of the host.
     backup: str = "default"
 
 
@@ -65,4 +49,3 @@ class Counts:
     retractions: int = 0
     aborted: int = 0
     finished: int = 0
-    peak_admitted: int = 0

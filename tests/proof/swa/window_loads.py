@@ -50,20 +50,14 @@ SHORT = Load((((_BASE[:100], 4), (_BASE[200:230], 6)), ((_BASE[:120], 4),)))
 
 @dataclass(frozen=True)
 class Pressed:
-    """A load that pools are too small for.
-
-    Attributes:
-        ratio: of the window pool's tokens to the full pool's.
-        asked: of each request its prompt, how many tokens it is to get, and the step before which
-            it comes.
-        aborted: number of a request → the step before which its client is gone.
-    """
+    """A load that pools are too small for."""
 
     page: int
     tokens: int
-    ratio: float
+    ratio: float  # of the window pool's tokens to the full pool's
+    # Of each request its prompt, how many tokens it is to get, and the step before which it comes.
     asked: Sequence[tuple[list[int], int, int]] = field(repr=False)
-    aborted: dict[int, int]
+    aborted: dict[int, int]  # number of a request → the step before which its client is gone
     more: dict[str, Any]
 
     @property

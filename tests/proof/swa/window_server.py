@@ -13,7 +13,6 @@ import functools
 import gc
 import importlib
 import json
-import math
 import os
 import random
 import signal
@@ -58,7 +57,7 @@ class WindowServer:
         Arguments of the server named ``model_…`` change the configuration.
         """
         prepare()
-        self._is_rank = bool(port)
+        self._ran = limit if port else lambda: None
         self._ran()
         own = {name: value for name, value in asked.items() if name.startswith("model_")}
         asked = {name: value for name, value in asked.items() if name not in own}
@@ -88,16 +87,15 @@ class WindowServer:
             **asked,
         }
         made = stock.arguments(**settings)
-        context = importlib.import_module("sglang.srt.runtime_context")
         # Stock draws the port, and each server seeds the draws: two processes would get the same.
         random.seed()
         ports = arguments.PortArgs.init_new(made)
         ports.nccl_port = port or ports.nccl_port
+        context = importlib.import_module("sglang.srt.runtime_context")
+        ranks: dict[str, Any] = {}
         if hasattr(context, "SpawnRanks"):  # up to 0.5.20 a scheduler is told
-            ranks = context.SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=rank)
-            context.publish(made, role="scheduler", ranks=ranks)
-        else:
-            context.publish(made, role="scheduler")
+            ranks["ranks"] = context.SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=rank)
+        context.publish(made, role="scheduler", **ranks)
         module = importlib.import_module("sglang.srt.managers.scheduler")
         others = dict.fromkeys(("pp_rank", "attn_cp_rank", "moe_dp_rank"), 0)
         others["moe_ep_rank"] = rank * made.ep_size // made.tp_size
@@ -108,13 +106,12 @@ class WindowServer:
         self.runner = self.scheduler.tp_worker.model_runner
         _fill(self.runner.model)
         if self.has_window_pool:
-            _shuffle(self.scheduler.token_to_kv_pool_allocator.swa_attn_allocator)
+            allocator = self.scheduler.token_to_kv_pool_allocator.swa_attn_allocator
+            same = torch.Generator().manual_seed(0)
+            order = torch.randperm(len(allocator.free_pages), generator=same)
+            allocator.free_pages = allocator.free_pages[order]
         self._run: Callable[..., Any] = self.scheduler.run_batch
         self.scheduler.run_batch = self._run_batch
-
-    def _ran(self) -> None:
-        if self._is_rank:
-            limit()
 
     def close(self) -> None:
         """Let another one boot in this process."""
@@ -184,15 +181,11 @@ class WindowServer:
 
     def _run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         reqs = list(batch.reqs)
-        extend = batch.forward_mode.is_extend()
-        self.batches.append(
-            (
-                "prefill" if extend else "decode",
-                [req.rid for req in reqs],
-                [*map(int, batch.extend_lens)] if extend else [],
-                [*map(int, batch.prefix_lens)] if extend else [],
-            )
-        )
+        kind, computed, had = "decode", [], []
+        if batch.forward_mode.is_extend():
+            kind, computed, had = "prefill", batch.extend_lens, batch.prefix_lens
+        rids = [req.rid for req in reqs]
+        self.batches.append((kind, rids, [*map(int, computed)], [*map(int, had)]))
         result = self._run(batch, *args, **kwargs)
         self._ran()
         rows = result.logits_output.next_token_logits
@@ -255,11 +248,6 @@ def limit() -> None:
     signal.alarm(int(limit_s(30)))
 
 
-def _shuffle(allocator: Any) -> None:
-    order = torch.randperm(len(allocator.free_pages), generator=torch.Generator().manual_seed(0))
-    allocator.free_pages = allocator.free_pages[order]
-
-
 def _fill(model: Any) -> None:
     """Weights that the outputs depend on, the same in every server: stock's dummies are tiny."""
     for name, value in model.named_parameters():
@@ -307,26 +295,37 @@ def flash_attn_with_kvcache(
     **_: Any,
 ) -> torch.Tensor:
     """In the place of FlashAttention 3's: the same cells by the same table, in the same order."""
-    page, heads = k_cache.shape[1], q.shape[1]
     result = torch.empty_like(q) if out is None else out.view_as(q)
     for row, length in enumerate(cache_seqlens.tolist()):
         start, end = int(cu_seqlens_q[row]), int(cu_seqlens_q[row + 1])
-        at = torch.arange(length - (end - start), length)[:, None]
-        keys = torch.arange(length)[None, :]
-        seen = keys <= at if causal else torch.ones_like(keys <= at)
-        if window_size[0] >= 0:
-            seen &= keys >= at - window_size[0]
-        slots = page_table[row, torch.arange(length) // page].long() * page
-        slots = slots + torch.arange(length) % page
-        k, v = (
-            cache.reshape(-1, *cache.shape[2:])[slots].repeat_interleave(
-                heads // cache.shape[2], dim=1
-            )
-            for cache in (k_cache, v_cache)
-        )
-        scores = torch.einsum("qhd,khd->hqk", q[start:end], k) * softmax_scale
-        if softcap:
-            scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.masked_fill(~seen[None], -math.inf)
-        result[start:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+        pages = page_table[row, : -(-length // k_cache.shape[1])].long()
+        about = (length, softmax_scale, window_size[0], softcap, causal)
+        result[start:end] = attended(q[start:end], k_cache[pages], v_cache[pages], *about)
     return result
+
+
+def attended(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    length: int,
+    scale: float,
+    window: int,
+    softcap: float = 0.0,
+    causal: bool = True,
+) -> torch.Tensor:
+    """What the last tokens of a request, of `length`, attend to in its pages, in float32."""
+    keys, values = (
+        pages.flatten(0, 1)[:length].float().repeat_interleave(q.shape[1] // pages.shape[2], 1)
+        for pages in (k_pages, v_pages)
+    )
+    scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    at = torch.arange(length - len(q), length).view(-1, 1)
+    other = torch.arange(length).view(1, -1)
+    hidden = (other > at) & causal
+    if window >= 0:
+        hidden |= other < at - window
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, values)

@@ -1,7 +1,6 @@
 """What every rank of a server does for `fleet.py`, by the Engine's ``collective_rpc``.
 
 OFF_RANK: the number of a rank that takes its patches off before it makes its attention backends.
-LIFT: features with which the patches of ``mamba`` count as proven, for a trial.
 """
 
 import json
@@ -11,15 +10,11 @@ import zlib
 import states
 import wrapt
 
-_LIFTED = ("gdn_prefill_graph", "mamba2_chunk_indices", "lightning_rows", "slot_exhaustion")
-
 
 def watch():
     wrapt.register_post_import_hook(_serve, "sglang.srt.managers.scheduler")
     if os.environ.get("OFF_RANK"):
         wrapt.register_post_import_hook(_take_off, "sglang.srt.model_executor.model_runner")
-    for patch in _LIFTED if os.environ.get("LIFT") else ():
-        wrapt.register_post_import_hook(_lift, f"sglang_perf_patches.sets.mamba.{patch}")
 
 
 def _serve(module):
@@ -53,7 +48,3 @@ def _take_off(module):
         return wrapped(*args, **kwargs)
 
     wrapt.wrap_function_wrapper(module, "ModelRunner.load_model", load_model)
-
-
-def _lift(module):
-    module.PATCH.rest["proven_with"].update(dict.fromkeys(os.environ["LIFT"].split(), "a trial"))

@@ -15,7 +15,6 @@ import traceback
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
-import captures
 import exchanges
 import gdn_graphs  # now: a process that multiprocessing spawns loses this folder
 import pausing
@@ -25,13 +24,6 @@ import wrapt
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _FOLDER = os.environ.get("RIG_FOLDER", "")
-
-
-def _cuda():
-    """PyTorch, where it has a GPU."""
-    import torch
-
-    return torch if torch.cuda.is_available() else None
 
 
 class _Switch:
@@ -75,8 +67,12 @@ class _Switch:
         return None
 
     def serve(self):
+        import torch
         import torch.distributed as dist
 
+        wait, mode = lambda: None, contextlib.nullcontext
+        if torch.cuda.is_available():
+            wait, mode = torch.cuda.synchronize, torch.inference_mode
         last, rank = None, dist.get_rank() if dist.is_initialized() else 0
         while True:
             time.sleep(0.004)
@@ -87,14 +83,12 @@ class _Switch:
                 continue
             if number == last:
                 continue
-            last, torch = number, _cuda()
+            last = number
             try:
-                with torch.inference_mode() if torch else contextlib.nullcontext():
-                    if torch:
-                        torch.cuda.synchronize()
+                with mode():
+                    wait()
                     answer = {"answer": self.do(what, *details)}
-                    if torch:
-                        torch.cuda.synchronize()
+                    wait()
             except Exception:
                 answer = {"error": traceback.format_exc()}
             with open(f"{_FOLDER}/part.{rank}", "w") as file:
@@ -130,7 +124,6 @@ def _go_on():
 
 _go_on()  # first: a hook that it puts in front of others hides theirs
 ranks.watch()
-captures.watch()
 exchanges.watch()
 if _FOLDER and os.environ.get("SGLANG_PERF_PATCHES", "all") not in {"none", "off", "0", ""}:
     wrapt.register_post_import_hook(_hook, "sglang.srt.managers.scheduler")

@@ -15,7 +15,7 @@ from configurations import MODELS, write
 from sglang_perf_patches.cli.ask import resolver
 from sglang_perf_patches.faults.known import FAULTS
 from sglang_perf_patches.model import releases
-from tests.releases.recipes.commands import GIVEN
+from tests.releases.recipes.commands import RECIPES
 from tests.releases.recipes.models import MODELS as OF_RECIPES
 from tests.releases.recipes.outcomes import resolved
 
@@ -240,7 +240,7 @@ def test_a_server_with_a_fault_is_warned_and_one_without_is_not(
 def test_commands_that_people_run_on_old_releases_are_warned(
     release: str, expected: dict[str, set[str]], tmp_path: Path
 ) -> None:
-    recipes = {recipe.name: recipe for recipe in GIVEN}
+    recipes = {recipe.name: recipe for recipe in RECIPES}
     given = []
     for recipe in (recipes[name] for name in expected):
         folder = tmp_path / recipe.model

@@ -21,11 +21,9 @@ from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.model.selection import Selection
 from sglang_perf_patches.patch_page import ONE, WORDS
 
-from .commands import DRAFT, GIVEN, Recipe
-from .further import FURTHER
+from .commands import DRAFT, RECIPES, Recipe
 from .models import MODELS
 
-RECIPES = (*GIVEN, *FURTHER)
 RELEASE = releases.KNOWN[-1]
 PATCHES = by_id(sets.load())
 GAINS = frozenset(

@@ -14,8 +14,7 @@ from unittest import mock
 
 import mlx.core as mx
 import numpy as np
-from graphs import primitives
-from job_tools import SEEDS, counts_each_layer, state, verdict_of
+from job_tools import SEEDS, counts_each_layer, primitives, state, verdict_of
 
 import sglang_perf_patches
 from sglang_perf_patches.compat import source
@@ -34,7 +33,7 @@ def small_buffers() -> dict[str, Any]:
     The size is stock's own attribute, set lower.
     """
     many = [cases.SCRIPTED, *(cases.random_schedule(Random(seed)) for seed in SEEDS)]
-    equal = [[("join", "a", 6), ("join", "b", 6), ("chain", "ab", 9)]]
+    equal = [cases.schedule("join a 6, join b 6, chain ab 9")]
     results: dict[str, Any] = {}
     with models.model("qwen3", "float32") as model:
         for name, schedules in (("many", many), ("equal lengths", equal)):
@@ -144,24 +143,20 @@ def arena_memory() -> dict[str, Any]:
             }
             del player
             sglang_perf_patches.deactivate()
+    # How much room stock might have: just enough, its first buffers, and no bound.
     results["capacities"] = [
-        arena.capacity_for(n, most) for n in range(1, 5000) for most in _rooms(n)
+        arena.capacity_for(n, most) for n in range(1, 5000) for most in (n, max(n, 4096), 1 << 30)
     ]
-    results["growths"] = _growths(arena.capacity_for)
+    results["growths"] = _growths()
     return results
 
 
-def _rooms(length: int) -> tuple[int, int, int]:
-    """How much room stock might have: just enough, its first buffers, and no bound."""
-    return length, max(length, 4096), 1 << 30
-
-
-def _growths(capacity_for: Any) -> dict[str, int]:
+def _growths() -> dict[str, int]:
     """Copies of a buffer that grows token by token to 20000 tokens, and how much larger it is."""
     capacity, copies, spare = 0, 0, 0
     for length in range(1, 20_001):
         if length > capacity:
-            capacity, copies = capacity_for(length, 1 << 30), copies + 1
+            capacity, copies = arena.capacity_for(length, 1 << 30), copies + 1
             spare = max(spare, capacity - length - length // 16)
     return {"copies": copies, "spare": spare}
 
@@ -224,7 +219,7 @@ def looks_at_slots() -> dict[str, Any]:
         for selection in ("none", "mlx.pool-write"):
             sglang_perf_patches.activate(selection, strict=True)
             player = rig.Player(model, radix=True)
-            played = [asdict(player.play([("join", "a", 300), ("leave", "a")], ends=False))]
+            played = [asdict(player.play(cases.schedule("join a 300, leave a"), ends=False))]
             vars(room)["memoryview"] = counted
             try:
                 played.append(asdict(player.play([("hit", "b", "a", 280, 8)])))

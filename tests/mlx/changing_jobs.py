@@ -12,7 +12,7 @@ from job_tools import played
 import sglang_perf_patches
 from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
-from sglang_perf_patches.verify.mlx import models, rig
+from sglang_perf_patches.verify.mlx import cases, models, rig
 
 
 def changing() -> dict[str, Any]:
@@ -84,14 +84,7 @@ def far_apart() -> dict[str, Any]:
 
     The least size of stock's buffers, as the patch knows it, is set lower.
     """
-    schedule = [
-        ("join", "a", 200),
-        ("join", "b", 5),
-        ("join", "c", 6),
-        ("chain", "abc", 3),
-        ("leave", "a"),
-        ("chain", "bc", 3),
-    ]
+    schedule = cases.schedule("join a 200, join b 5, join c 6, chain abc 3, leave a, chain bc 3")
     results: dict[str, Any] = {}
     with models.model("qwen3", "float32") as model:
         for selection in ("none", "mlx.kv-arena"):

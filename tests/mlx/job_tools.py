@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import gc
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import metadata
+from pathlib import Path
 from random import Random
 from typing import Any
 from unittest import mock
+
+import mlx.core as mx
 
 import sglang_perf_patches
 from sglang_perf_patches.compat import source
@@ -80,3 +87,35 @@ def state(patch: str) -> Any:
     report = engine.report()
     assert report is not None
     return report.of(patch)
+
+
+@contextmanager
+def other_head(made: Any, rows: int) -> Iterator[None]:
+    """Have the head give other values for fewer than so many rows, as by another kernel."""
+    head = made.model.lm_head
+
+    def changed(hidden: Any) -> Any:
+        logits = head(hidden)
+        return logits if hidden.shape[1] >= rows else logits * logits.dtype.size
+
+    dict.__setitem__(made.model, "lm_head", changed)
+    try:
+        yield
+    finally:
+        dict.__setitem__(made.model, "lm_head", head)
+
+
+def primitives(player: Any, batch: Sequence[str]) -> Counter[str]:
+    """Play one decode step; how many nodes of each kind its graph has."""
+    pending = player.runner.decode_batch_start(list(batch))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "step.dot")
+        mx.export_to_dot(str(path), pending.lazy_tokens)
+        lines = path.read_text().splitlines()
+    labels = (line.partition('label ="')[2].partition('"')[0] for line in lines)
+    mx.eval(pending.lazy_tokens)
+    player.runner.decode_batch_finalize(pending)
+    player.pending.clear()
+    for who in batch:
+        player._held[who] += 1
+    return Counter(label for label in labels if label)

@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import mlx.core as mx
-from job_tools import counts_each_layer, played, verdict_of
+from job_tools import counts_each_layer, other_head, played, verdict_of
 from mlx_lm.models.cache import ArraysCache
 
 from sglang_perf_patches.live.member import Patching
@@ -236,29 +236,16 @@ def broken_prefill() -> dict[str, Any]:
 
 def few_rows() -> dict[str, Any]:
     """A device that counts as unproven, where heads give other bits for fewer positions."""
-
-    class Head:
-        """As a GPU's products: those of fewer than so many rows come from another kernel."""
-
-        def __init__(self, head: Any, rows: int) -> None:
-            self._head, self._rows = head, rows
-
-        def __call__(self, hidden: Any) -> Any:
-            logits = self._head(hidden)
-            return logits if hidden.shape[1] >= self._rows else logits + logits
-
-    few = [("join", who, tokens) for who, tokens in (("a", 9), ("b", 14), ("c", 9), ("d", 14))]
-    many = [("join", "a", 300), ("join", "b", 310), ("join", "c", 9), ("decode", "abc")]
+    few = cases.schedule("join a 9, join b 14, join c 9, join d 14")
+    many = cases.schedule("join a 300, join b 310, join c 9, decode abc")
     results: dict[str, Any] = {}
+    gpu = mock.patch.object(mx, "default_device", return_value=mx.Device(mx.gpu))
     with models.model("qwen3", "bfloat16") as model:
-        head = model.model.lm_head
         for rows in (1, 2, 12, 280):
-            dict.__setitem__(model.model, "lm_head", Head(head, rows))
             schedule = few if rows == 12 else many
             for selection in ("none", "mlx.last-row"):
-                with mock.patch.object(mx, "default_device", return_value=mx.Device(mx.gpu)):
+                with other_head(model, rows), gpu:
                     results[f"{rows} {selection}"] = played(
                         selection, model, [schedule], last_row.COUNTS, "mlx.last-row", radix=True
                     )
-        dict.__setitem__(model.model, "lm_head", head)
     return results

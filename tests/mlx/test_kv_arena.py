@@ -1,4 +1,7 @@
-"""``mlx.kv-arena`` beyond its case: the case can fail, memory, growth, what stays stock."""
+"""``mlx.kv-arena`` beyond its case: the case can fail, memory, growth, what stays stock.
+
+On 0.5.11 stock raises where a buffer ends. Steps that an arena serves need no such buffer.
+"""
 
 from __future__ import annotations
 
@@ -185,3 +188,22 @@ def test_a_trial_that_waits_for_each_step_would_see_nothing(found: Found, releas
     assert of["waits"]["state"]["state"] == "live"
     assert of["waits"]["faults"] > 0
     assert of["waits"]["played"] != of["stock"]["played"][: len(of["waits"]["played"])]
+
+
+@pytest.mark.whole_matrix  # of an old release
+def test_many_requests_that_grow_give_what_wide_buffers_give(found: Found) -> None:
+    many = found("0.5.11", "small_buffers")["many"]
+    assert "[concatenate]" in many["stock"]["raised"]
+    assert "steps" not in many["patched"]["counts"]
+    assert many["patched"]["played"] == many["wide"]["played"]
+    assert many["all patched"]["played"] == many["wide"]["played"]
+
+
+@pytest.mark.whole_matrix  # of an old release
+def test_equal_lengths_are_wrong_without_an_error_in_stock_and_right_when_patched(
+    found: Found,
+) -> None:
+    """All of stock's layers then miss the newest token alike, and nothing is left to raise."""
+    equal = found("0.5.11", "small_buffers")["equal lengths"]
+    assert equal["stock"]["played"] != equal["wide"]["played"]
+    assert equal["patched"]["played"] == equal["wide"]["played"]

@@ -31,11 +31,6 @@ from sglang_perf_patches.verify.mlx import models
 SPARE = 512 << 10
 """Bytes that a worker may hold beyond what is counted; stock itself holds up to a third of that."""
 
-PATCHES = (
-    *("mlx.pool-write", "mlx.first-buffer", "mlx.last-row", "mlx.kv-arena", "mlx.length-groups"),
-    *("mlx.next-turn", "mlx.batched-prefill"),
-)
-
 
 def traffic(model: str, selections: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
     """For each selection, what differs from stock ("" for nothing) and which patches have run."""
@@ -52,8 +47,8 @@ def traffic(model: str, selections: Sequence[str], seeds: Sequence[int]) -> dict
     return results
 
 
-def broken(model: str, seeds: Sequence[int]) -> dict[str, str]:
-    """What differs with all patches and one fault at a time; "whole" has none."""
+def broken(model: str, selection: str, seeds: Sequence[int]) -> dict[str, str]:
+    """What differs with a selection and one fault at a time; "whole" has none."""
     turns, grouped, fill = next_turn._Turns.__init__, GroupedStep.__init__, Part.__call__
 
     def puts_all(self: Any, ids: Any, *, cache: Any) -> Any:
@@ -86,7 +81,7 @@ def broken(model: str, seeds: Sequence[int]) -> dict[str, str]:
         for what, fault in faults.items():
             with mock.patch.object(*fault):
                 outcomes = [
-                    _played(",".join(PATCHES), made, seed, prefixes_held=model == "qwen3")[0]
+                    _played(selection, made, seed, prefixes_held=model == "qwen3")[0]
                     for seed in seeds
                 ]
             results[what] = _difference(stock, outcomes)

@@ -125,7 +125,12 @@ class Worker(_BatchPlayer):
             slots += self._pool.slots(name, start, end)
             lengths.append(end - start)
             request.held = end
-        self._forward("extend", requests, tokens, slots, lengths)
+        forward = _batch("extend", requests)
+        forward.input_ids = self._torch.tensor(tokens, dtype=self._torch.int64)
+        forward.out_cache_loc = self._torch.tensor(slots, dtype=self._torch.int64)
+        forward.extend_lens = lengths
+        launch = self._worker.async_forward_batch_generation_mlx(forward)
+        self._worker.finalize_mlx_result(launch, requests)
         for name, request in batch:
             done = request.held == len(request.prompt)
             (self._running if done else self._chunked)[name] = request
@@ -155,8 +160,7 @@ class Worker(_BatchPlayer):
         if start:
             self._pool.allocate(name, start, end - start)
         else:
-            slots = self._match(request.prompt[:-1])[1]
-            slots = slots[: end - 1]
+            slots = self._match(request.prompt[:-1])[: end - 1]
             start = len(slots)
             row, _ = self._open(name, request.prompt[:end], slots)
             request.asked = self._request(name, request.prompt, slots, row)
@@ -207,29 +211,21 @@ class Worker(_BatchPlayer):
         self._tree.clear()
         self._pool.clear()
 
-    def _forward(self, mode: str, requests: Any, tokens: Any, slots: Any, lengths: Any) -> None:
-        batch = _batch(mode, requests)
-        batch.input_ids = self._torch.tensor(tokens, dtype=self._torch.int64)
-        batch.out_cache_loc = self._torch.tensor(slots, dtype=self._torch.int64)
-        batch.extend_lens = lengths
-        launch = self._worker.async_forward_batch_generation_mlx(batch)
-        self._worker.finalize_mlx_result(launch, requests)
-
-    def _match(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
-        """The longest prefix in the radix cache, and its slots."""
+    def _match(self, tokens: Sequence[int]) -> list[int]:
+        """The slots of the longest prefix in the radix cache."""
         best: list[int] = []
         for held, slots in self._tree:
             most = min(len(held), len(tokens))
             common = next((at for at in range(most) if held[at] != tokens[at]), most)
             if common > len(best):
                 best = slots[:common]
-        return len(best), best
+        return best
 
     def _insert(self, name: str, tokens: list[int]) -> None:
         """Put a request's tokens into the radix cache; what it has already keeps its slots."""
-        common, slots = self._match(tokens)
+        slots = self._match(tokens)
         row = self._pool.req_to_token.rows[self._pool._rows[name]]
-        row[:common] = slots
+        row[: len(slots)] = slots
         self._tree = [each for each in self._tree if tokens[: len(each[0])] != each[0]]
         self._tree.append((list(tokens), list(row[: len(tokens)])))
 

@@ -1,25 +1,43 @@
-"""What patches compare at boot, and faults that only a queue of the GPU shows."""
+"""What patches do on a device that counts as unproven, also with faults that only a queue shows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from typing import Any
 from unittest import mock
 
 import mlx.core as mx
-import trials as plays
 from job_tools import RELEASE, played
+from mlx.utils import tree_flatten
 
-from sglang_perf_patches.sets.mlx.kv_arena import arena_self_check
+import sglang_perf_patches
+from sglang_perf_patches.live import engine
+from sglang_perf_patches.sets.mlx import grouping
+from sglang_perf_patches.sets.mlx.batched_prefill import body as prefill
+from sglang_perf_patches.sets.mlx.batched_prefill.passes import Layer
+from sglang_perf_patches.sets.mlx.kv_arena import arena_self_check, choice
 from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
-from sglang_perf_patches.sets.mlx.kv_arena.step import Writer
-from sglang_perf_patches.verify.mlx import cases, models
+from sglang_perf_patches.sets.mlx.kv_arena.step import GroupedStep, Writer
+from sglang_perf_patches.verify.mlx import batches, cases, models, rig
+from sglang_perf_patches.verify.mlx.length_groups import groups_at
+
+# Two groups; then, one further token at a time, a long one at the next size of kernels.
+GROUPED = cases.schedule("join a 600, join b 9, join c 12, chain abc 60")
+LONGER = cases.schedule("join d 1100, join e 9, join f 12, chain def 30")
+THREE = cases.schedule("join a 20, join b 30, join c 40")
+_ORDERS = cases.schedule("chain abc 3, chain bca 3, chain cab 3, chain acb 3")
+RESTLESS = (*THREE, *_ORDERS * 10, ("chain", "abc", 20))
+LASTS = (*RESTLESS[:-1], ("chain", "abc", 60))
+FEW: batches.Batch = [("a", 9, "", 0), ("b", 9, "", 0)]
+MANY: batches.Batch = [(who, 40, "", 0) for who in "cdefgh"]
 
 
 def broken_trial() -> dict[str, Any]:
-    """A device that counts as unproven, where arenas give other values: what happens."""
+    """Arenas that give other values: what happens."""
     write = Writer.write
 
     def wrong_token(self: Any, layer: Any, keys: Any, values: Any) -> Any:
@@ -27,10 +45,7 @@ def broken_trial() -> dict[str, Any]:
 
     schedules = [cases.SCRIPTED, cases.HITTING, cases.GROWING]
     results: dict[str, Any] = {}
-    with (
-        models.model("qwen3", "float32") as model,
-        mock.patch.object(kv_arena, "is_proven", return_value=False),
-    ):
+    with models.model("qwen3", "float32") as model, _unproven():
         for what, selection, changed in (
             ("stock", "none", write),
             ("broken", "mlx.kv-arena", wrong_token),
@@ -44,18 +59,13 @@ def broken_trial() -> dict[str, Any]:
 
 
 def queued_faults() -> dict[str, Any]:
-    """A device that counts as unproven, and is wrong where a step is queued behind another one.
+    """A device that is wrong where a step is queued behind another one.
 
     Stock, patched on a device without a fault, with each fault, and with a fault while the patch
     waits for every step that it compares.
     """
-    short: list[cases.Step] = [
-        *(("join", who, 9) for who in "ab"),
-        ("chain", "ab", 22),
-        ("join", "c", 12),
-        ("chain", "cab", 22),
-    ]
-    longer: list[cases.Step] = [*(("join", who, 300) for who in "ab"), ("chain", "ab", 22)]
+    short = cases.schedule("join a 9, join b 9, chain ab 22, join c 12, chain cab 22")
+    longer = cases.schedule("join a 300, join b 300, chain ab 22")
     check = arena_self_check.ArenaSelfCheck
     end_step = check.end_step
 
@@ -64,10 +74,7 @@ def queued_faults() -> dict[str, Any]:
         mx.synchronize()
 
     results: dict[str, Any] = {}
-    with (
-        models.model("qwen3", "float32") as model,
-        mock.patch.object(kv_arena, "is_proven", return_value=False),
-    ):
+    with models.model("qwen3", "float32") as model, _unproven():
         device = _Device(model)
         for what, selection, fault in (
             ("stock", "none", ""),
@@ -149,7 +156,7 @@ class _Device:
 
         def queued(*arrays: Any) -> None:
             self._number += 1
-            for array in _flat(arrays):
+            for _, array in tree_flatten(arrays):
                 self._queued[id(array)] = array, self._number
             queue(*arrays)
 
@@ -189,18 +196,142 @@ class _Device:
             self._owner["embed_tokens"] = self._embed
 
 
-def _flat(arrays: Any) -> Iterator[Any]:
-    for each in arrays:
-        if isinstance(each, (list, tuple)):
-            yield from _flat(each)
-        else:
-            yield each
-
-
 def trials() -> dict[str, Any]:
-
-    results = {"in groups": plays.in_groups(), "restless": plays.restless(), "late": plays.late()}
+    results = {"in groups": in_groups(), "restless": restless(), "late": late()}
     if RELEASE == "0.5.23":
-        results["prompts"] = plays.prompts()
-        results["mistakes"] = plays.mistakes()
+        results["prompts"] = prompts()
+        results["mistakes"] = mistakes()
     return results
+
+
+def in_groups() -> dict[str, Any]:
+    write = GroupedStep.write
+    faults: Counter[str] = Counter()
+
+    def wrong(name: str, is_concerned: Callable[[int], bool]) -> Callable[..., Any]:
+        def writing(self: Any, index: int, keys: Any, values: Any) -> Any:
+            if is_concerned(max(each.longest for each in self._writers)):
+                faults[name] += 1
+                values = keys
+            return write(self, index, keys, values)
+
+        return writing
+
+    results: dict[str, Any] = {}
+    for what, selection, changed in (
+        ("stock", "none", write),
+        ("whole", "mlx.length-groups", write),
+        ("faulty", "mlx.length-groups", wrong("faulty", lambda _: True)),
+        ("longer", "mlx.length-groups", wrong("longer", lambda longest: longest > 1023)),
+    ):
+        with mock.patch.object(GroupedStep, "write", changed), groups_at(32):
+            results[what] = _played(selection, [GROUPED, LONGER]) | {"faults": faults[what]}
+    return results
+
+
+def restless() -> dict[str, Any]:
+    """A batch that changes every three steps, and then settles, for long too: stock and patched."""
+    return {
+        what: {each: _played(each, [schedule]) for each in ("none", "mlx.kv-arena")}
+        for what, schedule in (("settles", RESTLESS), ("lasts", LASTS))
+    }
+
+
+def late() -> dict[str, Any]:
+    """A batch whose arena goes wrong long after it was tried, or never does."""
+    write = Writer.write
+
+    def wrong(self: Any, index: int, keys: Any, values: Any) -> Any:
+        return write(self, index, keys, keys if choice.COUNTS["steps"] > 30 else values)
+
+    schedule = (*THREE, ("chain", "abc", 120))
+    results: dict[str, Any] = {}
+    with mock.patch.object(arena_self_check, "EVERY", 20):
+        for what, selection, changed in (
+            ("stock", "none", write),
+            ("whole", "mlx.kv-arena", write),
+            ("faulty", "mlx.kv-arena", wrong),
+        ):
+            with mock.patch.object(Writer, "write", changed):
+                results[what] = _played(selection, [schedule])
+    return results
+
+
+def prompts() -> dict[str, Any]:
+    compute = prefill.compute
+
+    def wrong(core: Any, masks: Any, runner: Any, group: Any) -> Any:
+        computed = compute(core, masks, runner, group)
+        if len(computed) <= 4:
+            return computed
+        return [
+            replace(row, layers=[(keys, values * 2) for keys, values in row.layers])
+            for row in computed
+        ]
+
+    results: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as model:
+        for what, selection, changed in (
+            ("stock", "none", compute),
+            ("whole", "mlx.batched-prefill", compute),
+            ("faulty", "mlx.batched-prefill", wrong),
+        ):
+            with _unproven(), mock.patch.object(prefill, "compute", changed):
+                prefill.COUNTS.clear()
+                sglang_perf_patches.activate(selection)
+                again: batches.Batch = [(who * 2, *more) for who, *more in MANY]
+                played, _ = batches.play(model, (FEW, MANY, again))
+                results[what] = {"played": played, "counts": dict(prefill.COUNTS), **_states()}
+                sglang_perf_patches.deactivate()
+    return results
+
+
+def mistakes() -> dict[str, Any]:
+    """The states of the patch when masks or positions of all its passes are wrong."""
+    offset = Layer.offset.fget  # type: ignore[attr-defined]
+
+    def seen(self: Any, tokens: int, return_array: bool = False, **window: Any) -> Any:
+        return self._masks.make_attention_mask(tokens, self._held, return_array, **window)
+
+    results: dict[str, Any] = {}
+    held: batches.Batch = [("a", 400, "", 0), ("b", 391, "", 0)]
+    behind: batches.Batch = [("c", 60, "a", 402), ("d", 61, "b", 393)]
+    for what, dtype, name, changed in (
+        ("none", "bfloat16", "offset", Layer.offset),
+        ("a position too far", "bfloat16", "offset", property(lambda self: offset(self) + 1)),
+        ("padding is seen", "float32", "make_mask", seen),
+    ):
+        with models.model("qwen3", dtype) as model, mock.patch.object(Layer, name, changed):
+            sglang_perf_patches.activate("mlx.batched-prefill")
+            batches.play(model, (held, behind))
+            results[what] = _states()["mlx.batched-prefill"]
+            sglang_perf_patches.deactivate()
+    return results
+
+
+def _played(selection: str, schedules: Sequence[Sequence[cases.Step]]) -> dict[str, Any]:
+    choice.COUNTS.clear()
+    grouping.COUNTS.clear()
+    with models.model("qwen3", "float32") as model, _unproven():
+        sglang_perf_patches.activate(selection)
+        player = rig.Player(model)
+        played = [asdict(player.play(each)) for each in schedules]
+        counts = {**choice.COUNTS, "grouped": grouping.COUNTS["steps"]}
+        states = _states()
+        sglang_perf_patches.deactivate()
+    return {"played": played, "counts": counts, **states}
+
+
+@contextmanager
+def _unproven() -> Iterator[None]:
+    """The device counts as one on which neither arenas nor prompts together were proven."""
+    unproven = {"is_proven": lambda *_: False}
+    with mock.patch.multiple(prefill, **unproven), mock.patch.multiple(kv_arena, **unproven):
+        yield
+
+
+def _states() -> dict[str, Any]:
+    report = engine.report()
+    assert report is not None
+    of_set = [each for each in report.patches if each.id.startswith("mlx.")]
+    return {each.id: [each.state, each.reason] for each in of_set}

@@ -21,8 +21,8 @@ from sglang_perf_patches.verify.mlx import cases, models, rig
 
 def whose_turn() -> dict[str, Any]:
     """How many turns prompts with the same tokens continue, by what the radix cache has of them."""
-    turn: list[cases.Step] = [("join", "a", 200), ("decode", "a", 2), ("leave", "a")]
-    again: list[cases.Step] = [*turn, ("hit", "b", "a", 200, 20)]
+    turn = cases.schedule("join a 200, decode a 2, leave a")
+    again = (*turn, *cases.schedule("hit b a 200 20"))
     results: dict[str, Any] = {}
     with models.model("gpt_oss", "float32") as model:
         sglang_perf_patches.activate("mlx.next-turn, mlx.first-buffer", strict=True)
@@ -49,15 +49,14 @@ def whose_turn() -> dict[str, Any]:
             results["freed by a flush"] = before - _active_memory()
 
         results["same prefix in the radix cache"] = continued(again)
-        results["not in the radix cache"] = continued([*turn, ("decode", "c")], evicted)
+        results["not in the radix cache"] = continued((*turn, ("decode", "c")), evicted)
         results["in other slots"] = continued(again, elsewhere)
         results["after a flush"] = continued(again, flushed)
-        short: list[cases.Step] = [("join", "a", 12), ("decode", "a", 2), ("leave", "a")]
         for shared in (1, 11):
-            other = ("hit", "o", "a", shared, 30)
-            next_one = ("hit", "b", "a", 13, 20)
-            results[f"of another with {shared} tokens"] = continued([*short, other])
-            results[f"next to one with {shared} tokens"] = continued([*short, other, next_one])
+            other = f"join a 12, decode a 2, leave a, hit o a {shared} 30"
+            both = f"{other}, hit b a 13 20"
+            results[f"of another with {shared} tokens"] = continued(cases.schedule(other))
+            results[f"next to one with {shared} tokens"] = continued(cases.schedule(both))
 
         # How stock marks a request that has ended, before it removes the request.
         def ended(player: Any) -> None:
@@ -65,7 +64,7 @@ def whose_turn() -> dict[str, Any]:
             player._donated["a"] = player.tokens("a")[:held], player._pool.slots("a", 0, held)
             player.runner.release_request_row("a", held)
 
-        steps: list[cases.Step] = [("join", "x", 9), *turn[:-1], again[-1]]
+        steps = (("join", "x", 9), *turn[:-1], again[-1])
         results["ended, and not removed yet"] = continued(steps, ended)
         player = rig.Player(model, radix=True)
         player.play(steps[:-1], ends=False)

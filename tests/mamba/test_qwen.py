@@ -1,4 +1,4 @@
-"""A small Qwen3.5 with experts, a multimodal model, that is sent text."""
+"""A small Qwen3.5 with experts, a multimodal model: text, images, and drafts by NEXTN."""
 
 from __future__ import annotations
 
@@ -43,3 +43,15 @@ def test_images_get_stocks_replies(found: Callable[..., Any], release: str) -> N
     told = found(release, "qwen_jobs", "with_images")
     assert told["on tables"] == told["prefills"] > 2
     assert told["cached"] > 0
+
+
+@EACH
+def test_replayed_prefills_between_verifies_give_stocks_bits(
+    found: Callable[..., Any], release: str
+) -> None:
+    """Tokens, logits and states of a server with the patch are those of one without graphs."""
+    told = found(release, "qwen_spec_jobs", "replies")
+    assert told["on tables"] == told["prefills"] > 3
+    assert told["cached"] > 0
+    assert told["decodes"] > 4
+    assert told["tokens"] > 1.2 * told["decodes"]

@@ -121,10 +121,7 @@ def the_others_raise() -> None:
 
 
 def many_rounds(count: int, plays: int, rounds: int) -> int:
-    """So many ranks, of which one is slow, get stock's numbers; how many there were in all.
-
-    `test_ranks` runs this.
-    """
+    """`test_ranks` runs this: one of the ranks is slow. How many numbers were as stock's."""
     compared = 0
     for seed in range(plays):
         asked = Play(f"{seed}", rounds, has_storage=bool(seed % 2), slow=seed % count)

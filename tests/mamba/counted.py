@@ -1,7 +1,5 @@
 """What the counter of waits finds in statements; `on_release` runs ``counted``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

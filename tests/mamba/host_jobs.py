@@ -5,8 +5,6 @@
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Callable

@@ -6,8 +6,6 @@
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections import Counter

@@ -5,8 +5,6 @@ meet at the port, with gloo; SERVER is JSON, further arguments. Prints as JSON w
 computed, how often the patch computed chunks, and what the server has on.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -6,8 +6,6 @@ own, `APART`. Prints as JSON what the rank computed, the tokens of each batch wi
 filled, and what the server has on.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -5,8 +5,6 @@ random. Stand-ins: `tests.proof.mamba.fake_cuda_graph` for CUDA graphs, and the 
 release picks on a CPU by the numbers of a batch, as no capture can.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

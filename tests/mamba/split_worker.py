@@ -9,8 +9,6 @@ requests. The number of GPUs stands in, and what they have free.
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

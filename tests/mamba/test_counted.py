@@ -1,7 +1,5 @@
 """The counter of waits: what it counts and refuses, on which every count of zero relies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

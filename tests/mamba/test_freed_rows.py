@@ -1,7 +1,5 @@
 """``mamba.freed-rows`` on the released code: a request that ends while a verify has it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``mamba.host-states`` on the released code: whom it serves, and that what is broken is found."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

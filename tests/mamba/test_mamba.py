@@ -1,7 +1,5 @@
 """The mamba patches on the released code: equal values, and how often they wait for the device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

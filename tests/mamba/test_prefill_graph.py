@@ -3,8 +3,6 @@
 `tests.proof` shows that replays give what stock's give.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A small Qwen3.5 with experts, a multimodal model: text, images, and drafts by NEXTN."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Two processes with half of a model each: what the prefill graph does where they differ."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

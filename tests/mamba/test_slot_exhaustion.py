@@ -1,7 +1,5 @@
 """``mamba.slot-exhaustion`` on the released code: where stock dies the patched server goes on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

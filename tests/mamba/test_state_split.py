@@ -1,7 +1,5 @@
 """What `examples/size_pools.py` says of a model's memory, and what released code makes of it."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

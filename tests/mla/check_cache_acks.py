@@ -1,7 +1,5 @@
 """When ranks keep stock's reduction, and what becomes of them if one of them dies."""
 
-from __future__ import annotations
-
 import errno
 import os
 from functools import partial

@@ -1,7 +1,5 @@
 """When a step needs no lengths on the host, and the masks that a hybrid backend then lends."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fixtures of the mla tests: checks that ran in a process of each sglang release, on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A rank that dies ends the others, and so its server, as with stock's gloo."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import multiprocessing

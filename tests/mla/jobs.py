@@ -1,7 +1,5 @@
 """What `on_release` plays of the mla patches: their cases, and the checks of ``check_*.py``."""
 
-from __future__ import annotations
-
 import importlib
 import traceback
 from typing import Any

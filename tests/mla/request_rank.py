@@ -8,8 +8,6 @@ gloo, and what the server has on.
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -5,8 +5,6 @@ The project's own proof, ``tests.proof.mla``, shows that, with inputs from hypot
 release; a release stands for a group with identical code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ranks on the CPU: what comes through shared memory is what stock broadcasts and reduces."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

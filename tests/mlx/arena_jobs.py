@@ -1,7 +1,5 @@
 """What `mlx.kv-arena` keeps: its buffers, their growth, and its pool of slots."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Batches that change, with `mlx.kv-arena`."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 from unittest import mock

@@ -1,7 +1,5 @@
 """Fixtures of the mlx tests: what stock sglang of a release computes, in its own environment."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a step of stock calls, before and after #23470, and `mlx.decode-context`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What the jobs of several patches need; import it before stock's modules: see `RELEASE`."""
 
-from __future__ import annotations
-
 import gc
 import tempfile
 from collections import Counter

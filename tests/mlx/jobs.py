@@ -2,8 +2,6 @@
 
 # ruff: noqa: F401  (`on_release` finds the jobs of single patches here)
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import os

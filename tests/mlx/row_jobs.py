@@ -1,7 +1,5 @@
 """What is computed of the rows of a batch: `mlx.length-groups` and the patches of prefills."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count

@@ -1,7 +1,5 @@
 """``mlx.batched-prefill``: which prompts are a group, and what its checks say of broken ones."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The set's own cases, with inputs from hypothesis, once for identical released code of a patch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

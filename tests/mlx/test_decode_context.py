@@ -4,8 +4,6 @@ The counts below are those of the code before #23470, found on the source build 
 patch's fingerprints come.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Batches in any order, and retracted requests, are in the random traffic of ``test_traffic.py``.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The flags that ``mlx.hybrid-cache``'s page names are what each release asks for."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 On 0.5.11 stock raises where a buffer ends. Steps that an arena serves need no such buffer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

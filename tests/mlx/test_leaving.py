@@ -1,7 +1,5 @@
 """Patches that are taken off while they hold something: they wait, and nothing is lost."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``mlx.length-groups``: which requests are a group, and what its checks say of broken groups."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

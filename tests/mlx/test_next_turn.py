@@ -1,7 +1,5 @@
 """``mlx.next-turn``: a flush of the cache reaches the turns, and tenants don't share them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """With the plugin installed and off, the modules that the set patches are stock's own."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """``mlx.pool-write``, ``mlx.first-buffer`` and ``mlx.last-row`` beyond their cases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

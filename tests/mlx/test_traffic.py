@@ -4,8 +4,6 @@ Equal are each request's tokens and the KV of each prefix in the radix cache; an
 is what the pool, the requests and the patches say they hold.
 """
 
-from __future__ import annotations
-
 from itertools import combinations
 from pathlib import Path
 from typing import Any

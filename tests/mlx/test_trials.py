@@ -1,7 +1,5 @@
 """On an unproven device each kind of work is tried, a bounded number of times, before it serves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

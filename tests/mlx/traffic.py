@@ -5,8 +5,6 @@ requests, chunks, steps built before the last one is read, retracted and dropped
 and flushes.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

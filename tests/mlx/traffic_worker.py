@@ -1,7 +1,5 @@
 """MLX's real worker with random traffic, and what it holds in memory."""
 
-from __future__ import annotations
-
 import gc
 from collections import deque
 from collections.abc import Iterator, Sequence

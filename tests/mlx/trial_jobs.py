@@ -1,7 +1,5 @@
 """What patches do on a device that counts as unproven, also with faults that only a queue shows."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What `mlx.next-turn` keeps of a conversation."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -5,8 +5,6 @@ raises if the patch fails it. ``begin`` comes first, and ``imported_later`` befo
 since modules are imported once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -5,8 +5,6 @@ The scheduler's batches, backends, layers and kernels are the release's, on Trit
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 
-from __future__ import annotations
-
 import importlib
 from types import SimpleNamespace
 from typing import Any

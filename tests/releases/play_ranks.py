@@ -5,8 +5,6 @@ groups of a tensor-parallel server. All ranks play the same. Prints one JSON lin
 many ``ranks`` its group has, and the ``lines`` of the patches.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -8,8 +8,6 @@ in what the case was played with; and ``compared``, or what else a case answers.
 release has not are left out; where it refuses the server there is one line, ``refused`` and why.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -7,8 +7,6 @@ server: its ``setup``, its ``arguments`` as resolved and its known ``faults``, e
 is sure; or why it is ``refused`` or ``failed``, and then the names of ``faults`` that it may have.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

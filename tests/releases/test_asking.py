@@ -4,8 +4,6 @@ The answer is that of the rule which a running server follows: `tests/server/tes
 it with servers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

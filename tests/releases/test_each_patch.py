@@ -6,8 +6,6 @@ by a reload; and all patches of a set go off and on in ten orders. `each_patch` 
 the default tier the newest release runs them.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Known faults: each condition is read from servers' arguments as the releases resolve them."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ Which these are is found here by other means than `compat` has: by what the comp
 by the lines of the file.
 """
 
-from __future__ import annotations
-
 import dis
 import re
 import shutil

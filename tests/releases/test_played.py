@@ -9,8 +9,6 @@ published a server with the feature's arguments. Features of several ranks have 
 which have met in the release's own groups. The other checks are functions and tests, `NAMED`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

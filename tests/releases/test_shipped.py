@@ -1,7 +1,5 @@
 """What the package brings along of the releases' files is what is read in them."""
 
-from __future__ import annotations
-
 import pytest
 
 from sglang_perf_patches import downloads, sets

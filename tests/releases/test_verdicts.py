@@ -1,7 +1,5 @@
 """Verdicts on every released sglang, from the real wheels."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -4,8 +4,6 @@ There are six boots in the turns, and one for each phase that a Ctrl-C falls int
 minutes on two free cores. No test asserts times, because other tests running beside it change them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A real server with a feature that patches were not tested with: who says what, and STRICT."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -4,8 +4,6 @@ Where a release loads no plugins, or not in every process, ``run`` reaches the r
 servers of three releases, none of them in the default tier, whose server is `test_mlx_server`'s.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -4,8 +4,6 @@ A server's own processes read what is on, and the framework gates there: a patch
 declare a feature of the server is not let through.
 """
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A stock server of the newest release: patched, it replies as it does without, and says so."""
 
-from __future__ import annotations
-
 import re
 import time
 import urllib.error

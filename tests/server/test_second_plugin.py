@@ -3,8 +3,6 @@
 There are three servers of the newest release, none of them in the default tier.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Checks of the swa patches on one release, over sglang's own queue, pools and batch."""
 
-from __future__ import annotations
-
 import inspect
 from types import SimpleNamespace
 from typing import Any

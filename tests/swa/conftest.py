@@ -1,7 +1,5 @@
 """Fixtures of the swa tests: jobs in a process of stock sglang's modules on a CPU."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks of ``swa.prefill-graph`` next to what its proof compares, with the proof's stand-ins."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 from unittest import mock

@@ -3,8 +3,6 @@
 ``play`` plays so many random ``episodes``; ``select`` puts a selection on, for the jobs after it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

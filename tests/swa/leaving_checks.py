@@ -1,7 +1,5 @@
 """Checks of taking the swa patches off while requests are served."""
 
-from __future__ import annotations
-
 import gc
 import time
 

@@ -1,7 +1,5 @@
 """Checks of ``swa.window-metadata`` on one release, over its Triton attention backend and pools."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import cache

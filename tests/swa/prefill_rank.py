@@ -9,8 +9,6 @@ server has on.
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 
-from __future__ import annotations
-
 import importlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Checks of the slots that the swa patches map, and of copies on the host, on one release."""
 
-from __future__ import annotations
-
 import torch
 
 from sglang_perf_patches.sets.swa import window as windows

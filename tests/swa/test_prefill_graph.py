@@ -3,8 +3,6 @@
 The kernel is a stand-in here; `verify` has the real one, on a GPU. `test_proofs` compares replays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The swa patches on every group of releases that share the code they touch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

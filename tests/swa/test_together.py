@@ -1,7 +1,5 @@
 """Pairs of the swa patches, and all of them, in random episodes of one decode worker."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import combinations
 from typing import Any

@@ -1,7 +1,5 @@
 """swa.window-metadata on each release that it is declared for: real backends, pools and kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

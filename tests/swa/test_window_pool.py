@@ -1,7 +1,5 @@
 """swa.window-pool on the releases that it is declared for: real schedulers with small models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

@@ -4,8 +4,6 @@ Each patch alone is proven elsewhere. Here pairs and all of them share a worker:
 admitted in order and get all of their tokens, and the pools are whole at the end.
 """
 
-from __future__ import annotations
-
 import gc
 from random import Random
 from typing import Any

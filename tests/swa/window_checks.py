@@ -5,8 +5,6 @@ It has a process of its own, in which it boots servers.
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import logging

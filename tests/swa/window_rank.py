@@ -7,8 +7,6 @@ and the tokens of both pools; and the patch's state, and what the server has on.
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -5,8 +5,6 @@ Left out are the flags that 0.5.23 no longer has, and the address and the port. 
 a value from its environment, the command has the one of the repository's own matrix, in brackets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from string import Template

@@ -1,7 +1,5 @@
 """What becomes of each patch in each recipe: the release resolves it, as in ``doctor``."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

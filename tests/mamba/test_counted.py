@@ -1,6 +1,5 @@
 """The counter of waits: what it counts and refuses, on which every count of zero relies."""
 
-from collections.abc import Callable
 from typing import Any
 
 # `d`, `m`, `s`: numbers, a mask and a scalar on the device; `h`, `b`, `n` those on the host.
@@ -51,6 +50,6 @@ AS_ON_A_GPU: dict[str, int | str] = {
 }
 
 
-def test_it_counts_and_refuses_as_a_gpu_does(found: Callable[..., Any]) -> None:
+def test_it_counts_and_refuses_as_a_gpu_does(found: Any) -> None:
     counts = found("0.5.23", "counted", "counted", statements=tuple(AS_ON_A_GPU))
     assert counts == AS_ON_A_GPU

@@ -3,7 +3,6 @@
 `tests.proof` shows that replays give what stock's give.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,11 +11,9 @@ EACH = pytest.mark.parametrize(
     "release", [pytest.param("0.5.22", marks=pytest.mark.whole_matrix), "0.5.23"]
 )
 
-Found = Callable[..., dict[str, Any]]
-
 
 @EACH
-def test_a_table_shows_the_last_batch_only(found: Found, release: str) -> None:
+def test_a_table_shows_the_last_batch_only(found: Any, release: str) -> None:
     """Whatever was in it; each part agrees with stock's own functions."""
     assert found(release, "graph_jobs", "parts")["tables"] > 60
 
@@ -75,19 +72,19 @@ PARTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("part", PARTS)
 @EACH
-def test_what_the_patch_does_beside_the_proof(found: Found, release: str, part: str) -> None:
+def test_what_the_patch_does_beside_the_proof(found: Any, release: str, part: str) -> None:
     assert found(release, "graph_jobs", "parts")[part] == PARTS[part]
 
 
 @pytest.mark.whole_matrix  # the proof has it too, with tables of two rows
 @EACH
-def test_more_requests_than_tables_hold_replay_stocks_graph(found: Found, release: str) -> None:
+def test_more_requests_than_tables_hold_replay_stocks_graph(found: Any, release: str) -> None:
     assert found(release, "replay_jobs", "many") == 1
 
 
 @EACH
 def test_it_stays_while_graphs_are_left_that_were_captured_with_it(
-    found: Found, release: str
+    found: Any, release: str
 ) -> None:
     leaving = found(release, "graph_jobs", "parts")["leaving"]
     assert leaving["state"] == "live"
@@ -98,7 +95,7 @@ def test_it_stays_while_graphs_are_left_that_were_captured_with_it(
 
 @pytest.mark.whole_matrix
 @EACH
-def test_a_broken_patch_is_found(found: Found, release: str) -> None:
+def test_a_broken_patch_is_found(found: Any, release: str) -> None:
     errors = found(release, "replay_jobs", "broken")
     assert "result['outputs'][0]" in errors["no wait"]
     assert "is captured" in errors["any tile"]
@@ -106,7 +103,7 @@ def test_a_broken_patch_is_found(found: Found, release: str) -> None:
 
 @pytest.mark.whole_matrix
 @EACH
-def test_a_broken_break_is_found(found: Found, release: str) -> None:
+def test_a_broken_break_is_found(found: Any, release: str) -> None:
     errors = found(release, "replay_jobs", "broken_breaks")
     assert all(each.startswith("different: ") for each in errors.values()), errors
     assert len(errors) == 5
@@ -114,7 +111,7 @@ def test_a_broken_break_is_found(found: Found, release: str) -> None:
 
 @pytest.mark.whole_matrix  # the proof's replays four times more
 @EACH
-def test_a_broken_graph_of_one_request_is_found(found: Found, release: str) -> None:
+def test_a_broken_graph_of_one_request_is_found(found: Any, release: str) -> None:
     errors = found(release, "replay_jobs", "broken_one")
     assert all(each.startswith("different: ") for each in errors.values()), errors
     assert len(errors) == 6

@@ -5,7 +5,6 @@ The project's own proof, ``tests.proof.mla``, shows that, with inputs from hypot
 release; a release stands for a group with identical code.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,21 +12,18 @@ import pytest
 from matrix import applying, newest_of_each_group
 from sglang_perf_patches import sets
 
-Checked = Callable[[str, tuple[str, ...]], tuple[dict[str, Any], dict[str, str | None]]]
-Shown = Callable[..., tuple[str, ...]]
-
 RELEASES = newest_of_each_group("mla")
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_kernels_read_the_same_to_the_bit(checked: Checked, shown: Shown, release: str) -> None:
+def test_kernels_read_the_same_to_the_bit(checked: Any, shown: Any, release: str) -> None:
     lines, _ = checked(release, shown("mla", release, applying("mla", release), RELEASES))
     assert all(line.get("compared", 0) > 0 for line in lines.values()), lines
 
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_work_is_gone_and_exceptions_are_left_to_stock(
-    checked: Checked, shown: Shown, release: str
+    checked: Any, shown: Any, release: str
 ) -> None:
     patches = shown("mla", release, applying("mla", release), RELEASES)
     _, errors = checked(release, patches)

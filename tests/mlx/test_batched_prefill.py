@@ -1,7 +1,6 @@
 """``mlx.batched-prefill``: which prompts are a group, and what its checks say of broken ones."""
 
 import itertools
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,7 +122,7 @@ def test_a_part_fits_a_call_at_its_place() -> None:
 
 @pytest.mark.parametrize("release", ["0.5.23"])
 @pytest.mark.whole_matrix  # the whole case, once for each way to break it
-def test_broken_rows_are_found(found: Callable[..., Any], release: str) -> None:
+def test_broken_rows_are_found(found: Any, release: str) -> None:
     verdicts = found(release, "broken_rows")
     assert verdicts.pop("whole") == "equal"
     unnoticed = {verdict for verdict in verdicts.values() if not verdict.startswith("raised ")}

@@ -1,6 +1,5 @@
 """The set's own cases, with inputs from hypothesis, once for identical released code of a patch."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,17 +8,13 @@ from matrix import to_prove
 from sglang_perf_patches import sets, verify
 from tests.proof import needs_no_scheduler
 
-Proved = Callable[[str, tuple[str, ...]], dict[str, Any]]
-Shown = Callable[..., tuple[str, ...]]
-
-
 GROUPS = to_prove("mlx")
 """The patches to prove on a release."""
 
 
 @pytest.mark.parametrize("release", GROUPS)
 def test_every_patch_that_applies_gives_what_stock_gives(
-    proved: Proved, shown: Shown, release: str
+    proved: Any, shown: Any, release: str
 ) -> None:
     patches = shown("mlx", release, GROUPS[release], GROUPS)
     by_patch = proved(release, patches)
@@ -34,7 +29,7 @@ def test_every_patch_has_a_case_and_every_release_a_group() -> None:
     assert {"0.5.12.post1", "0.5.23"} <= set(GROUPS)
 
 
-def test_a_difference_counts_only_where_stock_repeats_itself(found: Callable[..., Any]) -> None:
+def test_a_difference_counts_only_where_stock_repeats_itself(found: Any) -> None:
     verdicts = found("0.5.23", "restless_stock")
     unlike = verdicts.pop("stock differs")
     assert unlike == "stock gives other values each time on Device(cpu, 0) with layers as qwen3's"

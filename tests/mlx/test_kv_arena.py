@@ -3,7 +3,6 @@
 On 0.5.11 stock raises where a buffer ends. Steps that an arena serves need no such buffer.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from sglang_perf_patches.sets.mlx.kv_arena.arena_self_check import PHASES, STEPS
 
 pytestmark = pytest.mark.newest
 
-Found = Callable[..., Any]
 
 RELEASES = ("0.5.11", "0.5.17", "0.5.23")
 TRIED = len(PHASES) * STEPS
@@ -21,7 +19,7 @@ EACH = pytest.mark.parametrize("release", RELEASES)
 
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.23"])
 @pytest.mark.whole_matrix  # the whole case, once for each way to break it
-def test_the_case_tells_the_patch_from_one_that_is_broken(found: Found, release: str) -> None:
+def test_the_case_tells_the_patch_from_one_that_is_broken(found: Any, release: str) -> None:
     verdicts = found(release, "broken_arena")
     assert verdicts.pop("whole") == "equal"
     # Requests of the wrong length, or layers of different lengths, can't be concatenated.
@@ -36,7 +34,7 @@ def test_the_case_tells_the_patch_from_one_that_is_broken(found: Found, release:
 
 @EACH
 def test_buffers_are_no_larger_than_stocks_and_go_with_the_requests(
-    found: Found, release: str
+    found: Any, release: str
 ) -> None:
     memory = found(release, "arena_memory")
     stock, patched = memory["none"], memory["mlx.kv-arena"]
@@ -51,7 +49,7 @@ def test_buffers_are_no_larger_than_stocks_and_go_with_the_requests(
 
 
 @EACH
-def test_a_step_writes_into_the_buffers_and_copies_none(found: Found, release: str) -> None:
+def test_a_step_writes_into_the_buffers_and_copies_none(found: Any, release: str) -> None:
     """MLX copies an array that it is to update if something else still holds it."""
     patched = found(release, "arena_memory")["mlx.kv-arena"]
     buffer = patched["steady"] / (4 * 2)
@@ -59,7 +57,7 @@ def test_a_step_writes_into_the_buffers_and_copies_none(found: Found, release: s
 
 
 @EACH
-def test_growth_is_amortised(found: Found, release: str) -> None:
+def test_growth_is_amortised(found: Any, release: str) -> None:
     memory = found(release, "arena_memory")
     assert 1 <= memory["mlx.kv-arena"]["counts"]["growths"] <= 200 // 64
     # 64 tokens and a sixteenth ahead, rounded up by 64, and by 64 more beside a multiple of 256.
@@ -68,9 +66,7 @@ def test_growth_is_amortised(found: Found, release: str) -> None:
 
 
 @pytest.mark.parametrize("release", ["0.5.23"])
-def test_no_buffer_makes_mlx_take_another_kernel_than_for_stocks(
-    found: Found, release: str
-) -> None:
+def test_no_buffer_makes_mlx_take_another_kernel_than_for_stocks(found: Any, release: str) -> None:
     """On CUDA a length that is a multiple of 256 does."""
     capacities = found(release, "arena_memory")["capacities"]
     assert len(capacities) > 10_000
@@ -78,7 +74,7 @@ def test_no_buffer_makes_mlx_take_another_kernel_than_for_stocks(
 
 
 @EACH
-def test_a_steady_batch_is_neither_padded_nor_concatenated(found: Found, release: str) -> None:
+def test_a_steady_batch_is_neither_padded_nor_concatenated(found: Any, release: str) -> None:
     nodes = found(release, "arena_nodes")
     for kind in ("equal", "skewed"):
         few, many = nodes[f"mlx.kv-arena {kind} 2"], nodes[f"mlx.kv-arena {kind} 6"]
@@ -91,7 +87,7 @@ def test_a_steady_batch_is_neither_padded_nor_concatenated(found: Found, release
 
 
 @EACH
-def test_requests_of_far_apart_lengths_stay_with_stock(found: Found, release: str) -> None:
+def test_requests_of_far_apart_lengths_stay_with_stock(found: Any, release: str) -> None:
     """Padded to the longest, they would take more than the buffers that stock has for them."""
     far = found(release, "far_apart")
     assert far["mlx.kv-arena"]["played"] == far["none"]["played"]
@@ -101,7 +97,7 @@ def test_requests_of_far_apart_lengths_stay_with_stock(found: Found, release: st
 
 
 @EACH
-def test_a_batch_that_changes_at_every_step_is_stocks(found: Found, release: str) -> None:
+def test_a_batch_that_changes_at_every_step_is_stocks(found: Any, release: str) -> None:
     """After one build, because the batch before had come again and again."""
     for requests in ("2", "4"):
         assert found(release, "changing")[requests]["changing"] == {
@@ -112,7 +108,7 @@ def test_a_batch_that_changes_at_every_step_is_stocks(found: Found, release: str
 @EACH
 @pytest.mark.parametrize("requests", ["2", "4"])
 def test_a_batch_that_settles_loses_no_further_step(
-    found: Found, release: str, requests: str
+    found: Any, release: str, requests: str
 ) -> None:
     """It lost only the last of the changing steps."""
     settled = found(release, "changing")[requests]["settled"]
@@ -120,14 +116,14 @@ def test_a_batch_that_settles_loses_no_further_step(
 
 
 @EACH
-def test_a_lasting_batch_that_changes_once_is_rebuilt_at_once(found: Found, release: str) -> None:
+def test_a_lasting_batch_that_changes_once_is_rebuilt_at_once(found: Any, release: str) -> None:
     for requests in ("2", "4"):
         changed = found(release, "changing")[requests]["changed once"]
         assert changed == {"builds": 1, "steps": 3, "layers": 3 * 4}
 
 
 @EACH
-def test_rows_that_stock_serves_share_no_buffer(found: Found, release: str) -> None:
+def test_rows_that_stock_serves_share_no_buffer(found: Any, release: str) -> None:
     """MLX would copy it for each of them."""
     of = found(release, "memory_while_changing")
     # MLX frees small arrays when its own thread gets to it: peaks differ by some 0.3 %.
@@ -138,7 +134,7 @@ def test_rows_that_stock_serves_share_no_buffer(found: Found, release: str) -> N
 @pytest.mark.whole_matrix
 @EACH
 def test_on_an_unproven_device_arenas_that_differ_are_never_served(
-    found: Found, release: str
+    found: Any, release: str
 ) -> None:
     """The requests have stock's values throughout, and the patch is gated for the process."""
     of = found(release, "broken_trial")
@@ -157,7 +153,7 @@ def test_on_an_unproven_device_arenas_that_differ_are_never_served(
 @EACH
 @pytest.mark.parametrize("fault", ["queued", "enlarged", "moved", "unequal", "longer"])
 def test_a_fault_that_only_a_queued_step_has_is_seen_before_an_arena_serves_one(
-    found: Found, release: str, fault: str
+    found: Any, release: str, fault: str
 ) -> None:
     """Nobody has waited for the step before: neither stock, which chains steps, nor the trial."""
     of = found(release, "queued_faults")
@@ -169,7 +165,7 @@ def test_a_fault_that_only_a_queued_step_has_is_seen_before_an_arena_serves_one(
 
 
 @EACH
-def test_each_kind_of_queued_step_is_tried_and_then_served(found: Found, release: str) -> None:
+def test_each_kind_of_queued_step_is_tried_and_then_served(found: Any, release: str) -> None:
     """Of equal and of unequal lengths, and of equal lengths at the next size of kernels."""
     of = found(release, "queued_faults")
     assert of["none"]["played"] == of["stock"]["played"]
@@ -180,7 +176,7 @@ def test_each_kind_of_queued_step_is_tried_and_then_served(found: Found, release
 
 
 @EACH
-def test_a_trial_that_waits_for_each_step_would_see_nothing(found: Found, release: str) -> None:
+def test_a_trial_that_waits_for_each_step_would_see_nothing(found: Any, release: str) -> None:
     """So the faults above are of queued steps, and would reach requests."""
     of = found(release, "queued_faults")
     assert of["waits"]["state"]["state"] == "live"
@@ -189,7 +185,7 @@ def test_a_trial_that_waits_for_each_step_would_see_nothing(found: Found, releas
 
 
 @pytest.mark.whole_matrix  # of an old release
-def test_many_requests_that_grow_give_what_wide_buffers_give(found: Found) -> None:
+def test_many_requests_that_grow_give_what_wide_buffers_give(found: Any) -> None:
     many = found("0.5.11", "small_buffers")["many"]
     assert "[concatenate]" in many["stock"]["raised"]
     assert "steps" not in many["patched"]["counts"]
@@ -199,7 +195,7 @@ def test_many_requests_that_grow_give_what_wide_buffers_give(found: Found) -> No
 
 @pytest.mark.whole_matrix  # of an old release
 def test_equal_lengths_are_wrong_without_an_error_in_stock_and_right_when_patched(
-    found: Found,
+    found: Any,
 ) -> None:
     """All of stock's layers then miss the newest token alike, and nothing is left to raise."""
     equal = found("0.5.11", "small_buffers")["equal lengths"]

@@ -1,7 +1,6 @@
 """``mlx.length-groups``: which requests are a group, and what its checks say of broken groups."""
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ def test_one_long_request_beside_short_ones() -> None:
 
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.17", "0.5.23"])
 @pytest.mark.whole_matrix  # the whole case, once for each way to break it
-def test_broken_groups_are_found(found: Callable[..., Any], release: str) -> None:
+def test_broken_groups_are_found(found: Any, release: str) -> None:
     verdicts = found(release, "broken_groups")
     assert verdicts.pop("whole") == "equal"
     unnoticed = {verdict for verdict in verdicts.values() if not verdict.startswith("raised ")}

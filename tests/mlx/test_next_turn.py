@@ -1,7 +1,6 @@
 """``mlx.next-turn``: a flush of the cache reaches the turns, and tenants don't share them."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,14 +12,12 @@ from linux_mlx.environments import install_checkout, sglang_environment
 from linux_mlx.patches import live_and_run
 from linux_mlx.server import Server, running_server, write_model
 
-Found = Callable[..., Any]
-
 _SOURCE = Path(__file__).parents[2] / "src"
 _RECORD_S = 3.0  # a record is written once a second
 
 
 @pytest.mark.parametrize("release", ["0.5.22", "0.5.23"])
-def test_who_continues_a_turn(found: Found, release: str) -> None:
+def test_who_continues_a_turn(found: Any, release: str) -> None:
     of = found(release, "whose_turn")
     assert of["same prefix in the radix cache"] == 1
     assert of["not in the radix cache"] == 0
@@ -38,7 +35,7 @@ def test_who_continues_a_turn(found: Found, release: str) -> None:
     assert of["running after that"] == ["b", "x"]
 
 
-def test_kept_turns_hold_what_they_count(found: Found) -> None:
+def test_kept_turns_hold_what_they_count(found: Any) -> None:
     """A copy out of a batch's buffers that is not evaluated would hold all of them."""
     of = found("0.5.23", "kept_turns")
     assert of["turns"] == 8
@@ -46,7 +43,7 @@ def test_kept_turns_hold_what_they_count(found: Found) -> None:
 
 
 @pytest.mark.whole_matrix  # a server
-def test_a_flush_and_another_tenant_in_a_real_server(found: Found, tmp_path: Path) -> None:
+def test_a_flush_and_another_tenant_in_a_real_server(found: Any, tmp_path: Path) -> None:
     environment = sglang_environment("0.5.23")
     install_checkout(environment)
     model = write_model(environment, tmp_path)

@@ -1,15 +1,13 @@
 """With the plugin installed and off, the modules that the set patches are stock's own."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from linux_mlx.environments import install_checkout, sglang_environment
 from tests.proof import OF_RUNNER
-
-Found = Callable[..., Any]
 
 pytestmark = pytest.mark.newest
 
@@ -25,9 +23,7 @@ def release(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def test_none_leaves_every_attribute_as_it_is_without_the_plugin(
-    found: Found, release: str
-) -> None:
+def test_none_leaves_every_attribute_as_it_is_without_the_plugin(found: Any, release: str) -> None:
     without = found(release, "off")
     off = found(release, "off", LOAD_PLUGINS="1", SGLANG_PERF_PATCHES="none")
     assert "sglang-perf-patches" in off["plugins"]
@@ -35,7 +31,7 @@ def test_none_leaves_every_attribute_as_it_is_without_the_plugin(
     assert off["attributes"] == without["attributes"]
 
 
-def test_deactivate_puts_the_identical_objects_back(found: Found, release: str) -> None:
+def test_deactivate_puts_the_identical_objects_back(found: Any, release: str) -> None:
     off = found(release, "off", LOAD_PLUGINS="1", SGLANG_PERF_PATCHES="none")
     assert "mlx.kv-arena" in off["live"]
     assert CORE in off["changed"]
@@ -45,7 +41,7 @@ def test_deactivate_puts_the_identical_objects_back(found: Found, release: str) 
 
 @pytest.mark.whole_matrix
 @pytest.mark.parametrize("release", ["0.5.23"], indirect=True)
-def test_on_the_attributes_differ(found: Found, release: str) -> None:
+def test_on_the_attributes_differ(found: Any, release: str) -> None:
     """Otherwise the two tests above could not fail."""
     on = found(release, "off", LOAD_PLUGINS="1", SGLANG_PERF_PATCHES=OF_RUNNER)
     off = found(release, "off", LOAD_PLUGINS="1", SGLANG_PERF_PATCHES="none")

@@ -1,6 +1,5 @@
 """``mlx.pool-write``, ``mlx.first-buffer`` and ``mlx.last-row`` beyond their cases."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ from matrix import before
 
 pytestmark = pytest.mark.newest
 
-Found = Callable[..., Any]
 
 EACH = pytest.mark.parametrize(
     "release",
@@ -26,7 +24,7 @@ EACH = pytest.mark.parametrize(
 
 
 @pytest.mark.whole_matrix  # each case, once for each way to break it
-def test_the_cases_tell_the_patches_from_broken_ones(found: Found) -> None:
+def test_the_cases_tell_the_patches_from_broken_ones(found: Any) -> None:
     verdicts = found("0.5.23", "broken_prefill")
     whole = [verdicts.pop(f"{name}, whole") for name in ("pool-write", "first-buffer", "last-row")]
     assert whole == ["equal"] * 3
@@ -43,7 +41,7 @@ def test_the_cases_tell_the_patches_from_broken_ones(found: Found) -> None:
 
 @pytest.mark.whole_matrix  # `test_traffic` has them together too
 @EACH
-def test_all_patches_together_give_what_stock_gives(found: Found, release: str) -> None:
+def test_all_patches_together_give_what_stock_gives(found: Any, release: str) -> None:
     """Prefix hits, chunks of prompts, aborts, changes of the batch and cleared caches."""
     for kind, of in found(release, "together").items():
         assert of["mlx"] == of["none"], kind
@@ -54,7 +52,7 @@ def test_all_patches_together_give_what_stock_gives(found: Found, release: str) 
 
 
 @EACH
-def test_a_pool_that_grows_holds_what_one_of_all_slots_holds(found: Found, release: str) -> None:
+def test_a_pool_that_grows_holds_what_one_of_all_slots_holds(found: Any, release: str) -> None:
     """Random writes and reads, some by stock's own code while the patch pauses."""
     told = found(release, "growing_pool")
     assert told.pop("whole") == ""
@@ -64,7 +62,7 @@ def test_a_pool_that_grows_holds_what_one_of_all_slots_holds(found: Found, relea
 
 
 @EACH
-def test_a_prefix_hit_looks_at_its_slots_once_for_all_layers(found: Found, release: str) -> None:
+def test_a_prefix_hit_looks_at_its_slots_once_for_all_layers(found: Any, release: str) -> None:
     of = found(release, "looks_at_slots")
     assert of["mlx.pool-write"] == of["none"]
     assert of["layers"] > 1
@@ -73,7 +71,7 @@ def test_a_prefix_hit_looks_at_its_slots_once_for_all_layers(found: Found, relea
 
 
 @pytest.mark.parametrize("release", ["0.5.17", "0.5.23"])
-def test_buffers_are_stocks_where_cudnn_attends(found: Found, release: str) -> None:
+def test_buffers_are_stocks_where_cudnn_attends(found: Any, release: str) -> None:
     of = found(release, "on_cuda")
     assert of["1"]["room"] == 4096
     assert of["1"]["state"]["state"] == "gated"
@@ -86,7 +84,7 @@ def test_buffers_are_stocks_where_cudnn_attends(found: Found, release: str) -> N
 
 
 def test_on_an_unproven_device_the_head_is_given_as_many_rows_as_stocks_bits_need(
-    found: Found,
+    found: Any,
 ) -> None:
     of = found("0.5.23", "few_rows")
     for rows in (1, 2, 12, 280):
@@ -102,7 +100,7 @@ def test_on_an_unproven_device_the_head_is_given_as_many_rows_as_stocks_bits_nee
     assert of["12 mlx.last-row"]["counts"] == {"whole": 3, "cut": 1, "checks": 2}
 
 
-def test_on_a_cpu_whose_blas_takes_one_row_in_another_way_the_head_is_checked(found: Found) -> None:
+def test_on_a_cpu_whose_blas_takes_one_row_in_another_way_the_head_is_checked(found: Any) -> None:
     of = found("0.5.23", "other_blas")
     assert of["here"] is True
     assert of["there"] is False

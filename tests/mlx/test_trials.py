@@ -1,6 +1,5 @@
 """On an unproven device each kind of work is tried, a bounded number of times, before it serves."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,14 +23,13 @@ from sglang_perf_patches.sets.mlx.self_check import SelfCheck
 
 pytestmark = pytest.mark.newest
 
-Found = Callable[..., Any]
 EACH = pytest.mark.parametrize("release", ["0.5.11", "0.5.17", "0.5.23"])
 
 
 @EACH
 @pytest.mark.parametrize("fault", ["faulty", "longer"])
 def test_steps_in_groups_that_differ_are_found_and_never_served(
-    found: Found, release: str, fault: str
+    found: Any, release: str, fault: str
 ) -> None:
     of = found(release, "trials")["in groups"]
     assert of[fault]["faults"] > 0
@@ -45,7 +43,7 @@ def test_steps_in_groups_that_differ_are_found_and_never_served(
 
 
 @EACH
-def test_steps_in_groups_are_tried_in_each_size_and_then_served(found: Found, release: str) -> None:
+def test_steps_in_groups_are_tried_in_each_size_and_then_served(found: Any, release: str) -> None:
     of = found(release, "trials")["in groups"]
     assert of["whole"]["played"] == of["stock"]["played"]
     assert of["whole"]["mlx.length-groups"] == ["live", ""]
@@ -54,9 +52,7 @@ def test_steps_in_groups_are_tried_in_each_size_and_then_served(found: Found, re
 
 
 @EACH
-def test_a_kind_that_cannot_be_tried_to_its_end_is_left_to_stock(
-    found: Found, release: str
-) -> None:
+def test_a_kind_that_cannot_be_tried_to_its_end_is_left_to_stock(found: Any, release: str) -> None:
     """The batch changes every three steps; once it settles, its kind has had its tries."""
     of = found(release, "trials")["restless"]["settles"]
     assert of["mlx.kv-arena"]["played"] == of["none"]["played"]
@@ -70,7 +66,7 @@ def test_a_kind_that_cannot_be_tried_to_its_end_is_left_to_stock(
 
 @EACH
 def test_a_kind_that_ran_out_of_tries_is_tried_again_once_a_batch_lasts(
-    found: Found, release: str
+    found: Any, release: str
 ) -> None:
     of = found(release, "trials")["restless"]["lasts"]
     assert of["mlx.kv-arena"]["played"] == of["none"]["played"]
@@ -80,7 +76,7 @@ def test_a_kind_that_ran_out_of_tries_is_tried_again_once_a_batch_lasts(
 
 
 @EACH
-def test_what_goes_wrong_after_the_trial_is_found(found: Found, release: str) -> None:
+def test_what_goes_wrong_after_the_trial_is_found(found: Any, release: str) -> None:
     of = found(release, "trials")["late"]
     assert of["whole"]["played"] == of["stock"]["played"]
     assert of["whole"]["mlx.kv-arena"] == ["live", ""]
@@ -92,7 +88,7 @@ def test_what_goes_wrong_after_the_trial_is_found(found: Found, release: str) ->
 
 
 @pytest.mark.whole_matrix
-def test_each_kind_of_a_group_of_prompts_is_tried(found: Found) -> None:
+def test_each_kind_of_a_group_of_prompts_is_tried(found: Any) -> None:
     """Of few and of many prompts, which stock serves; the second group of many is together."""
     of = found("0.5.23", "trials")["prompts"]
     assert of["whole"]["played"] == of["faulty"]["played"] == of["stock"]["played"]
@@ -107,7 +103,7 @@ def test_each_kind_of_a_group_of_prompts_is_tried(found: Found) -> None:
 
 @pytest.mark.whole_matrix
 @pytest.mark.parametrize("fault", ["a position too far", "padding is seen"])
-def test_a_mistake_that_single_prompts_share_is_found(found: Found, fault: str) -> None:
+def test_a_mistake_that_single_prompts_share_is_found(found: Any, fault: str) -> None:
     """Two passes of our own would agree on it."""
     of = found("0.5.23", "trials")["mistakes"]
     assert of["none"] == ["live", ""]

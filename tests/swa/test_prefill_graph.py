@@ -3,7 +3,6 @@
 The kernel is a stand-in here; `verify` has the real one, on a GPU. `test_proofs` compares replays.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from sglang_perf_patches.model.patch import by_id
 
 pytestmark = pytest.mark.newest
 
-Values = Callable[..., dict[str, Any]]
 
 RANK = Path(__file__).with_name("prefill_rank.py")
 PATCH = by_id(sets.load())["swa.prefill-graph"]
@@ -38,7 +36,7 @@ SAYS = {
 
 
 @pytest.fixture(scope="module", params=RELEASES)
-def answers(request: pytest.FixtureRequest, values: Values) -> dict[str, Any]:
+def answers(request: pytest.FixtureRequest, values: Any) -> dict[str, Any]:
     return values(request.param, {job: {} for job in JOBS})
 
 

@@ -1,6 +1,5 @@
 """swa.window-pool on the releases that it is declared for: real schedulers with small models."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,9 +31,7 @@ SAYS = {
 
 
 @pytest.fixture(scope="module", params=RELEASES)
-def answers(
-    request: pytest.FixtureRequest, values: Callable[..., dict[str, Any]]
-) -> dict[str, Any]:
+def answers(request: pytest.FixtureRequest, values: Any) -> dict[str, Any]:
     whole = tiers.is_whole(request.config)
     names = ("left_to_stock", "both_together", "refuses_images_in_prompts", "beams")
     jobs: dict[str, dict[str, Any]] = {name: {} for name in names}

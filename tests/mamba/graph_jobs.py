@@ -1,7 +1,4 @@
-"""What `mamba.gdn-prefill-graph` does on the release on PYTHONPATH, beside what the proof compares.
-
-`on_release` plays ``parts``, and the tests judge what they find.
-"""
+"""What `mamba.gdn-prefill-graph` does beside what the proof compares; `on_release` plays it."""
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 
@@ -68,10 +65,7 @@ _requests = st.lists(
 
 
 def tables() -> int:
-    """Fills that follow each other, with anything in the tables before: only the last one counts.
-
-    What is known of it is compared with stock's own functions.
-    """
+    """Fills that follow each other in scribbled tables: the last one's are as stock makes them."""
     index = importlib.import_module(f"{FLA}.index")
     seen = 0
 

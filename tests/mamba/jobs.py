@@ -1,8 +1,4 @@
-"""What stock sglang of the release on PYTHONPATH waits for, and which waits the patches leave.
-
-`on_release` plays ``passes`` and ``broken``, and the tests judge what they find.
-`tests.proof` shows that both sides compute the same.
-"""
+"""Which waits stock and the patches have; `tests.proof` shows that both compute the same."""
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 

@@ -1,8 +1,7 @@
 """One rank of a small Nemotron-H: ``python mamba2_rank.py RANK RANKS PORT SELECTION SERVER``.
 
 Plays prefills with `qwen_jobs`' prompts, on the release on PYTHONPATH, without graphs. The ranks
-meet at the port, with gloo; SERVER is JSON, further arguments. Prints as JSON what the rank
-computed, how often the patch computed chunks, and what the server has on.
+meet at the port, with gloo; SERVER is JSON, further arguments.
 """
 
 import importlib

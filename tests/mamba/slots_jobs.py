@@ -1,7 +1,4 @@
-"""A hybrid model's server with few slots, on the release on PYTHONPATH.
-
-`on_release` plays ``deaths``, ``waits``, ``broken`` and ``episodes``, and the tests judge them.
-"""
+"""A hybrid model's server with few slots; `on_release` plays it."""
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 

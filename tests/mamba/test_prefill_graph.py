@@ -1,7 +1,4 @@
-"""`mamba.gdn-prefill-graph` on the releases that can capture a linear layer.
-
-`tests.proof` shows that replays give what stock's give.
-"""
+"""`mamba.gdn-prefill-graph` beside its proof, on releases that can capture a linear layer."""
 
 from typing import Any
 

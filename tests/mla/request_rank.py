@@ -1,9 +1,7 @@
 """One rank of a server: ``python request_rank.py RANK RANKS PORT SELECTION SERVER``.
 
 The release's scheduler runs its own loop on the CPU, and the first rank gets requests through its
-socket. The ranks meet at the port, with gloo. SERVER is JSON, its arguments. Prints as JSON what
-the rank received, what it replied, how many rounds its loop made, how many broadcasts went through
-gloo, and what the server has on.
+socket. The ranks meet at the port, with gloo. SERVER is JSON, its arguments.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)

@@ -1,8 +1,7 @@
 """The mla patches on the released code: what the kernels read is the same bit by bit.
 
-The project's own proof, ``tests.proof.mla``, shows that, with inputs from hypothesis.
-``check_*.py`` check that the work is gone, and what is left to stock. Both run in a process of each
-release; a release stands for a group with identical code.
+``tests.proof.mla`` shows that, with inputs from hypothesis. ``check_*.py`` check that the work is
+gone, and what is left to stock. A release stands for a group with identical code.
 """
 
 from typing import Any

@@ -26,10 +26,7 @@ from sglang_perf_patches.verify.mlx import kv_arena as proof
 
 
 def small_buffers() -> dict[str, Any]:
-    """Many batched decodes that cross the end of a buffer, and the same in wide buffers.
-
-    The size is stock's own attribute, set lower.
-    """
+    """Batched decodes that cross the end of a buffer; its size is stock's own attribute."""
     many = [cases.SCRIPTED, *(cases.random_schedule(Random(seed)) for seed in SEEDS)]
     equal = [cases.schedule("join a 6, join b 6, chain ab 9")]
     results: dict[str, Any] = {}
@@ -162,9 +159,8 @@ def _growths() -> dict[str, int]:
 def growing_pool(*, episodes: int = 12, steps: int = 60) -> dict[str, Any]:
     """A pool of stock's class under random writes and reads, against an array of all slots.
 
-    The patch pauses now and then, so stock's own code takes the buffers too. What is found: the
-    first difference of each way to break the growth, "" for none; and the least part of the slots
-    that a pool had at an episode's end.
+    The patch pauses now and then, so stock's own code takes the buffers too. Of each way to break
+    the growth the first difference; and the least part of the slots that a pool had at the end.
     """
     tree = source.Tree(source.find_installed())
     name = ATTENTION_POOL if tree.definition(ATTENTION_POOL) else KV_POOL
@@ -202,10 +198,7 @@ def growing_pool(*, episodes: int = 12, steps: int = 60) -> dict[str, Any]:
 
 
 def looks_at_slots() -> dict[str, Any]:
-    """How often the patched pool looks through the slots of a prefix hit, whose layers share them.
-
-    A look is a ``memoryview`` of them. Stock's results and the patch's too.
-    """
+    """How often the patched pool looks, by ``memoryview``, through the slots that layers share."""
     looks: list[int] = []
 
     def counted(slots: Any) -> memoryview:

@@ -14,10 +14,7 @@ from sglang_perf_patches.verify.mlx import cases, models, rig
 
 
 def changing() -> dict[str, Any]:
-    """The counts of a batch that changes at every step, by how many requests it has.
-
-    Then the batch settles, and the counts are of a settled batch's change and of its next steps.
-    """
+    """By a batch's requests, its counts: it changes at every step, settles, and changes once."""
     results = {}
     with models.model("qwen3", "float32") as model:
         sglang_perf_patches.activate("mlx.kv-arena", strict=True)
@@ -78,10 +75,7 @@ def _memory_of_a_changing_step(made: Any) -> dict[str, int]:
 
 
 def far_apart() -> dict[str, Any]:
-    """Requests of very different lengths, where padded rows would take more than stock's buffers.
-
-    The least size of stock's buffers, as the patch knows it, is set lower.
-    """
+    """Requests whose padded rows would take more than stock's buffers, which are made smaller."""
     schedule = cases.schedule("join a 200, join b 5, join c 6, chain abc 3, leave a, chain bc 3")
     results: dict[str, Any] = {}
     with models.model("qwen3", "float32") as model:

@@ -269,10 +269,7 @@ def _live() -> str:
 
 
 def kinds(release: str) -> list[tuple[str, str]]:
-    """The models whose layers that release can batch; a mixture of experts in float32 only.
-
-    On a CPU, MLX multiplies by gathered matrices in float32 alone.
-    """
+    """The models whose layers that release can batch; on a CPU MLX gathers experts in float32."""
     chosen = [("qwen3", "float32"), ("qwen3", "bfloat16")]
     if release != "0.5.11":
         chosen.append(("qwen3_next", "float32"))

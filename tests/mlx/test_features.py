@@ -1,7 +1,4 @@
-"""Features of a server of which MLX's backend reads no argument: they reach it as batches alone.
-
-Batches in any order, and retracted requests, are in the random traffic of ``test_traffic.py``.
-"""
+"""Features of which MLX's backend reads no argument: they reach it as batches (`test_traffic`)."""
 
 import ast
 from collections.abc import Iterator

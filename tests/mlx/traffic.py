@@ -1,8 +1,6 @@
 """Random traffic on MLX's real worker: stock, and with patches of the set live together.
 
-What the scheduler would do is made in `traffic_worker`: batches of prompts, prefixes of earlier
-requests, chunks, steps built before the last one is read, retracted and dropped requests, evictions
-and flushes.
+What the scheduler would do is made in `traffic_worker`.
 """
 
 import gc
@@ -114,10 +112,7 @@ def _played(
 
 
 def _hold_prefixes(runner: Any) -> None:
-    """Have prompts begin with caches that hold their prefix, as another patch may hand them over.
-
-    Stock's read the pool while the prompt is computed.
-    """
+    """Have prompts begin with caches that hold their prefix, as another patch may hand over."""
     layout = runner._cache_layout
 
     def cache(slots: list[int], _: int) -> list[Any]:

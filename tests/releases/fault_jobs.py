@@ -69,10 +69,7 @@ def _kept(request: Any) -> Any:
 
 
 def mamba2_states() -> list[float]:
-    """How far each cached state of a prefill of several prompts is from that of its prompt alone.
-
-    That is the largest difference for each prompt, in multiples of the state's largest value.
-    """
+    """How far each cached state of several prompts' prefill is from that of its prompt alone."""
     requests = [Request(length) for length in (70, 80, 70)]
     rig = Mamba2()
     together = _tracked(rig, requests, rig.inputs(220))
@@ -100,10 +97,7 @@ def _tracked(rig: Rig, requests: list[Request], inputs: Any) -> list[torch.Tenso
 
 
 def mamba2_cached_prefix() -> float:
-    """How far the outputs of a short rest of a prompt are from those without tracking.
-
-    That is the largest difference, in multiples of the largest output.
-    """
+    """How far the outputs of a short rest of a prompt are from those without tracking."""
     rig = Mamba2()
     outputs = []
     for tracking in (True, False):
@@ -115,10 +109,7 @@ def mamba2_cached_prefix() -> float:
 
 
 def verified_window() -> list[int]:
-    """The first and last position that a verify reads for a window on FlashInfer.
-
-    Of a request of 1,000 tokens, with 4 drafts and a window of 128.
-    """
+    """The first and last of 1,000 tokens that a verify with a window reads on FlashInfer."""
     backend = importlib.import_module("sglang.srt.layers.attention.flashinfer_backend")
     info = importlib.import_module("sglang.srt.speculative.eagle_info")
     planned: list[Any] = []

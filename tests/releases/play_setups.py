@@ -70,10 +70,7 @@ def played(names: str, patches: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _lend_gpu() -> None:
-    """Have what gates take this server's GPU for another one than a Hopper.
-
-    The cases compute on the CPU, which is neither.
-    """
+    """Have what gates take this GPU for another one than a Hopper; the cases compute on the CPU."""
     gpu.capability = lambda: "10.0"
     read = published.Published.read
 

@@ -1,8 +1,4 @@
-"""``doctor -- COMMAND`` on released code: the release resolves the command, and no GPU is there.
-
-The answer is that of the rule which a running server follows: `tests/server/test_asked.py` compares
-it with servers.
-"""
+"""``doctor -- COMMAND`` on released code; `tests/server/test_asked.py` compares it with servers."""
 
 import json
 import os

@@ -63,10 +63,7 @@ def start(
 
 
 def using(folder: Path) -> list[int]:
-    """The processes that hold a file below a folder open, or were told of it.
-
-    They are all that `start` started: its temporary folder is there, with sockets and logs.
-    """
+    """The processes that were told of a folder or hold a file in it: all that `start` started."""
     pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile

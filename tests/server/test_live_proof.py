@@ -1,7 +1,6 @@
 """Each process of a real stock server says what is live in it and to which server it belongs.
 
-Where a release loads no plugins, or not in every process, ``run`` reaches the rest. There are four
-servers of three releases, none of them in the default tier, whose server is `test_mlx_server`'s.
+Where a release loads no plugins, or not in every process, ``run`` reaches the rest.
 """
 
 import os

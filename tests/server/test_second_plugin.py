@@ -1,7 +1,4 @@
-"""Beside another plugin in a real stock server: its wrappers work, what it replaces stays its own.
-
-There are three servers of the newest release, none of them in the default tier.
-"""
+"""Beside another plugin in a real stock server: its wrappers work, what it replaces is its own."""
 
 import json
 import shutil

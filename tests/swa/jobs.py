@@ -1,7 +1,4 @@
-"""What `on_release` runs of the swa patches, next to the functions of `_MODULES`.
-
-``play`` plays so many random ``episodes``; ``select`` puts a selection on, for the jobs after it.
-"""
+"""What `on_release` runs of the swa patches, next to the functions of `_MODULES`."""
 
 import contextlib
 import gc

@@ -1,7 +1,4 @@
-"""swa.prefill-graph on each release that it is declared for: real runner, backend and pools.
-
-The kernel is a stand-in here; `verify` has the real one, on a GPU. `test_proofs` compares replays.
-"""
+"""swa.prefill-graph with real runners, backends and pools; the kernel is real in `verify` only."""
 
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,4 @@
-"""The swa patches together, in random episodes of a decode worker of one release.
-
-Each patch alone is proven elsewhere. Here pairs and all of them share a worker: requests are
-admitted in order and get all of their tokens, and the pools are whole at the end.
-"""
+"""Pairs of the swa patches, and all, in random episodes: order, all tokens, whole pools."""
 
 import gc
 from random import Random

@@ -1,7 +1,4 @@
-"""What `on_release` plays of swa.window-pool, over a real scheduler with small models.
-
-It has a process of its own, in which it boots servers.
-"""
+"""What `on_release` plays of swa.window-pool, in a process of its own: servers of small models."""
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 

@@ -20,9 +20,7 @@ WRONG = "r1 goes on after 64 tokens with another state"
 
 
 @EACH
-def test_stock_dies_or_has_a_wrong_state_and_the_patched_server_has_neither(
-    found: Any, release: str
-) -> None:
+def test_stock_dies_or_has_a_wrong_state_but_not_the_patched_one(found: Any, release: str) -> None:
     told = found(release, "freed_jobs", "both")
     assert told == {"stock": DIES if before(release, "0.5.16") else WRONG, "patched": ""}
 

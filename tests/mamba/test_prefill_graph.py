@@ -80,9 +80,7 @@ def test_more_requests_than_tables_hold_replay_stocks_graph(found: Any, release:
 
 
 @EACH
-def test_it_stays_while_graphs_are_left_that_were_captured_with_it(
-    found: Any, release: str
-) -> None:
+def test_it_stays_while_graphs_captured_with_it_are_left(found: Any, release: str) -> None:
     leaving = found(release, "graph_jobs", "parts")["leaving"]
     assert leaving["state"] == "live"
     assert "waits until no model runner is left that may replay" in leaving["reason"]

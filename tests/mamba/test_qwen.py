@@ -27,9 +27,7 @@ def test_a_broken_patch_changes_replies(found: Any, release: str) -> None:
     "names", ["no-radix-cache mixed-chunks", "tracked-states sessions priorities"]
 )
 @EACH
-def test_servers_with_other_features_get_stocks_replies(
-    found: Any, release: str, names: str
-) -> None:
+def test_other_features_get_stocks_replies(found: Any, release: str, names: str) -> None:
     told = found(release, "qwen_jobs", "with_features", names=names)
     assert set(names.split()) <= set(told["on"])
     assert told["on tables"] > 2

@@ -124,9 +124,7 @@ def test_random_episodes(found: Any, slot_episodes: int, release: str) -> None:
 @pytest.mark.whole_matrix
 @pytest.mark.parametrize("draw", OTHERS)
 @pytest.mark.parametrize("release", ["0.5.17", "0.5.20", "0.5.23"])
-def test_random_episodes_of_other_servers(
-    found: Any, slot_episodes: int, release: str, draw: str
-) -> None:
+def test_episodes_of_other_servers(found: Any, slot_episodes: int, release: str, draw: str) -> None:
     counts = dict(found(release, "slots_jobs", "episodes", count=slot_episodes, draw=draw))
     assert sum(counts.values()) == slot_episodes
     assert counts.pop("lived") > slot_episodes // 5

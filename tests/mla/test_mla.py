@@ -21,9 +21,7 @@ def test_kernels_read_the_same_to_the_bit(checked: Any, shown: Any, release: str
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_the_work_is_gone_and_exceptions_are_left_to_stock(
-    checked: Any, shown: Any, release: str
-) -> None:
+def test_the_work_is_gone_but_in_exceptions(checked: Any, shown: Any, release: str) -> None:
     patches = shown("mla", release, applying("mla", release), RELEASES)
     _, errors = checked(release, patches)
     assert len(errors) >= len(patches)

@@ -30,9 +30,7 @@ def _chosen(lengths: list[int], prefix: int = 0) -> list[list[int]]:
 
 
 @given(SIZES)
-def test_a_group_keeps_its_bounds_and_no_prompt_is_in_two(
-    sizes: list[tuple[int, int, int]],
-) -> None:
+def test_a_group_has_bounds_and_no_prompt_is_in_two(sizes: list[tuple[int, int, int]]) -> None:
     chosen = groups(_prompts(sizes))
     requests = [prompt.request for group in chosen for prompt in group]
     assert len(requests) == len(set(requests))

@@ -14,9 +14,7 @@ PAGE = Path(hybrid_cache.__file__).with_name("README.md")
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("release", releases.between("0.5.17", "0.5.23"))
-def test_the_page_names_a_flag_with_which_stock_takes_a_hybrid(
-    release: str, tmp_path: Path
-) -> None:
+def test_the_page_names_a_flag_with_which_hybrids_start(release: str, tmp_path: Path) -> None:
     found = re.search(r"Without it, pass `(--[^`]+)`", PAGE.read_text())
     assert found is not None
     (answer,) = asked(release, tmp_path, [(f"next {found[1]}", MLX)])

@@ -33,9 +33,7 @@ def test_the_case_tells_the_patch_from_one_that_is_broken(found: Any, release: s
 
 
 @EACH
-def test_buffers_are_no_larger_than_stocks_and_go_with_the_requests(
-    found: Any, release: str
-) -> None:
+def test_buffers_are_not_larger_than_stocks_and_go_with_requests(found: Any, release: str) -> None:
     memory = found(release, "arena_memory")
     stock, patched = memory["none"], memory["mlx.kv-arena"]
     assert patched["peak"] <= stock["peak"]
@@ -107,9 +105,7 @@ def test_a_batch_that_changes_at_every_step_is_stocks(found: Any, release: str) 
 
 @EACH
 @pytest.mark.parametrize("requests", ["2", "4"])
-def test_a_batch_that_settles_loses_no_further_step(
-    found: Any, release: str, requests: str
-) -> None:
+def test_a_batch_that_settles_loses_no_more_steps(found: Any, release: str, requests: str) -> None:
     """It lost only the last of the changing steps."""
     settled = found(release, "changing")[requests]["settled"]
     assert settled == {"builds": 1, "steps": 4, "layers": 4 * 4}
@@ -133,9 +129,7 @@ def test_rows_that_stock_serves_share_no_buffer(found: Any, release: str) -> Non
 
 @pytest.mark.whole_matrix
 @EACH
-def test_on_an_unproven_device_arenas_that_differ_are_never_served(
-    found: Any, release: str
-) -> None:
+def test_on_an_unproven_device_other_arenas_are_never_served(found: Any, release: str) -> None:
     """The requests have stock's values throughout, and the patch is gated for the process."""
     of = found(release, "broken_trial")
     assert of["broken"]["played"] == of["whole"]["played"] == of["stock"]["played"]
@@ -152,9 +146,7 @@ def test_on_an_unproven_device_arenas_that_differ_are_never_served(
 @pytest.mark.whole_matrix
 @EACH
 @pytest.mark.parametrize("fault", ["queued", "enlarged", "moved", "unequal", "longer"])
-def test_a_fault_that_only_a_queued_step_has_is_seen_before_an_arena_serves_one(
-    found: Any, release: str, fault: str
-) -> None:
+def test_a_fault_of_a_queued_step_is_seen_in_time(found: Any, release: str, fault: str) -> None:
     """Nobody has waited for the step before: neither stock, which chains steps, nor the trial."""
     of = found(release, "queued_faults")
     stock, faulty = of["stock"]["played"], of[fault]
@@ -194,9 +186,7 @@ def test_many_requests_that_grow_give_what_wide_buffers_give(found: Any) -> None
 
 
 @pytest.mark.whole_matrix  # of an old release
-def test_equal_lengths_are_wrong_without_an_error_in_stock_and_right_when_patched(
-    found: Any,
-) -> None:
+def test_equal_lengths_are_silently_wrong_in_stock_and_right_when_patched(found: Any) -> None:
     """All of stock's layers then miss the newest token alike, and nothing is left to raise."""
     equal = found("0.5.11", "small_buffers")["equal lengths"]
     assert equal["stock"]["played"] != equal["wide"]["played"]

@@ -83,9 +83,7 @@ def test_buffers_are_stocks_where_cudnn_attends(found: Any, release: str) -> Non
     assert of["beside"] == "went live"
 
 
-def test_on_an_unproven_device_the_head_is_given_as_many_rows_as_stocks_bits_need(
-    found: Any,
-) -> None:
+def test_on_an_unproven_device_the_head_gets_as_many_rows_as_bits_need(found: Any) -> None:
     of = found("0.5.23", "few_rows")
     for rows in (1, 2, 12, 280):
         assert of[f"{rows} mlx.last-row"]["played"] == of[f"{rows} none"]["played"]

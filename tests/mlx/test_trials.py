@@ -28,9 +28,7 @@ EACH = pytest.mark.parametrize("release", ["0.5.11", "0.5.17", "0.5.23"])
 
 @EACH
 @pytest.mark.parametrize("fault", ["faulty", "longer"])
-def test_steps_in_groups_that_differ_are_found_and_never_served(
-    found: Any, release: str, fault: str
-) -> None:
+def test_groups_that_differ_are_found_and_not_served(found: Any, release: str, fault: str) -> None:
     of = found(release, "trials")["in groups"]
     assert of[fault]["faults"] > 0
     assert of[fault]["played"] == of["stock"]["played"]
@@ -65,9 +63,7 @@ def test_a_kind_that_cannot_be_tried_to_its_end_is_left_to_stock(found: Any, rel
 
 
 @EACH
-def test_a_kind_that_ran_out_of_tries_is_tried_again_once_a_batch_lasts(
-    found: Any, release: str
-) -> None:
+def test_a_kind_out_of_tries_is_tried_again_once_a_batch_lasts(found: Any, release: str) -> None:
     of = found(release, "trials")["restless"]["lasts"]
     assert of["mlx.kv-arena"]["played"] == of["none"]["played"]
     assert of["mlx.kv-arena"]["counts"]["tried steps"] == TRIES + len(PHASES) * STEPS

@@ -191,9 +191,7 @@ def asked(release: str, folder: Path, servers: Sequence[tuple[str, str]]) -> lis
 
 @pytest.mark.whole_matrix  # two servers for each fault are resolved
 @pytest.mark.parametrize("release", [release for release, names in OF_RELEASE.items() if names])
-def test_a_server_with_a_fault_is_warned_and_one_without_is_not(
-    release: str, tmp_path: Path
-) -> None:
+def test_a_server_is_warned_if_it_has_a_fault(release: str, tmp_path: Path) -> None:
     examples = [(name, EXAMPLES[name]) for name in OF_RELEASE[release]]
     servers = [
         ("plain", "H100") if line == ON_A_GPU else (line, each.gpu)
@@ -235,9 +233,7 @@ def test_a_server_with_a_fault_is_warned_and_one_without_is_not(
         ),
     ],
 )
-def test_commands_that_people_run_on_old_releases_are_warned(
-    release: str, expected: dict[str, set[str]], tmp_path: Path
-) -> None:
+def test_recipes_are_warned(release: str, expected: dict[str, set[str]], tmp_path: Path) -> None:
     recipes = {recipe.name: recipe for recipe in RECIPES}
     given = []
     for recipe in (recipes[name] for name in expected):

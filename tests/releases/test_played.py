@@ -211,9 +211,7 @@ def test_the_quickest_proof_is_played_with_what_it_declares() -> None:
 @pytest.mark.parametrize("features", [RANKS, APART], ids=["tensor-parallel", "dp-attention"])
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("release", ["0.5.9", "0.5.16", "0.5.23"])
-def test_each_declared_feature_of_ranks_is_played_by_two(
-    release: str, name: str, features: set[str]
-) -> None:
+def test_features_of_ranks_are_played_by_two(release: str, name: str, features: set[str]) -> None:
     by_features: dict[frozenset[str], list[str]] = {}
     for patch in applying(name, release):
         if declared := frozenset(_verified(patch, release) & features):
@@ -333,9 +331,7 @@ def test_what_no_check_has_on_can_not_be_declared(feature: str) -> None:
         "0.5.23",
     ],
 )
-def test_a_released_server_gates_what_does_not_declare_a_feature(
-    release: str, feature: str, said: str
-) -> None:
+def test_what_does_not_declare_a_feature_is_gated(release: str, feature: str, said: str) -> None:
     patches = [
         patch
         for patch in applying("mla", release)

@@ -97,9 +97,7 @@ def test_fingerprints_are_those_of_the_wheels(name: str) -> None:
         ({"targets": ("sglang.srt.hardware_backend.mlx.model_runner:MlxModelRunner",)}, "0.5.9"),
     ],
 )
-def test_a_reference_that_is_nowhere_is_an_error(
-    names: dict[str, tuple[str, ...]], missing: str
-) -> None:
+def test_an_unknown_reference_is_an_error(names: dict[str, tuple[str, ...]], missing: str) -> None:
     """And so is a target that one of its releases lacks."""
     variant = Variant(releases=("0.5.9", "0.5.10"), install="x:y", **{"targets": (), **names})
     patch_set = PatchSet("mla", "", (Patch(id="mla.x", summary="", variants=(variant,)),))
@@ -154,9 +152,7 @@ def applying(*, whole: bool) -> Iterator[tuple[PatchSet, Verdict]]:
                 yield patch_set, judge(patch, patch_set.known, tree(release))
 
 
-def test_one_statement_more_is_refused_and_named_a_comment_elsewhere_is_not(
-    tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
+def test_statements_count_and_comments_do_not(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     """In each definition; in the default tier in one of each patch of the newest release."""
     whole_matrix = tiers.is_whole(pytestconfig)
     by_release: dict[str, list[tuple[int, PatchSet, Verdict]]] = {}

@@ -75,9 +75,7 @@ def using(folder: Path) -> list[int]:
 
 
 @pytest.mark.whole_matrix  # six boots
-def test_three_turns_say_what_the_patches_bring(
-    environment: Environment, model: Path, tmp_path: Path
-) -> None:
+def test_three_turns_tell_the_gain(environment: Environment, model: Path, tmp_path: Path) -> None:
     with start(environment, model, tmp_path, "--json") as process:
         out, err = process.communicate(timeout=limit_s())
     assert process.returncode == 0, err[-3000:]
@@ -96,9 +94,7 @@ def test_three_turns_say_what_the_patches_bring(
 
 
 @pytest.mark.whole_matrix  # four boots
-def test_two_settings_of_a_server_flag_are_told_apart(
-    environment: Environment, model: Path, tmp_path: Path
-) -> None:
+def test_two_settings_of_a_flag(environment: Environment, model: Path, tmp_path: Path) -> None:
     """Half of the KV cache: the server's own figure, which no machine's load changes."""
     words = ("--turns", "2", "--json", "--b", "--max-total-tokens 8192")
     with start(environment, model, tmp_path, *words) as process:

@@ -32,9 +32,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     }
 
 
-def test_the_replies_are_complete_and_those_of_the_stock_server(
-    outcomes: dict[str, Outcome],
-) -> None:
+def test_the_replies_are_complete_and_those_of_stock(outcomes: dict[str, Outcome]) -> None:
     replies = outcomes["mlx"].replies
     assert replies == outcomes["none"].replies
     assert [len(reply.split()) for reply in replies] == [
@@ -48,9 +46,7 @@ def test_requests_were_decoded_together(outcomes: dict[str, Outcome]) -> None:
         assert outcome.most_decoded_together >= 2
 
 
-def test_the_scheduler_says_that_mlx_patches_are_live_and_have_run(
-    outcomes: dict[str, Outcome],
-) -> None:
+def test_the_scheduler_says_that_patches_are_live_and_ran(outcomes: dict[str, Outcome]) -> None:
     assert outcomes["mlx"].live_and_run
     assert all(patch.startswith("mlx.") for patch in outcomes["mlx"].live_and_run)
     assert outcomes["none"].live_and_run == []

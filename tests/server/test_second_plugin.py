@@ -119,9 +119,7 @@ def test_under_run_a_replaced_method_is_theirs_and_the_patch_is_off(replaced: Se
     assert not replaced.is_ours("._grow")
 
 
-def test_under_run_a_patch_that_is_not_needed_leaves_stocks_code_in_their_wrapper(
-    replaced: Seen,
-) -> None:
+def test_under_run_a_patch_not_needed_leaves_stocks_code_in_their_wrapper(replaced: Seen) -> None:
     assert replaced.states["swa.page-size-1"][0] == "not needed"
     assert replaced.has_code_of("._uses_swa_tail_prealloc", "hook_registry.py")
     assert not replaced.is_ours("._uses_swa_tail_prealloc")

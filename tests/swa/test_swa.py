@@ -246,9 +246,7 @@ def test_nothing_changes_where_memory_does_not_bind(answers: dict[str, Any]) -> 
 
 
 @pytest.mark.newest
-def test_prompts_within_the_window_are_admitted_as_in_stock_or_more(
-    answers: dict[str, Any],
-) -> None:
+def test_prompts_in_the_window_are_admitted_as_in_stock_or_more(answers: dict[str, Any]) -> None:
     for page in (1, 64):
         exact = value(answers, f"exact: short {page}")["admitted"]
         if page == 64 and answers["release"] in {"0.5.14", "0.5.15.post1", "0.5.16", "0.5.17"}:

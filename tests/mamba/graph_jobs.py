@@ -134,7 +134,8 @@ def gates() -> dict[str, list[str]]:
             arguments, model_path="dummy", attention_backend="triton", device="cpu", **given_
         )
         on = FEATURES.of(Published(answer, context.create_context(answer, role="scheduler"))).keys()
-        reasons[name] = sorted(on - PATCH.rest["proven_with"].keys())
+        if unproven := sorted(on - PATCH.rest["proven_with"].keys()):
+            reasons[name] = unproven
     return reasons
 
 

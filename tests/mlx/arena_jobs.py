@@ -1,4 +1,4 @@
-"""What `mlx.kv-arena` keeps: its buffers, their growth, and its pool of slots."""
+"""What `mlx.kv-arena` keeps: its buffers, their growth, its pool; and batches that change."""
 
 import gc
 import sys
@@ -12,13 +12,14 @@ from unittest import mock
 
 import mlx.core as mx
 import numpy as np
-from job_tools import SEEDS, counts_each_layer, primitives, state, verdict_of
+from job_tools import SEEDS, counts_each_layer, played, primitives, state, verdict_of
 
 import sglang_perf_patches
 from sglang_perf_patches.compat import source
 from sglang_perf_patches.sets.mlx.kv_arena import arena
 from sglang_perf_patches.sets.mlx.kv_arena import body as kv_arena
 from sglang_perf_patches.sets.mlx.kv_arena import choice as arena_choice
+from sglang_perf_patches.sets.mlx.kv_arena import moves as arena_moves
 from sglang_perf_patches.sets.mlx.kv_arena.step import Step, Writer
 from sglang_perf_patches.sets.mlx.pool_write import ATTENTION_POOL, KV_POOL, body, room
 from sglang_perf_patches.verify.mlx import cases, models, rig
@@ -295,4 +296,78 @@ def arena_nodes() -> dict[str, Any]:
                         "zeros": nodes["Full"],
                     }
             sglang_perf_patches.deactivate()
+    return results
+
+
+def changing() -> dict[str, Any]:
+    """By a batch's requests, its counts: it changes at every step, settles, and changes once."""
+    results = {}
+    with models.model("qwen3", "float32") as model:
+        sglang_perf_patches.activate("mlx.kv-arena", strict=True)
+        for requests in (2, 4):
+            player = rig.Player(model)
+            names = [f"r{number}" for number in range(requests + 7)]
+            for name in names:
+                player.join(name, 9)
+            player.decode(names[:requests], 3)
+            of_batch = results[str(requests)] = {}
+            for what, firsts, steps in (
+                ("changing", range(1, 7), 1),
+                ("settled", (6,), 4),
+                ("changed once", (7,), 3),
+            ):
+                kv_arena.COUNTS.clear()
+                for first in firsts:
+                    for name in names[:first]:
+                        if name in player._held:
+                            player.leave(name)
+                    player.decode(names[first : first + requests], steps)
+                of_batch[what] = dict(kv_arena.COUNTS)
+        sglang_perf_patches.deactivate()
+    return results
+
+
+def memory_while_changing() -> dict[str, Any]:
+    """Bytes that a step takes in a batch which changes at every step, and those of its buffers."""
+    results: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as model:
+        for what, selection in (("stock", "none"), ("patched", "mlx.kv-arena")):
+            sglang_perf_patches.activate(selection, strict=True)
+            results[what] = _memory_of_a_changing_step(model)
+            sglang_perf_patches.deactivate()
+    return results
+
+
+def _memory_of_a_changing_step(made: Any) -> dict[str, int]:
+    gc.collect()
+    before = mx.get_active_memory()
+    player = rig.Player(made)
+    names = list("abcdef")
+    for name in names:
+        player.join(name, 400)
+    player.decode(names, 3)
+    for first in range(1, 4):
+        player.decode([*names[first:], *names[:first]])
+    player.pending.clear()
+    gc.collect()
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    player.decode(names)
+    player.pending.clear()
+    taken = mx.get_peak_memory() - held
+    for name in names:
+        player.leave(name)
+    return {"held": held - before, "taken": taken}
+
+
+def far_apart() -> dict[str, Any]:
+    """Requests whose padded rows would take more than stock's buffers, which are made smaller."""
+    schedule = cases.schedule("join a 200, join b 5, join c 6, chain abc 3, leave a, chain bc 3")
+    results: dict[str, Any] = {}
+    with models.model("qwen3", "float32") as model:
+        for selection in ("none", "mlx.kv-arena"):
+            with mock.patch.object(arena_moves, "STOCK_ROOM", 16):
+                results[selection] = played(
+                    selection, model, [schedule], kv_arena.COUNTS, "mlx.kv-arena"
+                )
     return results

@@ -18,11 +18,13 @@ from arena_jobs import (
     arena_memory,
     arena_nodes,
     broken_arena,
+    changing,
+    far_apart,
     growing_pool,
     looks_at_slots,
+    memory_while_changing,
     small_buffers,
 )
-from changing_jobs import changing, far_apart, memory_while_changing
 from context_jobs import before_23470
 from job_tools import RELEASE, other_head, played, state
 from row_jobs import broken_groups, broken_prefill, broken_rows, few_rows, restless_stock

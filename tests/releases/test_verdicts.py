@@ -22,6 +22,8 @@ from tests.maintain import fingerprints, tables
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).parent / "verdicts.md"
+MOST_PARSED = 10
+"""Files. Declarations may have changed since ``tests.maintain.fingerprints`` wrote the table."""
 
 
 def expected() -> dict[str, dict[str, str]]:
@@ -40,7 +42,7 @@ def expected() -> dict[str, dict[str, str]]:
 
 
 def tree(release: str) -> source.Tree:
-    """With what the package brings of its files; `test_shipped` compares that with the files."""
+    """With what the package brings of its files, which the test of `MOST_PARSED` compares."""
     return source.at(downloads.tree(release))
 
 
@@ -204,3 +206,18 @@ def test_statements_count_and_comments_do_not(tmp_path: Path, pytestconfig: pyte
                 if changed.word == "refused":
                     assert reference in changed.unknown, (reference, changed.reason)
                 there.write_text(texts[there], encoding="utf-8")
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("release", releases.KNOWN)
+def test_a_release_is_judged_the_same_and_hardly_parsed(release: str) -> None:
+    root = source.find(downloads.tree(release))
+    fast, slow = source.Tree(root), source.Tree(root, table=dict)
+    verdicts = judge_each(sets.load(), fast)
+    assert len(fast._modules) <= MOST_PARSED
+    assert len(fast._definitions) > 100
+    for reference, definition in fast._definitions.items():
+        assert definition == slow.definition(reference), reference
+    assert [(each.word, each.release) for each in verdicts] == [
+        (each.word, each.release) for each in judge_each(sets.load(), slow)
+    ]

@@ -45,9 +45,8 @@ class Played:
         self._ingest = self.scheduler.ingest_requests
         self._process = self.scheduler.process_input_requests
         self._waits = QUIET
-        kinds: Any = importlib.import_module("sglang.srt.managers.io_struct")
-        self._kinds = kinds
-        self._left: list[Any] = [*self._requests(kinds)]
+        self._kinds: Any = importlib.import_module("sglang.srt.managers.io_struct")
+        self._left: list[Any] = [*self._requests()]
         self._count = len(self._left)
         self.scheduler.process_input_requests = self._processed
         self.scheduler.ingest_requests = self._ingested
@@ -59,7 +58,7 @@ class Played:
             self._client = zmq.Context.instance().socket(zmq.PUSH)
             self._client.bind(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"))
 
-    def _requests(self, kinds: Any) -> Any:
+    def _requests(self) -> Any:
         made: list[Any] = []
         self.scheduler.process_input_requests = made.extend
         for number, (length, new) in enumerate([(30, 3), (5, 2), (90, 4), (64, 1), (20, 2)]):
@@ -67,8 +66,8 @@ class Played:
             self.server.submit(ids, new, f"r{number}")
         made[1].input_text = "x" * LARGE
         yield from made[:3]
-        yield kinds.BatchTokenizedGenerateReqInput(batch=made[3:])
-        yield kinds.AbortReq(rid="not there")
+        yield self._kinds.BatchTokenizedGenerateReqInput(batch=made[3:])
+        yield self._kinds.AbortReq(rid="not there")
         yield "aborts"
 
     def _ingested(self, *args: Any, **kwargs: Any) -> Any:

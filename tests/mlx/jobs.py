@@ -194,7 +194,13 @@ def other_blas() -> dict[str, Any]:
 
 def together() -> dict[str, Any]:
     results: dict[str, Any] = {}
-    for name, dtype in kinds(RELEASE):
+    # The models whose layers that release can batch; on a CPU MLX gathers experts in float32.
+    kinds = [("qwen3", "float32"), ("qwen3", "bfloat16")]
+    if RELEASE != "0.5.11":
+        kinds.append(("qwen3_next", "float32"))
+    if RELEASE == "0.5.23":
+        kinds.append(("gpt_oss", "float32"))
+    for name, dtype in kinds:
         with models.model(name, dtype) as model:
             schedules = [*(cases.random_episodes(Random(seed)) for seed in range(4)), cases.HITTING]
             of_model = results[f"{name} {dtype}"] = {}
@@ -268,13 +274,3 @@ def _live() -> str:
     report = engine.report()
     patches = report.patches if report else ()
     return "; ".join(f"{each.id} {each.reason}" for each in patches if each.state == "live")
-
-
-def kinds(release: str) -> list[tuple[str, str]]:
-    """The models whose layers that release can batch; on a CPU MLX gathers experts in float32."""
-    chosen = [("qwen3", "float32"), ("qwen3", "bfloat16")]
-    if release != "0.5.11":
-        chosen.append(("qwen3_next", "float32"))
-    if release == "0.5.23":
-        chosen.append(("gpt_oss", "float32"))
-    return chosen

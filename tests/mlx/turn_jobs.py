@@ -34,9 +34,6 @@ def whose_turn() -> dict[str, Any]:
             player.play(schedule[-1:])
             return next_turn.COUNTS["continued"]
 
-        def evicted(player: Any) -> None:
-            player._prefill("c", player._donated["a"][0], [])
-
         def elsewhere(player: Any) -> None:
             tokens, slots = player._donated["a"]
             player._donated["a"] = tokens, [slot - 300 for slot in slots]
@@ -47,7 +44,10 @@ def whose_turn() -> dict[str, Any]:
             results["freed by a flush"] = before - _active_memory()
 
         results["same prefix in the radix cache"] = continued(again)
-        results["not in the radix cache"] = continued((*turn, ("decode", "c")), evicted)
+        results["not in the radix cache"] = continued(
+            (*turn, ("decode", "c")),
+            lambda player: player._prefill("c", player._donated["a"][0], []),
+        )
         results["in other slots"] = continued(again, elsewhere)
         results["after a flush"] = continued(again, flushed)
         for shared in (1, 11):

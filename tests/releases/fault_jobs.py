@@ -48,19 +48,16 @@ def mixed_chunks() -> dict[str, Any]:
 
 def _written(rig: Rig, schedule: Any, batch: Any) -> list[bool]:
     """For each new request, whether a forward writes the slot that its last state is taken from."""
-    slots = [_claimed(rig, request) for request in schedule.reqs[: len(_NEW)]]
+    slots = []
+    for request in map(_kept, schedule.reqs[: len(_NEW)]):
+        # The slot that the cache would take the state of a request from.
+        at = rig.pool.get_mamba_ping_pong_other_idx(request.mamba_next_track_idx)
+        slots.append(int(request.mamba_ping_pong_track_buffer[at]))
     rig.fill()
     before = rig.states()[-1][:, slots].clone()
     rig.forward(batch, rig.inputs(int(batch.extend_num_tokens)))
     after = rig.states()[-1][:, slots]
     return [not torch.equal(before[:, at], after[:, at]) for at in range(len(slots))]
-
-
-def _claimed(rig: Rig, request: Any) -> int:
-    """The slot that the cache would take the state of a request from."""
-    kept = _kept(request)
-    at = rig.pool.get_mamba_ping_pong_other_idx(kept.mamba_next_track_idx)
-    return int(kept.mamba_ping_pong_track_buffer[at])
 
 
 def _kept(request: Any) -> Any:

@@ -18,6 +18,7 @@ from sglang_perf_patches.cli.ask import answer, gpus
 from sglang_perf_patches.cli.verbs import asking
 from sglang_perf_patches.model.feature import Setup
 from sglang_perf_patches.model.selection import Selection
+from tests.releases.markdown import rows
 from tests.releases.recipes.models import MODELS
 from tests.releases.recipes.outcomes import resolved
 
@@ -99,94 +100,33 @@ def test_kimi_linear_needs_no_patch_of_other_states(tmp_path: Path) -> None:
     assert states["mamba.mamba2-chunk-indices"] == ("not needed", "the model has no Mamba2 layers")
 
 
-MTP = "--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-num-draft-tokens 4"
-TOPK = f"{MTP} --speculative-eagle-topk"
-TRACKED = "--mamba-radix-cache-strategy extra_buffer"
-ACTS: dict[str, dict[str, tuple[str, str, dict[str, str]]]] = {
-    "0.5.21": {
-        "windows off Triton": (
-            *("windows", "--disable-overlap-schedule --enable-lora --attention-backend fa3"),
-            {"swa.window-metadata": "not needed"},
-        ),
-        "windows on Triton": (
-            *("windows", "--attention-backend triton", {"swa.window-metadata": "live"}),
-        ),
-    },
-    "0.5.23": {
-        "mtp on FA3": ("dsr1", f"--tp 8 {TOPK} 1", {"mla.page-table-bound": "live"}),
-        "Triton": (
-            *("dsr1", f"--tp 8 --attention-backend triton {TOPK} 1"),
-            {"mla.page-table-bound": "not needed"},
-        ),
-        "DSA": ("dsv32", f"--tp 8 {TOPK} 1", {"mla.page-table-bound": "not needed"}),
-        "Nemotron with MTP": (
-            *("nemotron", f"--tp 4 {TRACKED} {TOPK} 1"),
-            {"mamba.lightning-rows": "not needed", "mamba.mamba2-chunk-indices": "live"},
-        ),
-        "Ling": (
-            *("ling", TRACKED),
-            {"mamba.lightning-rows": "live", "mamba.mamba2-chunk-indices": "not needed"},
-        ),
-        "Ling without tracking": (
-            *("ling", "--disable-radix-cache", {"mamba.lightning-rows": "not needed"}),
-        ),
-        "gpt-oss": ("windows", "", {"swa.window-pool": "not needed"}),
-        "a Gemma": ("gemma", "", {"swa.window-pool": "live", "swa.pool-ratio": "gated"}),
-        "a limit": ("windows", "--max-running-requests 24", {"swa.pool-ratio": "live"}),
-        "a ratio": (
-            *("windows", "--max-running-requests 24 --swa-full-tokens-ratio 0.5"),
-            {"swa.pool-ratio": "gated"},
-        ),
-        "no prefix cache": (
-            *("windows", "--max-running-requests 24 --disable-radix-cache"),
-            {"swa.pool-ratio": "not needed"},
-        ),
-        "drafts on replicas": (
-            *("windows", f"--tp 2 --dp 2 --enable-dp-attention {TOPK} 1"),
-            {"swa.idle-admission": "not needed"},
-        ),
-        "they decode": (
-            "windows",
-            f"--tp 2 --dp 2 --enable-dp-attention --disaggregation-mode decode {TOPK} 1",
-            {"swa.idle-admission": "gated", "swa.page-size-1": "live"},
-        ),
-        "another kernel": (
-            *("next", "--linear-attn-backend cutedsl", {"mamba.gdn-prefill-graph": "gated"}),
-        ),
-        "a Gemma on FlashInfer": (
-            *("gemma", "--attention-backend flashinfer", {"swa.window-pool": "gated"}),
-        ),
-        "a Gemma decodes": (
-            *("gemma", "--disaggregation-mode decode"),
-            {"swa.page-size-1": "not needed", "swa.idle-admission": "not needed"},
-        ),
-        "a storage backend": (
-            *("next", "--enable-hierarchical-cache --hicache-storage-backend file"),
-            {"mamba.slot-exhaustion": "gated"},
-        ),
-    },
-}
-"""Release → servers: a model, flags, and the states of some patches."""
-NAMES = {"dsr1": "deepseek-v3", "dsv32": "deepseek-v3.2", "nemotron": "nemotron-3-super"}
+ACTS = rows(
+    "acts.md",
+    TOPK="--speculative-algorithm EAGLE --speculative-num-steps 3 "
+    "--speculative-num-draft-tokens 4 --speculative-eagle-topk",
+    TRACKED="--mamba-radix-cache-strategy extra_buffer",
+)
+"""A release, a server's name, its model and flags, and the states of some patches."""
 
 
-@pytest.mark.parametrize("release", ACTS)
+@pytest.mark.parametrize("release", dict.fromkeys(row[0] for row in ACTS))
 def test_live_is_what_acts_in_this_server(release: str, tmp_path: Path) -> None:
-    cases = ACTS[release]
+    cases = [row[1:] for row in ACTS if row[0] == release]
     servers = []
-    for name, (model, flags, _) in cases.items():
+    for name, model, flags, _ in cases:
         folder = tmp_path / name.replace(" ", "-")
         folder.mkdir()
-        if model in NAMES:
-            (folder / "config.json").write_text(json.dumps(MODELS[NAMES[model]]))
+        if model in MODELS:
+            (folder / "config.json").write_text(json.dumps(MODELS[model]))
         else:
             folder = write(folder, model)
         servers.append(("H200", ["--model-path", folder, *flags.split()]))
     answers = resolved(released.tree(release), servers, release)
     verdicts = verbs.judged(verbs.tree_at(version=release))
     every = Selection("", tuple(one.patch.id for one in verdicts), frozenset(), frozenset())
-    for (name, (*_, expected)), answered in zip(cases.items(), answers, strict=True):
+    for (name, _, _, acts), answered in zip(cases, answers, strict=True):
         assert "setup" in answered, (name, answered)
+        expected = dict(each.split(" ", 1) for each in acts.split(", "))
         on, lacking, having = answered["setup"]
         outlooks = answer.outlooks(every, verdicts, Setup(on, lacking, frozenset(having)))
         states = {one.patch: (one.state, one.reason) for one in outlooks if one.patch in expected}

@@ -31,16 +31,12 @@ class Request:
 
 @dataclass
 class Outcome:
-    """What came of some traffic.
+    """What came of some traffic."""
 
-    Attributes:
-        tokens: each request's, when it left.
-        pool: sha256 of the KV of each prefix in the radix cache, at each flush and at the end.
-        held: bytes in memory and bytes counted, at the same moments and in between.
-    """
-
-    tokens: list[list[int]] = field(default_factory=list)
+    tokens: list[list[int]] = field(default_factory=list)  # each request's, when it left
+    # Sha256 of the KV of each prefix in the radix cache, at each flush and at the end.
     pool: list[str] = field(default_factory=list)
+    # Bytes in memory and bytes counted, at the same moments and in between.
     held: list[tuple[int, int]] = field(default_factory=list)
 
 

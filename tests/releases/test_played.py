@@ -74,21 +74,14 @@ FEATURE = {each.name: each for each in FEATURES.all}
 
 @dataclass(frozen=True)
 class Play:
-    """How a check is played.
-
-    Attributes:
-        script: what two ranks run, or a module with jobs.
-        jobs: of the module, in one process.
-        server: further arguments of the ranks' server; None if the script takes none.
-        release: where it is played; "" for the newest of each patch.
-    """
+    """How a check is played."""
 
     patches: tuple[str, ...]
     features: frozenset[str]
-    script: Path
-    jobs: tuple[released.Job, ...] = ()
-    server: Mapping[str, Any] | None = None
-    release: str = ""
+    script: Path  # what two ranks run, or a module with jobs
+    jobs: tuple[released.Job, ...]  # of the module, in one process
+    server: Mapping[str, Any] | None  # further arguments of the ranks' server, if they take some
+    release: str  # "" for the newest of each patch
 
 
 def _play(

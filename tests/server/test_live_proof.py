@@ -33,24 +33,15 @@ Process = dict[str, Any]
 
 @dataclass(frozen=True)
 class Seen:
-    """What `status` showed of a running server, and what there was to show.
+    """What `status` showed of a running server, and what there was to show."""
 
-    Attributes:
-        status: the server's processes, by role.
-        unreached: the titles of those that `status` does not show.
-        text: what `status` printed for people.
-        after: the server's processes in `status` once it was shut down.
-        group: PID of the launcher.
-        log: our lines of it; of ``/metrics`` `metrics` has them.
-    """
-
-    status: dict[str, Process]
-    unreached: list[str]
-    text: str
-    after: list[Process]
-    group: int
-    log: list[str]
-    metrics: list[str] = field(default_factory=list)
+    status: dict[str, Process]  # the server's processes, by role
+    unreached: list[str]  # the titles of those that `status` does not show
+    text: str  # what `status` printed for people
+    after: list[Process]  # in `status` once it was shut down
+    group: int  # PID of the launcher
+    log: list[str]  # our lines of it
+    metrics: list[str] = field(default_factory=list)  # ours of ``/metrics``
     replies: list[str] = field(default_factory=list)
 
 

@@ -32,20 +32,13 @@ _LOOK = (
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of a server with the other plugin.
-
-    Attributes:
-        states: of the patches in the scheduler, with their reasons.
-        run: which of them had run.
-        calls: how many times the other plugin's function was called.
-        origins: the files of the code that a name had while the server answered.
-    """
+    """What came of a server with the other plugin."""
 
     replies: list[str]
-    states: dict[str, tuple[str, str]]
-    run: list[str]
-    calls: int
-    origins: dict[str, list[str]]
+    states: dict[str, tuple[str, str]]  # of the patches in the scheduler, with their reasons
+    run: list[str]  # which of them had run
+    calls: int  # of the other plugin's function
+    origins: dict[str, list[str]]  # the files of a name's code while the server answered
     log: str
 
     def is_ours(self, name: str) -> bool:

@@ -91,11 +91,8 @@ def _words(chance: Random, count: int) -> list[int]:
 
 def _generate(server: Server, tokens: list[int], tenant: str) -> None:
     sampling = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
-    post(
-        server.url,
-        "/generate",
-        {"input_ids": tokens, "sampling_params": sampling, "extra_key": tenant},
-    )
+    asked = {"input_ids": tokens, "sampling_params": sampling, "extra_key": tenant}
+    post(server.url, "/generate", asked)
 
 
 def _complete(server: Server, tokens: list[int], salt: str) -> None:

@@ -1,7 +1,5 @@
 """Fixtures of the mamba tests: what stock sglang of a release and the patches compute on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

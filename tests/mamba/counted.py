@@ -1,7 +1,5 @@
 """What the counter of waits finds in statements; `on_release` runs ``counted``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -18,15 +16,9 @@ def counted(statements: list[str]) -> dict[str, int | str]:
     counts: dict[str, int | str] = {}
     for statement in statements:
         counter = Counter()
-        names: dict[str, Any] = {
-            "torch": torch,
-            "D": DEVICE,
-            "h": torch.arange(5),
-            "n": torch.tensor(3),
-        }
-        names["b"] = names["h"] > 2
-        names |= {"d": torch.arange(5), "m": names["h"] > 2, "s": torch.tensor(3)}
-        names["launch"] = counter.launch
+        names: dict[str, Any] = {"torch": torch, "D": DEVICE, "launch": counter.launch}
+        names |= {"h": torch.arange(5), "b": torch.arange(5) > 2, "n": torch.tensor(3)}
+        names |= {"d": torch.arange(5), "m": torch.arange(5) > 2, "s": torch.tensor(3)}
         counter.own(names["d"], names["m"], names["s"])
         try:
             with counter:

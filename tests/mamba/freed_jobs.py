@@ -2,8 +2,6 @@
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 from unittest import mock

@@ -1,11 +1,6 @@
-"""What `mamba.gdn-prefill-graph` does on the release on PYTHONPATH, beside what the proof compares.
-
-`on_release` plays ``parts``, and the tests judge what they find.
-"""
+"""What `mamba.gdn-prefill-graph` does beside what the proof compares; `on_release` plays it."""
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
-
-from __future__ import annotations
 
 import contextlib
 import dataclasses
@@ -69,10 +64,7 @@ _requests = st.lists(
 
 
 def tables() -> int:
-    """Fills that follow each other, with anything in the tables before: only the last one counts.
-
-    What is known of it is compared with stock's own functions.
-    """
+    """Fills that follow each other in scribbled tables: the last one's are as stock makes them."""
     index = importlib.import_module(f"{FLA}.index")
     seen = 0
 
@@ -141,7 +133,8 @@ def gates() -> dict[str, list[str]]:
             arguments, model_path="dummy", attention_backend="triton", device="cpu", **given_
         )
         on = FEATURES.of(Published(answer, context.create_context(answer, role="scheduler"))).keys()
-        reasons[name] = sorted(on - PATCH.rest["proven_with"].keys())
+        if unproven := sorted(on - PATCH.rest["proven_with"].keys()):
+            reasons[name] = unproven
     return reasons
 
 

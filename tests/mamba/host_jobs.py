@@ -1,11 +1,6 @@
-"""A hybrid model's server with the hierarchical cache, on the release on PYTHONPATH.
-
-`on_release` plays ``parts`` and ``broken``, and the tests judge them.
-"""
+"""A hybrid model's server with the hierarchical cache; `on_release` plays it."""
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
-
-from __future__ import annotations
 
 import gc
 import os

@@ -1,17 +1,9 @@
-"""What stock sglang of the release on PYTHONPATH waits for, and which waits the patches leave.
-
-`on_release` plays ``passes`` and ``broken``, and the tests judge what they find.
-`tests.proof` shows that both sides compute the same.
-"""
+"""Which waits stock and the patches have; `tests.proof` shows that both compute the same."""
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 
-from __future__ import annotations
-
 import importlib
 import os
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +15,6 @@ from tests.proof import stubs
 
 stubs.lend()
 
-import sglang
 import torch
 from triton.runtime import interpreter
 
@@ -47,20 +38,14 @@ EXAMPLES = [*EDGES, *(draw(Random(seed)) for seed in range(40))]
 
 
 def passes() -> Any:
-    results: dict[str, Any] = {
-        "sglang": sglang.__version__,
-        "layers": len(harness.counted_gdn().rig.layers),
-    }
-    for number, selection in enumerate(("none", "mamba", "none")):
-        label = "stock" if number == 0 else "stock again" if selection == "none" else selection
+    results: dict[str, Any] = {"layers": len(harness.counted_gdn().rig.layers)}
+    for label, selection in (("stock", "none"), ("mamba", "mamba"), ("stock again", "none")):
         report = sglang_perf_patches.activate(selection, strict=True)
         here: dict[str, Any] = {
             "states": {s.id: s.state for s in report.patches if s.id.startswith("mamba.")}
         }
         for part in (forwards, fallbacks, mamba2):
-            started = time.monotonic()
             here[part.__name__] = part()
-            print(f"{label} {part.__name__} {time.monotonic() - started:.1f} s", file=sys.stderr)
         here["ran"] = [s.id for s in sglang_perf_patches.activate(selection).patches if s.ran]
         if label == "mamba":
             here["debug"] = debug()
@@ -104,16 +89,13 @@ def mamba2() -> Any:
 def debug() -> Any:
     """Whether the debug variable finds a host list that differs from the device's."""
     prefill = Batch((Request(65), Request(64)))
-    changed = (
-        *("extend_seq_lens", "extend_prefix_lens"),
-        *(("mamba_track_mask", "mamba_track_seqlens") if has_lists() else ()),
-    )
+    tracked = ("mamba_track_mask", "mamba_track_seqlens") if has_lists() else ()
     gdn = harness.counted_gdn()
     results = {}
     with mock.patch.dict(os.environ, SGLANG_PERF_PATCHES_DEBUG="1"):
         mixed(gdn, prefill)
         results["right"] = ""
-        for name in changed:
+        for name in ("extend_seq_lens", "extend_prefix_lens", *tracked):
             batch = gdn.batch(prefill)
             held = getattr(batch, name)
             held[0] = not held[0] if held.dtype == torch.bool else held[0] + 1
@@ -177,7 +159,8 @@ def broken() -> Any:
             (host, "prefill", _nothing) if has_lists() else (lightning_rows, "_kept", each_time)
         )
         breaks["no rows"] = (*broken, lambda: alike(ROWS, rig.forwards, [PREFIX], most=most))
-    if PREFILL_GRAPH in _applying():
+    verdicts = [each for each in sglang_perf_patches.verdicts() if each.word == "applies"]
+    if PREFILL_GRAPH in {each.patch.id for each in verdicts}:
         from sglang_perf_patches.sets.mamba.gdn_prefill_graph import prefill_tables as tables
         from tests.proof.mamba.gdn_prefill_graph import Captured
 
@@ -204,10 +187,6 @@ def broken() -> Any:
             except AssertionError as different:  # or the counter refuses it
                 errors[name] = f"different: {different}"
     return errors
-
-
-def _applying() -> set[str]:
-    return {v.patch.id for v in sglang_perf_patches.verdicts() if v.word == "applies"}
 
 
 def _nothing(*_: Any, **__: Any) -> None:

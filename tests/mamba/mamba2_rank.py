@@ -1,16 +1,14 @@
 """One rank of a small Nemotron-H: ``python mamba2_rank.py RANK RANKS PORT SELECTION SERVER``.
 
 Plays prefills with `qwen_jobs`' prompts, on the release on PYTHONPATH, without graphs. The ranks
-meet at the port, with gloo; SERVER is JSON, further arguments. Prints as JSON what the rank
-computed, how often the patch computed chunks, and what the server has on.
+meet at the port, with gloo; SERVER is JSON, further arguments.
 """
-
-from __future__ import annotations
 
 import importlib
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -25,33 +23,8 @@ from tests.proof.swa import window_models
 from tests.proof.swa.window_server import WindowServer, prepare, tell
 
 NAME = "nemotron-h"
-window_models.MODELS[NAME] = {
-    "architectures": ["NemotronHForCausalLM"],
-    "model_type": "nemotron_h",
-    "torch_dtype": "float32",
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "hybrid_override_pattern": "M-*-M-",
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "ssm_state_size": 32,
-    "n_groups": 8,
-    "conv_kernel": 4,
-    "chunk_size": 64,
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 16,
-    "mamba_ssm_cache_dtype": "float32",
-    "mlp_hidden_act": "relu2",
-    "layer_norm_epsilon": 1e-5,
-    "max_position_embeddings": 2048,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
-}
+_MODELS = json.loads(Path(__file__).with_name("models.json").read_text("utf-8"))
+window_models.MODELS[NAME] = _MODELS["served"][NAME]
 
 
 def main(rank: int, ranks: int, port: int, selection: str, arguments: str) -> None:

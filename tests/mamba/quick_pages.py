@@ -4,8 +4,6 @@ Triton's interpreter would take four fifths of an episode for them, and no patch
 sixteenth launch is computed by the kernel too, and must give the same.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 
-from __future__ import annotations
-
 import gc
 import logging
 from contextlib import nullcontext
@@ -46,7 +44,8 @@ SERVERS: dict[str, dict[str, Any]] = {
     },
 }
 """By the features that they have on, as `model.setups` names them."""
-_IMAGE = [qwen_server.WORDS - 2, *[qwen_server.IMAGE] * 4, qwen_server.WORDS - 1]
+_START, _END = (qwen_server.MODEL[f"vision_{end}_token_id"] for end in ("start", "end"))
+_IMAGE = [_START, *[qwen_server.IMAGE] * 4, _END]
 _SEEN = [*BASE[:9], *_IMAGE, *BASE[9:60]]
 WITH_IMAGE = (((BASE[:100], 3), (_SEEN, 3)), (([*_SEEN, *BASE[60:110]], 3),))
 """Text beside a prompt with an image, whose prefix is found again."""

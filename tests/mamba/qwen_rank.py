@@ -2,11 +2,8 @@
 
 Plays what `qwen_jobs` plays, on the release on PYTHONPATH, from prefill graphs. The ranks meet at
 the port, with gloo. SERVER is JSON, its arguments. With DP attention each rank gets requests of its
-own, `APART`. Prints as JSON what the rank computed, the tokens of each batch with which tables were
-filled, and what the server has on.
+own, `APART`.
 """
-
-from __future__ import annotations
 
 import importlib
 import json

@@ -5,12 +5,12 @@ random. Stand-ins: `tests.proof.mamba.fake_cuda_graph` for CUDA graphs, and the 
 release picks on a CPU by the numbers of a batch, as no capture can.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
+import json
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,70 +22,10 @@ from tests.proof.swa import window_models
 from tests.proof.swa.window_server import WindowServer, prepare
 
 NAME = "qwen3.5-moe"
-WORDS = 128
-IMAGE = WORDS - 4
-TEXT: dict[str, Any] = {
-    "model_type": "qwen3_5_moe_text",
-    "torch_dtype": "float16",
-    "vocab_size": WORDS,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "full_attention_interval": 2,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "attn_output_gate": True,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-    "linear_num_key_heads": 1,
-    "linear_num_value_heads": 1,
-    "mamba_ssm_dtype": "float32",
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "norm_topk_prob": True,
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "partial_rotary_factor": 0.25,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.25,
-        "mrope_section": [2, 1, 1],
-        "mrope_interleaved": True,
-    },
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-window_models.MODELS[NAME] = {
-    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
-    "model_type": "qwen3_5_moe",
-    "torch_dtype": "float16",
-    "text_config": TEXT,
-    "vision_config": {
-        "model_type": "qwen3_5_moe",
-        "depth": 1,
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_heads": 2,
-        "in_channels": 3,
-        "patch_size": 4,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-        "out_hidden_size": 64,
-        "num_position_embeddings": 16,
-        "deepstack_visual_indexes": [],
-    },
-    "image_token_id": IMAGE,
-    "video_token_id": WORDS - 3,
-    "vision_start_token_id": WORDS - 2,
-    "vision_end_token_id": WORDS - 1,
-}
+_MODELS = json.loads(Path(__file__).with_name("models.json").read_text("utf-8"))
+MODEL = window_models.MODELS[NAME] = _MODELS["served"][NAME]
+TEXT: dict[str, Any] = MODEL["text_config"]
+IMAGE = MODEL["image_token_id"]
 
 _LAYERS = "sglang.srt.layers"
 

@@ -5,8 +5,6 @@ the release's Triton kernels, which it has for another device, build and verify 
 weights accept next to nothing, so a switch of the release accepts two tokens a step.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from typing import Any

@@ -2,12 +2,10 @@
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
@@ -101,14 +99,11 @@ def broken() -> dict[str, str]:
         (Batch((Request(15, 3, tracked=False),)),), bucket=33, left=frozenset({0}), smaller=(8,)
     )
 
-    def compared(wanted: Replays) -> int:
-        return alike(PREFILL_GRAPH, Captured(counted_gdn()).replayed, [wanted])
-
     breaks: dict[str, tuple[Any, str, Any, Replays]] = {
         "no wait": (gdn_prefill_graph, "_wait_for_loads", lambda *_: None, loaded),
         "any tile": (prefill_tables, "tile", lambda _: 64, crossing),
     }
-    return _found(breaks, compared)
+    return _found(breaks, Captured)
 
 
 def broken_breaks() -> dict[str, str]:
@@ -124,9 +119,6 @@ def broken_breaks() -> dict[str, str]:
         live_rows = live(*given)
         return dataclasses.replace(live_rows, slots=live_rows.slots + 1)
 
-    def compared(wanted: Replays) -> int:
-        return alike(PREFILL_GRAPH, WithBreaks(counted_gdn()).replayed, [wanted], most=None)
-
     breaks: dict[str, tuple[Any, str, Any, Replays]] = {
         "no wait": (gdn_prefill_graph, "_wait_for_loads", lambda *_: None, loaded),
         "all rows of the bucket": (kernel_break, "live", changed(tokens=5), loaded),
@@ -134,7 +126,7 @@ def broken_breaks() -> dict[str, str]:
         "no state kept at chunks": (kernel_break, "live", changed(at_chunks=None), kept),
         "no state kept at the end": (kernel_break, "live", changed(final=None), kept),
     }
-    return _found(breaks, compared)
+    return _found(breaks, WithBreaks, most=None)
 
 
 def broken_one() -> dict[str, str]:
@@ -148,9 +140,6 @@ def broken_one() -> dict[str, str]:
             getattr(self, name).add_(by).clamp_(min=0)
 
         return wrong
-
-    def compared(wanted: Replays) -> int:
-        return alike(PREFILL_GRAPH, WithOne(counted_gdn()).replayed, [wanted], most=None)
 
     def taken_if(**wrong: Any) -> Any:
         """`OneRequest.takes` by other numbers."""
@@ -170,7 +159,7 @@ def broken_one() -> dict[str, str]:
         "another end": (one, "fill", changed("starts"), wanted),
         "rows past the end": (kernel_break, "prepare", _Everything(kernel_break.prepare), wanted),
     }
-    return _found(breaks, compared)
+    return _found(breaks, WithOne, most=None)
 
 
 class _Everything:
@@ -188,14 +177,15 @@ class _Everything:
 
 
 def _found(
-    breaks: Mapping[str, tuple[Any, str, Any, Replays]], compared: Callable[[Replays], int]
+    breaks: Mapping[str, tuple[Any, str, Any, Replays]], kind: type[Captured], **options: Any
 ) -> dict[str, str]:
     """Break → what the comparison says while an attribute of an owner is another."""
     errors = {}
     for name, (owner, attribute, wrong, wanted) in breaks.items():
         with mock.patch.object(owner, attribute, wrong):
             try:
-                errors[name] = f"equal: {compared(wanted)}"
+                play = kind(counted_gdn())
+                errors[name] = f"equal: {alike(PREFILL_GRAPH, play.replayed, [wanted], **options)}"
             except AssertionError as different:
                 errors[name] = f"different: {different}"
         _off()

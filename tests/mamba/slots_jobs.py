@@ -1,11 +1,6 @@
-"""A hybrid model's server with few slots, on the release on PYTHONPATH.
-
-`on_release` plays ``deaths``, ``waits``, ``broken`` and ``episodes``, and the tests judge them.
-"""
+"""A hybrid model's server with few slots; `on_release` plays it."""
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
-
-from __future__ import annotations
 
 import contextlib
 import importlib
@@ -45,19 +40,23 @@ def deaths() -> Any:
     return [{"kind": kind, **_death(make, *kind)} for make in SHORT for kind in KINDS]
 
 
-def _death(make: Callable[..., HybridServer], *kind: Any) -> dict[str, Any]:
+def _both(make: Callable[..., HybridServer], *kind: Any) -> tuple[Any, Any, bool]:
+    """What stock told and what the patched server did, and whether that served all requests."""
     stock = exhaustion.drained(make(*kind))
     with comparing.live(exhaustion.PATCH, ran=None):
         server = make(*kind)
-        objects = server._made
         patched = exhaustion.drained(server)
-    same = len(stock.log)
+    return stock, patched, len(server.ended) == server._made
+
+
+def _death(make: Callable[..., HybridServer], *kind: Any) -> dict[str, Any]:
+    stock, patched, served = _both(make, *kind)
     return {
         "load": make.__name__,
         "stock": [stock.died, stock.where],
         "patched": patched.died,
-        "same": patched.log[:same] == stock.log,
-        "served": len(server.ended) == objects,
+        "same": patched.log[: len(stock.log)] == stock.log,
+        "served": served,
     }
 
 
@@ -96,17 +95,14 @@ def kept_slots() -> Any:
     """A request that lacks KV keeps the slot of its match: where stock dies, and who is served."""
     results = []
     for kind in KINDS:
-        stock = exhaustion.drained(exhaustion.short_of_tokens(*kind))
-        with comparing.live(exhaustion.PATCH, ran=None):
-            server = exhaustion.short_of_tokens(*kind)
-            patched = exhaustion.drained(server)
+        stock, patched, served = _both(exhaustion.short_of_tokens, *kind)
         results.append(
             {
                 "stock": [stock.died, stock.where],
                 "patched": patched.died,
                 "same": stock.died or stock.log == patched.log,
                 "kept": [stock.slot_kept, patched.slot_kept],
-                "served": len(server.ended) == server._made,
+                "served": served,
             }
         )
     return results

@@ -9,8 +9,6 @@ requests. The number of GPUs stands in, and what they have free.
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json
@@ -59,7 +57,9 @@ def found(job: dict[str, Any]) -> dict[str, Any]:
     with ranks(job["ranks"]):
         state = config.mamba2_cache_params.mamba_cache_per_req
         token = cell(config, job["ranks"])
-        rest = handle(owner)(job["gib"])
+        # The method that divides the memory, by each name that it has had.
+        divide = getattr(owner, "_handle_max_mamba_cache", None) or owner.handle_max_mamba_cache
+        rest = divide(job["gib"])
     tokens = int(rest * 2**30) // token
     slots = max_slots(arguments)
     return {
@@ -93,11 +93,6 @@ def configurator(config: Any, arguments: Any) -> Any:
         kind = importlib.import_module(MIXIN).ModelRunnerKVCacheMixin
     # Attributes of a class, because some releases' objects have slots and properties.
     return object.__new__(type("Configurator", (kind,), given))
-
-
-def handle(owner: Any) -> Any:
-    """The method that divides the memory, by each name that it has had."""
-    return getattr(owner, "_handle_max_mamba_cache", None) or owner.handle_max_mamba_cache
 
 
 def max_slots(arguments: Any) -> int:

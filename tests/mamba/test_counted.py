@@ -1,12 +1,6 @@
 """The counter of waits: what it counts and refuses, on which every count of zero relies."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
-import released
-
-_JOBS = Path(__file__).with_name("counted.py")
+from typing import Any
 
 # `d`, `m`, `s`: numbers, a mask and a scalar on the device; `h`, `b`, `n` those on the host.
 AS_ON_A_GPU: dict[str, int | str] = {
@@ -56,6 +50,6 @@ AS_ON_A_GPU: dict[str, int | str] = {
 }
 
 
-def test_it_counts_and_refuses_as_a_gpu_does() -> None:
-    given = {"statements": list(AS_ON_A_GPU)}
-    assert released.value(released.tree("0.5.23"), _JOBS, "counted", arguments=given) == AS_ON_A_GPU
+def test_it_counts_and_refuses_as_a_gpu_does(found: Any) -> None:
+    counts = found("0.5.23", "counted", "counted", statements=tuple(AS_ON_A_GPU))
+    assert counts == AS_ON_A_GPU

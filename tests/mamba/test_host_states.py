@@ -1,8 +1,5 @@
 """``mamba.host-states`` on the released code: whom it serves, and that what is broken is found."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +18,6 @@ from sglang_perf_patches.sets.mamba.host_states import (
     stock_pools,
 )
 
-Found = Callable[..., Any]
-
 PATCH = "mamba.host-states"
 RELEASES = tuple(each for each in newest_of_each_group("mamba") if PATCH in applying("mamba", each))
 EACH = pytest.mark.parametrize("release", RELEASES)
@@ -30,7 +25,7 @@ SIZES = st.integers(1, 1 << 20)
 
 
 @EACH
-def test_only_what_was_played_is_served(found: Found, release: str) -> None:
+def test_only_what_was_played_is_served(found: Any, release: str) -> None:
     gates = found(release, "host_jobs", "parts")["gates"]
     served = {"served", "by gigabytes", "layers of a third kind"}
     for name, each in gates.items():
@@ -46,7 +41,7 @@ def test_only_what_was_played_is_served(found: Found, release: str) -> None:
 
 
 @EACH
-def test_each_server_of_a_process_gets_its_own_sizes(found: Found, release: str) -> None:
+def test_each_server_of_a_process_gets_its_own_sizes(found: Any, release: str) -> None:
     together, alone = found(release, "host_jobs", "parts")["after_each_other"]
     assert together == alone
     assert alone[0] != alone[1]
@@ -54,7 +49,7 @@ def test_each_server_of_a_process_gets_its_own_sizes(found: Found, release: str)
 
 @pytest.mark.whole_matrix
 @EACH
-def test_a_broken_patch_is_found(found: Found, release: str) -> None:
+def test_a_broken_patch_is_found(found: Any, release: str) -> None:
     for name, error in found(release, "host_jobs", "broken").items():
         assert error.startswith("different: "), (name, error)
 

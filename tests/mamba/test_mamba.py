@@ -1,8 +1,5 @@
 """The mamba patches on the released code: equal values, and how often they wait for the device."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +10,6 @@ from sglang_perf_patches import sets
 from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.model.releases import from_spans
 from sglang_perf_patches.sets.mamba.lightning_rows import _kept
-
-Found = Callable[..., Any]
-Proved = Callable[[str, tuple[str, ...]], dict[str, Any]]
-Shown = Callable[..., tuple[str, ...]]
 
 OLD = ("0.5.9", "0.5.10.post1")
 """Without upstream's change of 0.5.11."""
@@ -44,7 +37,7 @@ def stock_waits(release: str, layers: int) -> int:
 
 
 @EACH
-def test_every_patch_gives_what_stock_gives(proved: Proved, shown: Shown, release: str) -> None:
+def test_every_patch_gives_what_stock_gives(proved: Any, shown: Any, release: str) -> None:
     """Bit by bit; and what should not wait does not, where stock does."""
     expected = {"mamba.mamba2-chunk-indices", "mamba.slot-exhaustion"}
     if release in OLD:
@@ -62,7 +55,7 @@ def test_every_patch_gives_what_stock_gives(proved: Proved, shown: Shown, releas
 
 
 @each_in_depth
-def test_stock_waits_as_often_as_the_counter_is_right(found: Found, release: str) -> None:
+def test_stock_waits_as_often_as_the_counter_is_right(found: Any, release: str) -> None:
     """Otherwise a count of zero would say nothing."""
     results = found(release, "jobs", "passes")
     waits = {name: sum(places.values()) for name, places in results["stock"]["forwards"].items()}
@@ -86,13 +79,13 @@ def test_stock_waits_as_often_as_the_counter_is_right(found: Found, release: str
 
 
 @each_in_depth
-def test_unknown_batches_are_left_to_stock(found: Found, release: str) -> None:
+def test_unknown_batches_are_left_to_stock(found: Any, release: str) -> None:
     results = found(release, "jobs", "passes")
     assert results["mamba"]["fallbacks"] == results["stock"]["fallbacks"]
 
 
 @each_in_depth
-def test_mamba2_metadata_does_not_wait(found: Found, release: str) -> None:
+def test_mamba2_metadata_does_not_wait(found: Any, release: str) -> None:
     results = found(release, "jobs", "passes")
     stock = results["stock"]["mamba2"]
     assert {forward["prefix"] for forward in stock} == {True, False}
@@ -104,7 +97,7 @@ def test_mamba2_metadata_does_not_wait(found: Found, release: str) -> None:
 
 
 @each_in_depth
-def test_the_debug_variable_names_both_sides(found: Found, release: str) -> None:
+def test_the_debug_variable_names_both_sides(found: Any, release: str) -> None:
     answer = found(release, "jobs", "passes")["mamba"]["debug"]
     assert answer.pop("right") == ""
     for name, message in answer.items():
@@ -126,7 +119,7 @@ def test_what_is_kept_of_a_forward_is_its_own_batchs() -> None:
 
 
 @each_in_depth
-def test_memory_is_pinned_where_stock_pins_it(found: Found, release: str) -> None:
+def test_memory_is_pinned_where_stock_pins_it(found: Any, release: str) -> None:
     assert found(release, "jobs", "passes")["mamba"]["pins"] == [True, False]
 
 
@@ -146,7 +139,7 @@ def test_nothing_of_ours_runs_when_a_decode_is_prepared(release: str) -> None:
 
 
 @each_in_depth
-def test_deactivated_is_stock(found: Found, release: str) -> None:
+def test_deactivated_is_stock(found: Any, release: str) -> None:
     results = found(release, "jobs", "passes")
     again = results["stock again"]
     for part in ("forwards", "fallbacks", "mamba2"):
@@ -156,7 +149,7 @@ def test_deactivated_is_stock(found: Found, release: str) -> None:
 
 @pytest.mark.whole_matrix  # many forwards in Triton's interpreter
 @EACH
-def test_a_broken_patch_is_found(found: Found, release: str) -> None:
+def test_a_broken_patch_is_found(found: Any, release: str) -> None:
     errors = found(release, "jobs", "broken")
     tracks_lightning = not before(release, "0.5.13")
     captures = 3 * (release in CAPTURED)

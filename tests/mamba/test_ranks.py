@@ -1,7 +1,5 @@
 """Two processes with half of a model each: what the prefill graph does where they differ."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -10,13 +8,15 @@ import pytest
 
 import released
 
+pytestmark = pytest.mark.whole_matrix  # four processes with a model each
+
+EACH = pytest.mark.parametrize("release", ["0.5.22", "0.5.23"])
 GRAPH = "mamba.gdn-prefill-graph"
 CHUNKS = "mamba.mamba2-chunk-indices"
 _HERE = Path(__file__).parent
 
 
-@pytest.mark.whole_matrix  # four processes with a model each
-@pytest.mark.parametrize("release", ["0.5.22", "0.5.23"])
+@EACH
 def test_a_server_boots_and_computes_the_same_if_one_rank_has_no_patch(release: str) -> None:
     """Both ranks then run stock's code, so both plays are compared with it."""
     stock = _ranks(release, GRAPH, "none")
@@ -33,8 +33,7 @@ def test_a_server_boots_and_computes_the_same_if_one_rank_has_no_patch(release: 
     assert [each["computed"] for each in patched] == [each["computed"] for each in stock]
 
 
-@pytest.mark.whole_matrix  # four processes with a model each
-@pytest.mark.parametrize("release", ["0.5.22", "0.5.23"])
+@EACH
 def test_ranks_with_experts_of_their_own_compute_what_stocks_do(release: str) -> None:
     stock, patched = _compared(release, GRAPH, ep_size=2)
     assert all("expert-parallel" in each["on"] for each in patched)
@@ -42,8 +41,7 @@ def test_ranks_with_experts_of_their_own_compute_what_stocks_do(release: str) ->
     assert [each["on_tables"] for each in stock] == [[], []]
 
 
-@pytest.mark.whole_matrix  # four processes with a model each
-@pytest.mark.parametrize("release", ["0.5.22", "0.5.23"])
+@EACH
 def test_ranks_with_requests_of_their_own_compute_what_stocks_do(release: str) -> None:
     """DP attention: both ranks replay the bucket of the one that has the most tokens."""
     server = {
@@ -66,7 +64,6 @@ def test_ranks_with_requests_of_their_own_compute_what_stocks_do(release: str) -
     assert [each["on_tables"] for each in stock] == [[], []]
 
 
-@pytest.mark.whole_matrix  # four processes with a model each
 @pytest.mark.parametrize("release", ["0.5.23"])
 def test_ranks_that_compute_chunks_on_the_host_compute_what_stock_does(release: str) -> None:
     stock, patched = _compared(release, CHUNKS, script="mamba2_rank")

@@ -1,8 +1,5 @@
 """``mamba.slot-exhaustion`` on the released code: where stock dies the patched server goes on."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +9,6 @@ from matrix import applying, before, newest_of_each_group
 
 pytestmark = pytest.mark.newest
 
-Found = Callable[..., Any]
 
 RELEASES = newest_of_each_group("mamba")
 EACH = pytest.mark.parametrize("release", RELEASES)
@@ -65,7 +61,7 @@ def _require_served(each: dict[str, Any]) -> None:
 
 
 @EACH
-def test_stock_dies_and_the_patched_server_goes_on(found: Found, release: str) -> None:
+def test_stock_dies_and_the_patched_server_goes_on(found: Any, release: str) -> None:
     """Each assertion is reached, and until then both decide and hold the same."""
     deaths = found(release, "slots_jobs", "deaths")
     assert [each["kind"] for each in deaths] == 2 * _kinds(release)
@@ -78,7 +74,7 @@ def test_stock_dies_and_the_patched_server_goes_on(found: Found, release: str) -
 
 
 @EACH
-def test_a_request_goes_without_the_state_that_keeps_it_out(found: Found, release: str) -> None:
+def test_a_request_goes_without_the_state_that_keeps_it_out(found: Any, release: str) -> None:
     """The slot of the prefix that it matches is all that it lacks, and the server is idle."""
     for stock, patched, ended in found(release, "slots_jobs", "own_prefixes"):
         assert "alloc mamba cache" in stock or "Not enough space for mamba" in stock
@@ -87,7 +83,7 @@ def test_a_request_goes_without_the_state_that_keeps_it_out(found: Found, releas
 
 
 @EACH
-def test_a_request_that_lacks_kv_gives_its_slot_back(found: Found, release: str) -> None:
+def test_a_request_that_lacks_kv_gives_its_slot_back(found: Any, release: str) -> None:
     """0.5.9 leaves it the slot, which was counted on; later schedulers take it back themselves."""
     for each in found(release, "slots_jobs", "kept_slots"):
         _, where = each["stock"]
@@ -97,7 +93,7 @@ def test_a_request_that_lacks_kv_gives_its_slot_back(found: Found, release: str)
 
 
 @EACH
-def test_an_idle_server_says_what_a_request_waits_for(found: Found, release: str) -> None:
+def test_an_idle_server_says_what_a_request_waits_for(found: Any, release: str) -> None:
     """Once; and the request is served as soon as its slot can be had."""
     waits = found(release, "slots_jobs", "waits")
     assert len(waits) == 1
@@ -115,7 +111,7 @@ def test_an_idle_server_says_what_a_request_waits_for(found: Found, release: str
 
 
 @EACH
-def test_random_episodes(found: Found, slot_episodes: int, release: str) -> None:
+def test_random_episodes(found: Any, slot_episodes: int, release: str) -> None:
     """Stock's outcome where stock lives, no death where it dies, and whole pools at the end."""
     counts = dict(found(release, "slots_jobs", "episodes", count=slot_episodes))
     assert sum(counts.values()) == slot_episodes
@@ -128,9 +124,7 @@ def test_random_episodes(found: Found, slot_episodes: int, release: str) -> None
 @pytest.mark.whole_matrix
 @pytest.mark.parametrize("draw", OTHERS)
 @pytest.mark.parametrize("release", ["0.5.17", "0.5.20", "0.5.23"])
-def test_random_episodes_of_other_servers(
-    found: Found, slot_episodes: int, release: str, draw: str
-) -> None:
+def test_episodes_of_other_servers(found: Any, slot_episodes: int, release: str, draw: str) -> None:
     counts = dict(found(release, "slots_jobs", "episodes", count=slot_episodes, draw=draw))
     assert sum(counts.values()) == slot_episodes
     assert counts.pop("lived") > slot_episodes // 5
@@ -138,14 +132,14 @@ def test_random_episodes_of_other_servers(
     assert set(counts) <= ASSERTED
 
 
-def test_slots_of_other_servers_are_counted_as_stock_takes_them(found: Found) -> None:
+def test_slots_of_other_servers_are_counted_as_stock_takes_them(found: Any) -> None:
     """Lazy tracking, and states that come back from the host."""
     for draw, counts in found("0.5.23", "slots_jobs", "few_episodes").items():
         assert sum(counts.values()) > counts["lived"] > 0, draw
 
 
 @pytest.mark.parametrize("release", HOSTED)
-def test_with_a_host_stock_dies_and_the_patched_server_goes_on(found: Found, release: str) -> None:
+def test_with_a_host_stock_dies_and_the_patched_server_goes_on(found: Any, release: str) -> None:
     """Of the loads in reports, and where a state has no slot to come back to."""
     deaths = {each["load"]: each for each in found(release, "slots_jobs", "hosted_deaths")}
     where = {name: each["stock"][1] for name, each in deaths.items()}
@@ -156,20 +150,20 @@ def test_with_a_host_stock_dies_and_the_patched_server_goes_on(found: Found, rel
 
 
 @pytest.mark.parametrize("release", HOSTED)
-def test_a_load_that_is_called_off_leaves_no_empty_state(found: Found, release: str) -> None:
+def test_a_load_that_is_called_off_leaves_no_empty_state(found: Any, release: str) -> None:
     """Stock goes on behind the prefix that the device has, with the state of no token."""
     stock, patched = found(release, "slots_jobs", "called_off")
     assert stock == "r4 goes on after 64 tokens with another state"
     assert patched == 64
 
 
-def test_a_request_whose_state_is_loaded_stays_out_as_in_stock(found: Found) -> None:
+def test_a_request_whose_state_is_loaded_stays_out_as_in_stock(found: Any) -> None:
     """0.5.17 loads it, then refuses the request: the chunk is full. Its slots are not counted."""
     assert found("0.5.17", "slots_jobs", "episodes", count=1, draw="hosted", first=244)
 
 
 @EACH
-def test_with_the_other_patches(found: Found, request: pytest.FixtureRequest, release: str) -> None:
+def test_with_the_other_patches(found: Any, request: pytest.FixtureRequest, release: str) -> None:
     """With each default patch, and with all: the same, and requests that lack KV among others."""
     others = [name for name in applying("mamba", release) if name not in ALONE]
     selections = (*((name,) for name in others), *([tuple(others)] if len(others) > 1 else ()))
@@ -180,13 +174,13 @@ def test_with_the_other_patches(found: Found, request: pytest.FixtureRequest, re
 
 @pytest.mark.whole_matrix
 @pytest.mark.parametrize("release", ["0.5.9", "0.5.12.post1", "0.5.16", "0.5.20", "0.5.23"])
-def test_a_broken_patch_is_found(found: Found, release: str) -> None:
+def test_a_broken_patch_is_found(found: Any, release: str) -> None:
     for name, error in found(release, "slots_jobs", "broken").items():
         assert error.startswith("different: "), (name, error)
 
 
 @pytest.mark.whole_matrix
-def test_a_broken_part_for_other_servers_is_found(found: Found) -> None:
+def test_a_broken_part_for_other_servers_is_found(found: Any) -> None:
     errors = found("0.5.23", "slots_jobs", "broken_for_others")
     assert errors["loads"] == "Cannot alloc mamba for load_back"
     assert errors["copies"] == "r4 goes on after 64 tokens with another state"

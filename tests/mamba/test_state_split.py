@@ -1,7 +1,5 @@
 """What `examples/size_pools.py` says of a model's memory, and what released code makes of it."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -19,83 +17,7 @@ from sglang_perf_patches.sets.mamba.host_states import Cells
 
 _WORKER = Path(__file__).with_name("split_worker.py")
 
-GDN: dict[str, Any] = {
-    "num_hidden_layers": 40,
-    "full_attention_interval": 4,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "hidden_size": 2048,
-    "linear_conv_kernel_dim": 4,
-    "linear_num_key_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_num_value_heads": 32,
-    "linear_value_head_dim": 128,
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "Qwen3-Next": {
-        **GDN,
-        "architectures": ["Qwen3NextForCausalLM"],
-        "model_type": "qwen3_next",
-        "num_hidden_layers": 48,
-    },
-    "Qwen3.5-35B-A3B": {
-        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
-        "model_type": "qwen3_5_moe",
-        "text_config": {**GDN, "model_type": "qwen3_5_moe_text", "mamba_ssm_dtype": "float32"},
-    },
-    "Falcon-H1": {
-        "architectures": ["FalconH1ForCausalLM"],
-        "model_type": "falcon_h1",
-        "num_hidden_layers": 44,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "head_dim": 128,
-        "hidden_size": 3072,
-        "mamba_d_ssm": 3072,
-        "mamba_n_groups": 1,
-        "mamba_n_heads": 24,
-        "mamba_d_head": 128,
-        "mamba_d_state": 256,
-        "mamba_d_conv": 4,
-        "mamba_expand": 2,
-    },
-    "Nemotron-H": {
-        "architectures": ["NemotronHForCausalLM"],
-        "model_type": "nemotron_h",
-        "num_hidden_layers": 14,
-        "hybrid_override_pattern": "M-M-M-M*-M-M-M",
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "hidden_size": 4096,
-        "mamba_num_heads": 128,
-        "mamba_head_dim": 64,
-        "n_groups": 8,
-        "ssm_state_size": 128,
-        "conv_kernel": 4,
-        "mamba_ssm_dtype": "bfloat16",
-    },
-    "Kimi Linear": {
-        "architectures": ["KimiLinearForCausalLM"],
-        "model_type": "kimi_linear",
-        "num_hidden_layers": 8,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "hidden_size": 2304,
-        "kv_lora_rank": 512,
-        "qk_rope_head_dim": 64,
-        "qk_nope_head_dim": 128,
-        "v_head_dim": 128,
-        "linear_attn_config": {
-            "num_heads": 32,
-            "head_dim": 128,
-            "short_conv_kernel_size": 4,
-            "full_attn_layers": [4, 8],
-            "kda_layers": [1, 2, 3, 5, 6, 7],
-        },
-    },
-}
+MODELS = json.loads(Path(__file__).with_name("models.json").read_text("utf-8"))["sized"]
 GIB = 34
 SERVER = size_pools.Server(kv_gib=GIB, max_running_requests=256, context=4096)
 RANKS = (1, 2)

@@ -1,11 +1,10 @@
 """When ranks keep stock's reduction, and what becomes of them if one of them dies."""
 
-from __future__ import annotations
-
 import errno
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from dead_ranks import (
@@ -47,20 +46,16 @@ def a_rank_without_the_patch() -> None:
         _all_by_gloo(STOCKS, without)
 
 
-def memory_that_is_not_there() -> None:
-    full = OSError(errno.ENOSPC, "no space")
-    with mock.patch.object(os, "posix_fallocate", side_effect=full):
-        _all_by_gloo("the ranks have no memory that they share")
+NO_MEMORY = {
+    "memory that is not there": (os, "posix_fallocate", OSError(errno.ENOSPC, "no space")),
+    "memory that a rank can't open": (body, "opened", FileNotFoundError),
+    # What a rank needs it has before the others count on it.
+    "no thread to spare": (body, "Peers", RuntimeError("can't start new thread")),
+}
 
 
-def memory_that_a_rank_cannot_open() -> None:
-    with mock.patch.object(body, "opened", side_effect=FileNotFoundError):
-        _all_by_gloo("the ranks have no memory that they share")
-
-
-def a_rank_without_a_thread_to_spare() -> None:
-    """What a rank needs it has before the others count on it."""
-    with mock.patch.object(body, "Peers", side_effect=RuntimeError("can't start new thread")):
+def without_memory(owner: Any, name: str, error: Any) -> None:
+    with mock.patch.object(owner, name, side_effect=error):
         _all_by_gloo("the ranks have no memory that they share")
 
 
@@ -121,10 +116,7 @@ def the_others_raise() -> None:
 
 
 def many_rounds(count: int, plays: int, rounds: int) -> int:
-    """So many ranks, of which one is slow, get stock's numbers; how many there were in all.
-
-    `test_ranks` runs this.
-    """
+    """`test_ranks` runs this: one of the ranks is slow. How many numbers were as stock's."""
     compared = 0
     for seed in range(plays):
         asked = Play(f"{seed}", rounds, has_storage=bool(seed % 2), slow=seed % count)
@@ -142,12 +134,11 @@ CHECKS = {
     check.__name__: check
     for check in (
         a_rank_without_the_patch,
-        memory_that_is_not_there,
-        memory_that_a_rank_cannot_open,
-        a_rank_without_a_thread_to_spare,
         a_rank_that_begins_later,
         ranks_that_have_begun_stay_so,
         nothing_is_left_in_shared_memory,
         the_others_raise,
     )
-} | {"ranks that can't watch": partial(ranks_that_cannot_watch_are_gated, PATCH)}
+}
+CHECKS |= {what: partial(without_memory, *how) for what, how in NO_MEMORY.items()}
+CHECKS["ranks that can't watch"] = partial(ranks_that_cannot_watch_are_gated, PATCH)

@@ -1,7 +1,5 @@
 """The TRT-LLM MLA draft launches no kernel whose output nothing reads, and builds one table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """A draft asks the GPU for no sum, and what is left to stock."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """At the context limit stock's tables end too early; in some releases the server ends with them."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 from sglang_perf_patches.live import published

@@ -1,7 +1,5 @@
 """When ranks keep stock's broadcast."""
 
-from __future__ import annotations
-
 import errno
 import os
 from functools import partial

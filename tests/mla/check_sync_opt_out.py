@@ -1,8 +1,5 @@
 """When a step needs no lengths on the host, and the masks that a hybrid backend then lends."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -133,6 +130,7 @@ def unserved() -> None:
         assert sglang_perf_patches.activate(PATCH).of(PATCH).state == "gated"
 
 
+@live(PATCH)
 def large_batch(kind: str) -> None:
     """An eager batch larger than the captured ones gets a mask of its own, and stays in it."""
     served = arguments(speculative_attention_mode="decode")
@@ -140,7 +138,7 @@ def large_batch(kind: str) -> None:
     case = {"kind": kind, "mode": "verify", "lengths": lengths}
     with furnished(served, *MODULES):
         runner = model_runner(served, mla=True)
-        target = backend(case["kind"], runner)
+        target = backend(kind, runner)
         assert not overlap_utils.decide_needs_cpu_seq_lens(served, (target,))
         target.init_cuda_graph_state(CAPTURED, CAPTURED * DRAFT)
         child = target.decode_backend
@@ -156,6 +154,7 @@ def large_batch(kind: str) -> None:
         assert all(torch.equal(c, chain) for c in cells_of(mask, lengths))
 
 
+@live(PATCH)
 def no_graphs() -> None:
     """Without graphs a hybrid has no mask to lend, and stock's worker knows the longest context."""
     served = arguments(speculative_attention_mode="decode")
@@ -168,17 +167,12 @@ def no_graphs() -> None:
         target.update_verify_buffers_to_fill_after_draft(None, None)  # the plan stream's
 
 
-def with_patch(check: Callable[..., None], *arguments: str) -> None:
-    with live(PATCH):
-        check(*arguments)
-
-
 KINDS = ("flashinfer+triton", *(() if BOUNDS else ("flashinfer+trtllm",)))
 CHECKS = {
     "stock's decisions": stocks_decisions,
     "decisions": decisions,
     "decisions of layered workers": layered_decisions,
     "left to stock": unserved,
-    **{f"masks of {kind}": partial(with_patch, large_batch, kind) for kind in KINDS},
-    "no graphs": partial(with_patch, no_graphs),
+    **{f"masks of {kind}": partial(large_batch, kind) for kind in KINDS},
+    "no graphs": no_graphs,
 }

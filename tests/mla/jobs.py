@@ -1,7 +1,5 @@
 """What `on_release` plays of the mla patches: their cases, and the checks of ``check_*.py``."""
 
-from __future__ import annotations
-
 import importlib
 import traceback
 from typing import Any
@@ -19,18 +17,16 @@ def prove(patches: list[str]) -> list[dict[str, Any]]:
 
 
 def check(patch: str) -> dict[str, str | None]:
-    module = importlib.import_module(f"check_{patch.removeprefix('mla.').replace('-', '_')}")
-    return {name: _raised(function) for name, function in module.CHECKS.items()}
+    return {name: _raised(function) for name, function in _checks(patch).CHECKS.items()}
 
 
-def large_requests_in_a_small_memory() -> None:
-    """See `check_request_broadcast`."""
-    importlib.import_module("check_request_broadcast").large_requests_in_a_small_memory()
+def one(patch: str, name: str, **asked: Any) -> Any:
+    """What a function next to the checks of a patch returns."""
+    return getattr(_checks(patch), name)(**asked)
 
 
-def many_rounds(**asked: int) -> int:
-    """See `check_cache_acks`."""
-    return int(importlib.import_module("check_cache_acks").many_rounds(**asked))
+def _checks(patch: str) -> Any:
+    return importlib.import_module(f"check_{patch.removeprefix('mla.').replace('-', '_')}")
 
 
 def _raised(function: Any) -> str | None:

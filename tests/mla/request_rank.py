@@ -1,14 +1,10 @@
 """One rank of a server: ``python request_rank.py RANK RANKS PORT SELECTION SERVER``.
 
 The release's scheduler runs its own loop on the CPU, and the first rank gets requests through its
-socket. The ranks meet at the port, with gloo. SERVER is JSON, its arguments. Prints as JSON what
-the rank received, what it replied, how many rounds its loop made, how many broadcasts went through
-gloo, and what the server has on.
+socket. The ranks meet at the port, with gloo. SERVER is JSON, its arguments.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
-
-from __future__ import annotations
 
 import importlib
 import json
@@ -49,9 +45,8 @@ class Played:
         self._ingest = self.scheduler.ingest_requests
         self._process = self.scheduler.process_input_requests
         self._waits = QUIET
-        kinds: Any = importlib.import_module("sglang.srt.managers.io_struct")
-        self._kinds = kinds
-        self._left: list[Any] = [*self._requests(kinds)]
+        self._kinds: Any = importlib.import_module("sglang.srt.managers.io_struct")
+        self._left: list[Any] = [*self._requests()]
         self._count = len(self._left)
         self.scheduler.process_input_requests = self._processed
         self.scheduler.ingest_requests = self._ingested
@@ -63,7 +58,7 @@ class Played:
             self._client = zmq.Context.instance().socket(zmq.PUSH)
             self._client.bind(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"))
 
-    def _requests(self, kinds: Any) -> Any:
+    def _requests(self) -> Any:
         made: list[Any] = []
         self.scheduler.process_input_requests = made.extend
         for number, (length, new) in enumerate([(30, 3), (5, 2), (90, 4), (64, 1), (20, 2)]):
@@ -71,8 +66,8 @@ class Played:
             self.server.submit(ids, new, f"r{number}")
         made[1].input_text = "x" * LARGE
         yield from made[:3]
-        yield kinds.BatchTokenizedGenerateReqInput(batch=made[3:])
-        yield kinds.AbortReq(rid="not there")
+        yield self._kinds.BatchTokenizedGenerateReqInput(batch=made[3:])
+        yield self._kinds.AbortReq(rid="not there")
         yield "aborts"
 
     def _ingested(self, *args: Any, **kwargs: Any) -> Any:

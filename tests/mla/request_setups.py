@@ -4,8 +4,6 @@ Like `play_setups`, for a proof that has nothing on by itself: all features are 
 states with a model that has states.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ranks on the CPU: what comes through shared memory is what stock broadcasts and reduces."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -19,10 +17,8 @@ from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.model.setups import FEATURES
 
 BROADCAST, ACKS = "mla.request-broadcast", "mla.cache-acks"
-_SCRIPT = Path(__file__).with_name("request_rank.py")
+_HERE = Path(__file__).parent
 _RELEASES = [pytest.param("0.5.22", marks=pytest.mark.whole_matrix), "0.5.23"]
-_RESULTS = ("received", "tokens", "batches")
-_PLAY = Path(__file__).with_name("request_setups.py")
 _OWN = {"tensor-parallel", "no-overlap", "no-cuda-graphs", "no-window-pool"}
 """Features that `request_rank`'s own server has on."""
 _SERVERS = (
@@ -49,32 +45,22 @@ mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$@"
 
 @pytest.mark.parametrize("release", _RELEASES)
 def test_ranks_get_the_same_requests_through_shared_memory(release: str) -> None:
-    stock = _ranks(release, "none", "none")
-    patched = _ranks(release, BROADCAST, BROADCAST)
-    for each in patched:
-        assert each["patch"] == ["live", ""]
-        assert each["ran"]
-        assert 0 < each["through_gloo"] < each["rounds"] / 2
-    for each in stock:
-        assert each["through_gloo"] >= each["rounds"]
+    stock, patched = _compared(release)
+    assert all(0 < each["through_gloo"] < each["rounds"] / 2 for each in patched), patched
+    assert all(each["through_gloo"] >= each["rounds"] for each in stock), stock
     assert len(patched[0]["received"]) == 6
     assert len(patched[0]["tokens"]) == 5
-    for name in _RESULTS:
-        assert [each[name] for each in patched] == [each[name] for each in stock], name
 
 
 @pytest.mark.parametrize(
     "features", [pytest.param(_SERVERS[0], marks=pytest.mark.whole_matrix), _SERVERS[1]]
 )
 def test_ranks_get_the_same_requests_with_further_features(features: set[str]) -> None:
-    asked = _arguments(features)
-    stock, patched = (_ranks("0.5.23", each, each, **asked) for each in ("none", BROADCAST))
+    chosen = [example(each) for each in FEATURES.all if each.name in features]
+    asked = {name: value for each in chosen for name, value in each.items() if name != "tp_size"}
+    _, patched = _compared("0.5.23", **asked)
     for each in patched:
-        assert each["patch"] == ["live", ""]
-        assert each["ran"]
         assert features | _OWN <= set(each["on"]), features - set(each["on"])
-    for name in _RESULTS:
-        assert [each[name] for each in patched] == [each[name] for each in stock], name
 
 
 @pytest.mark.parametrize(
@@ -82,7 +68,7 @@ def test_ranks_get_the_same_requests_with_further_features(features: set[str]) -
 )
 def test_the_proof_is_played_with_further_features(patch: str, features: set[str]) -> None:
     words = ",".join(sorted(features))
-    (line,) = released.answers(released.tree("0.5.23"), _PLAY, words, patch)
+    (line,) = released.answers(released.tree("0.5.23"), _HERE / "request_setups.py", words, patch)
     assert line.get("compared", 0) > 0, line
     assert features <= set(line["on"]), features - set(line["on"])
 
@@ -96,10 +82,9 @@ def test_each_declared_feature_is_played_here() -> None:
 @pytest.mark.whole_matrix
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_many_ranks_agree_in_ten_thousand_rounds(count: int) -> None:
-    jobs = Path(__file__).with_name("jobs.py")
-    place = released.tree("0.5.23")
     asked = {"count": count, "plays": 10, "rounds": 1000}
-    assert released.value(place, jobs, "many_rounds", arguments=asked) > 10_000 * count
+    compared = _found(released.tree("0.5.23"), ACKS, "many_rounds", **asked)
+    assert compared > 10_000 * count
 
 
 def test_a_queue_that_does_not_fit_is_not_used(tmp_path: Path) -> None:
@@ -113,16 +98,23 @@ def test_a_queue_that_does_not_fit_is_not_used(tmp_path: Path) -> None:
         each.chmod(0o755)
     if not shutil.which("unshare") or subprocess.run(["unshare", "-rm", small, "true"]).returncode:
         pytest.skip("this machine allows no mount; the check with a stand-in does not need one")
-    jobs = Path(__file__).with_name("jobs.py")
-    released.value(replace(place, python=python), jobs, "large_requests_in_a_small_memory")
+    _found(replace(place, python=python), BROADCAST, "large_requests_in_a_small_memory")
 
 
-def _arguments(features: set[str]) -> dict[str, Any]:
-    chosen = [each for each in FEATURES.all if each.name in features]
-    return {
-        name: value for each in chosen for name, value in example(each).items() if name != "tp_size"
-    }
+def _compared(release: str, **server: Any) -> list[list[dict[str, Any]]]:
+    """Both ranks of a server on stock and patched, which get and answer the same."""
+    script, asked = _HERE / "request_rank.py", json.dumps(server)
+    stock, patched = (
+        released.ranks(release, script, [each, each], asked) for each in ("none", BROADCAST)
+    )
+    for each in patched:
+        assert each["patch"] == ["live", ""]
+        assert each["ran"]
+    for name in ("received", "tokens", "batches"):
+        assert [each[name] for each in patched] == [each[name] for each in stock], name
+    return [stock, patched]
 
 
-def _ranks(release: str, *selections: str, **server: Any) -> list[dict[str, Any]]:
-    return released.ranks(release, _SCRIPT, selections, json.dumps(server))
+def _found(place: released.Place, patch: str, name: str, **asked: Any) -> Any:
+    arguments = {"patch": patch, "name": name, **asked}
+    return released.value(place, _HERE / "jobs.py", "one", arguments=arguments)

@@ -1,11 +1,8 @@
 """What every patch passes on a released tree; `on_release` plays it, `test_each_patch` judges.
 
-Each check is named for what it does to one patch, and leaves the process as it found it. A check
-raises if the patch fails it. ``begin`` comes first, and ``imported_later`` before any other check,
-since modules are imported once.
+A check leaves the process as it found it, and raises if the patch fails it. ``begin`` comes first,
+and ``imported_later`` before any other check, since modules are imported once.
 """
-
-from __future__ import annotations
 
 import contextlib
 import functools

@@ -5,8 +5,6 @@ The scheduler's batches, backends, layers and kernels are the release's, on Trit
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
 
-from __future__ import annotations
-
 import importlib
 from types import SimpleNamespace
 from typing import Any
@@ -49,19 +47,16 @@ def mixed_chunks() -> dict[str, Any]:
 
 def _written(rig: Rig, schedule: Any, batch: Any) -> list[bool]:
     """For each new request, whether a forward writes the slot that its last state is taken from."""
-    slots = [_claimed(rig, request) for request in schedule.reqs[: len(_NEW)]]
+    slots = []
+    for request in map(_kept, schedule.reqs[: len(_NEW)]):
+        # The slot that the cache would take the state of a request from.
+        at = rig.pool.get_mamba_ping_pong_other_idx(request.mamba_next_track_idx)
+        slots.append(int(request.mamba_ping_pong_track_buffer[at]))
     rig.fill()
     before = rig.states()[-1][:, slots].clone()
     rig.forward(batch, rig.inputs(int(batch.extend_num_tokens)))
     after = rig.states()[-1][:, slots]
     return [not torch.equal(before[:, at], after[:, at]) for at in range(len(slots))]
-
-
-def _claimed(rig: Rig, request: Any) -> int:
-    """The slot that the cache would take the state of a request from."""
-    kept = _kept(request)
-    at = rig.pool.get_mamba_ping_pong_other_idx(kept.mamba_next_track_idx)
-    return int(kept.mamba_ping_pong_track_buffer[at])
 
 
 def _kept(request: Any) -> Any:
@@ -70,10 +65,7 @@ def _kept(request: Any) -> Any:
 
 
 def mamba2_states() -> list[float]:
-    """How far each cached state of a prefill of several prompts is from that of its prompt alone.
-
-    That is the largest difference for each prompt, in multiples of the state's largest value.
-    """
+    """How far each cached state of several prompts' prefill is from that of its prompt alone."""
     requests = [Request(length) for length in (70, 80, 70)]
     rig = Mamba2()
     together = _tracked(rig, requests, rig.inputs(220))
@@ -101,10 +93,7 @@ def _tracked(rig: Rig, requests: list[Request], inputs: Any) -> list[torch.Tenso
 
 
 def mamba2_cached_prefix() -> float:
-    """How far the outputs of a short rest of a prompt are from those without tracking.
-
-    That is the largest difference, in multiples of the largest output.
-    """
+    """How far the outputs of a short rest of a prompt are from those without tracking."""
     rig = Mamba2()
     outputs = []
     for tracking in (True, False):
@@ -116,10 +105,7 @@ def mamba2_cached_prefix() -> float:
 
 
 def verified_window() -> list[int]:
-    """The first and last position that a verify reads for a window on FlashInfer.
-
-    Of a request of 1,000 tokens, with 4 drafts and a window of 128.
-    """
+    """The first and last of 1,000 tokens that a verify with a window reads on FlashInfer."""
     backend = importlib.import_module("sglang.srt.layers.attention.flashinfer_backend")
     info = importlib.import_module("sglang.srt.speculative.eagle_info")
     planned: list[Any] = []

@@ -1,11 +1,8 @@
 """A rank of two that run proofs: ``python play_ranks.py RANK RANKS PORT FEATURES PATCH …``.
 
-As `play_setups`, in a process that has met the others over gloo at the port, in the release's own
-groups of a tensor-parallel server. All ranks play the same. Prints one JSON line: the ``rank``, how
-many ``ranks`` its group has, and the ``lines`` of the patches.
+As `play_setups`, in the release's own groups of a tensor-parallel server, whose ranks meet over
+gloo at the port. All play the same. Prints one JSON line, with the ``lines`` of the patches.
 """
-
-from __future__ import annotations
 
 import importlib
 import json

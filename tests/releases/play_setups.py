@@ -8,8 +8,6 @@ in what the case was played with; and ``compared``, or what else a case answers.
 release has not are left out; where it refuses the server there is one line, ``refused`` and why.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -72,10 +70,7 @@ def played(names: str, patches: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _lend_gpu() -> None:
-    """Have what gates take this server's GPU for another one than a Hopper.
-
-    The cases compute on the CPU, which is neither.
-    """
+    """Have what gates take this GPU for another one than a Hopper; the cases compute on the CPU."""
     gpu.capability = lambda: "10.0"
     read = published.Published.read
 

@@ -6,8 +6,6 @@ was ``seen``; or, where the release refuses its arguments, ``refused`` and why. 
 each of some models, with what is read of the release's ``model`` configuration.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -7,8 +7,6 @@ server: its ``setup``, its ``arguments`` as resolved and its known ``faults``, e
 is sure; or why it is ``refused`` or ``failed``, and then the names of ``faults`` that it may have.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io
@@ -39,8 +37,11 @@ def main(imports: str, release: str) -> None:
             stubs.install(rocm=bool(first and first["rocm"]))
         if first is not None:
             resolver.pretend(first, Path(folder))
-        if is_mac:
-            _pretend_a_mac(importlib.import_module("torch"))
+        if is_mac:  # MLX resolves its arguments there only
+            torch: Any = importlib.import_module("torch")
+            torch.backends.mps.is_available = torch.mps.is_available = lambda: True
+            torch.backends.mps.get_name = lambda: "Apple M4"
+            torch.mps.recommended_max_memory = lambda: 64 << 30
         with contextlib.redirect_stdout(io.StringIO()):
             importlib.import_module("sglang.srt.server_args")
             with contextlib.suppress(ImportError):  # each child would: it reads a configuration
@@ -58,13 +59,6 @@ def main(imports: str, release: str) -> None:
                 finally:
                     os._exit(0)
             os.waitpid(child, 0)
-
-
-def _pretend_a_mac(torch: Any) -> None:
-    """MLX resolves its arguments on a Mac only."""
-    torch.backends.mps.is_available = torch.mps.is_available = lambda: True
-    torch.backends.mps.get_name = lambda: "Apple M4"
-    torch.mps.recommended_max_memory = lambda: 64 << 30
 
 
 def resolved(release: str, words: list[str]) -> dict[str, Any]:

@@ -1,12 +1,4 @@
-"""What every patch passes on a released tree, whatever it changes: a base test, by named checks.
-
-Its modules come before the activation and after it; it goes on, off and on again, twice; another
-plugin wraps what it changes, before and after it, or replaces that; what it changed is undone, as
-by a reload; and all patches of a set go off and on in ten orders. `each_patch` holds the checks. In
-the default tier the newest release runs them.
-"""
-
-from __future__ import annotations
+"""What every patch passes on a released tree, whatever it changes: the checks of `each_patch`."""
 
 from functools import cache
 from pathlib import Path
@@ -46,10 +38,7 @@ CYCLES = 5
 
 @cache
 def checked(name: str, release: str) -> tuple[list[str], dict[str, str], dict[str, Any], Any]:
-    """The patches that apply, those whose modules can't be imported here, and all checks' ends.
-
-    At last what `in_any_order` answered.
-    """
+    """The patches that apply, those without modules here, the checks' ends and the orders'."""
     beginning = "mlx" if name == "mlx" else "stubs"
     place = released.tree(release, beginning=beginning, imported=False)
     patches = of_kind(name, release)

@@ -1,7 +1,5 @@
 """What each example says is live in its server is what ``doctor -- COMMAND`` says of it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Four known faults (`faults.known`), reproduced on stock's own code of each release."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -9,10 +9,8 @@ published a server with the feature's arguments. Features of several ranks have 
 which have met in the release's own groups. The other checks are functions and tests, `NAMED`.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,21 +74,14 @@ FEATURE = {each.name: each for each in FEATURES.all}
 
 @dataclass(frozen=True)
 class Play:
-    """How a check is played.
-
-    Attributes:
-        script: what two ranks run, or a module with jobs.
-        jobs: of the module, in one process.
-        server: further arguments of the ranks' server; None if the script takes none.
-        release: where it is played; "" for the newest of each patch.
-    """
+    """How a check is played."""
 
     patches: tuple[str, ...]
     features: frozenset[str]
-    script: Path
-    jobs: tuple[released.Job, ...] = ()
-    server: Mapping[str, Any] | None = None
-    release: str = ""
+    script: Path  # what two ranks run, or a module with jobs
+    jobs: tuple[released.Job, ...]  # of the module, in one process
+    server: Mapping[str, Any] | None  # further arguments of the ranks' server, if they take some
+    release: str  # "" for the newest of each patch
 
 
 def _play(
@@ -180,30 +171,34 @@ def _verified(patch: str, release: str) -> set[str]:
     return {n for n, check in _declared(patch).items() if check == "verify" and is_there(n)}
 
 
-def _servers(release: str, name: str) -> Iterator[tuple[frozenset[str], list[str]]]:
-    """The servers that one process plays on a release, and the patches that each plays."""
-    apart = set().union(*TOGETHER)
+def _servers(
+    release: str, name: str, divided: Callable[[set[str]], Iterable[set[str]]]
+) -> Iterable[tuple[set[str], list[str]]]:
+    """Servers of a release: those of the declared features that each has on, and its patches."""
     by_features: dict[frozenset[str], list[str]] = {}
     for patch in applying(name, release):
-        declared = _verified(patch, release) - RANKS - APART
-        for features in (declared - apart, *(declared & group for group in TOGETHER)):
-            if features:
-                by_features.setdefault(frozenset(features), []).append(patch)
-    yield from by_features.items()
+        for features in filter(None, divided(_verified(patch, release))):
+            by_features.setdefault(frozenset(features), []).append(patch)
+    return [(set(features), patches) for features, patches in by_features.items()]
+
+
+def _of_one_process(declared: set[str]) -> list[set[str]]:
+    here = declared - RANKS - APART
+    return [here.difference(*TOGETHER), *(here & group for group in TOGETHER)]
 
 
 @pytest.mark.whole_matrix  # up to ten minutes each
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("release", RELEASES)
 def test_each_declared_feature_is_played(release: str, name: str) -> None:
-    for features, patches in _servers(release, name):
+    for features, patches in _servers(release, name, _of_one_process):
         words = ",".join(sorted(features)), *patches
         _require_played(released.answers(released.tree(release), SCRIPT, *words), patches, features)
 
 
 def test_the_quickest_proof_is_played_with_what_it_declares() -> None:
     """On the newest release."""
-    features = _verified(TABLES, "0.5.23") - RANKS - APART - set().union(*TOGETHER)
+    features = _of_one_process(_verified(TABLES, "0.5.23"))[0]
     assert {"lora", "other-gpu", "hierarchical-cache", "multimodal"} <= features
     lines = released.answers(released.tree("0.5.23"), SCRIPT, ",".join(features), TABLES)
     _require_played(lines, [TABLES], features)
@@ -213,14 +208,8 @@ def test_the_quickest_proof_is_played_with_what_it_declares() -> None:
 @pytest.mark.parametrize("features", [RANKS, APART], ids=["tensor-parallel", "dp-attention"])
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("release", ["0.5.9", "0.5.16", "0.5.23"])
-def test_each_declared_feature_of_ranks_is_played_by_two(
-    release: str, name: str, features: set[str]
-) -> None:
-    by_features: dict[frozenset[str], list[str]] = {}
-    for patch in applying(name, release):
-        if declared := frozenset(_verified(patch, release) & features):
-            by_features.setdefault(declared, []).append(patch)
-    for declared, patches in by_features.items():
+def test_features_of_ranks_are_played_by_two(release: str, name: str, features: set[str]) -> None:
+    for declared, patches in _servers(release, name, lambda declared: [declared & features]):
         ranks = released.ranks(release, RANK, [",".join(sorted(declared))] * 2, *patches)
         assert [(each["rank"], each["ranks"]) for each in ranks] == [(0, 2), (1, 2)]
         for each in ranks:
@@ -335,9 +324,7 @@ def test_what_no_check_has_on_can_not_be_declared(feature: str) -> None:
         "0.5.23",
     ],
 )
-def test_a_released_server_gates_what_does_not_declare_a_feature(
-    release: str, feature: str, said: str
-) -> None:
+def test_what_does_not_declare_a_feature_is_gated(release: str, feature: str, said: str) -> None:
     patches = [
         patch
         for patch in applying("mla", release)

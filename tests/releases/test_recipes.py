@@ -1,7 +1,5 @@
 """No command that people run loses a patch: the table of `recipes`, against the newest release."""
 
-from __future__ import annotations
-
 import pytest
 
 from sglang_perf_patches.cli import verbs

@@ -1,7 +1,5 @@
 """What a server has on, read from each release: from its source, and from servers it publishes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Verdicts on every released sglang, from the real wheels."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -24,6 +22,8 @@ from tests.maintain import fingerprints, tables
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).parent / "verdicts.md"
+MOST_PARSED = 10
+"""Files. Declarations may have changed since ``tests.maintain.fingerprints`` wrote the table."""
 
 
 def expected() -> dict[str, dict[str, str]]:
@@ -42,7 +42,7 @@ def expected() -> dict[str, dict[str, str]]:
 
 
 def tree(release: str) -> source.Tree:
-    """With what the package brings of its files; `test_shipped` compares that with the files."""
+    """With what the package brings of its files, which the test of `MOST_PARSED` compares."""
     return source.at(downloads.tree(release))
 
 
@@ -99,9 +99,7 @@ def test_fingerprints_are_those_of_the_wheels(name: str) -> None:
         ({"targets": ("sglang.srt.hardware_backend.mlx.model_runner:MlxModelRunner",)}, "0.5.9"),
     ],
 )
-def test_a_reference_that_is_nowhere_is_an_error(
-    names: dict[str, tuple[str, ...]], missing: str
-) -> None:
+def test_an_unknown_reference_is_an_error(names: dict[str, tuple[str, ...]], missing: str) -> None:
     """And so is a target that one of its releases lacks."""
     variant = Variant(releases=("0.5.9", "0.5.10"), install="x:y", **{"targets": (), **names})
     patch_set = PatchSet("mla", "", (Patch(id="mla.x", summary="", variants=(variant,)),))
@@ -156,9 +154,7 @@ def applying(*, whole: bool) -> Iterator[tuple[PatchSet, Verdict]]:
                 yield patch_set, judge(patch, patch_set.known, tree(release))
 
 
-def test_one_statement_more_is_refused_and_named_a_comment_elsewhere_is_not(
-    tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
+def test_statements_count_and_comments_do_not(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     """In each definition; in the default tier in one of each patch of the newest release."""
     whole_matrix = tiers.is_whole(pytestconfig)
     by_release: dict[str, list[tuple[int, PatchSet, Verdict]]] = {}
@@ -210,3 +206,18 @@ def test_one_statement_more_is_refused_and_named_a_comment_elsewhere_is_not(
                 if changed.word == "refused":
                     assert reference in changed.unknown, (reference, changed.reason)
                 there.write_text(texts[there], encoding="utf-8")
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("release", releases.KNOWN)
+def test_a_release_is_judged_the_same_and_hardly_parsed(release: str) -> None:
+    root = source.find(downloads.tree(release))
+    fast, slow = source.Tree(root), source.Tree(root, table=dict)
+    verdicts = judge_each(sets.load(), fast)
+    assert len(fast._modules) <= MOST_PARSED
+    assert len(fast._definitions) > 100
+    for reference, definition in fast._definitions.items():
+        assert definition == slow.definition(reference), reference
+    assert [(each.word, each.release) for each in verdicts] == [
+        (each.word, each.release) for each in judge_each(sets.load(), slow)
+    ]

@@ -1,7 +1,5 @@
 """What ``doctor -- COMMAND`` answers before boot is what a server's scheduler reports then."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ There are six boots in the turns, and one for each phase that a Ctrl-C falls int
 minutes on two free cores. No test asserts times, because other tests running beside it change them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -65,10 +63,7 @@ def start(
 
 
 def using(folder: Path) -> list[int]:
-    """The processes that hold a file below a folder open, or were told of it.
-
-    They are all that `start` started: its temporary folder is there, with sockets and logs.
-    """
+    """The processes that were told of a folder or hold a file in it: all that `start` started."""
     pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile
@@ -80,9 +75,7 @@ def using(folder: Path) -> list[int]:
 
 
 @pytest.mark.whole_matrix  # six boots
-def test_three_turns_say_what_the_patches_bring(
-    environment: Environment, model: Path, tmp_path: Path
-) -> None:
+def test_three_turns_tell_the_gain(environment: Environment, model: Path, tmp_path: Path) -> None:
     with start(environment, model, tmp_path, "--json") as process:
         out, err = process.communicate(timeout=limit_s())
     assert process.returncode == 0, err[-3000:]
@@ -101,9 +94,7 @@ def test_three_turns_say_what_the_patches_bring(
 
 
 @pytest.mark.whole_matrix  # four boots
-def test_two_settings_of_a_server_flag_are_told_apart(
-    environment: Environment, model: Path, tmp_path: Path
-) -> None:
+def test_two_settings_of_a_flag(environment: Environment, model: Path, tmp_path: Path) -> None:
     """Half of the KV cache: the server's own figure, which no machine's load changes."""
     words = ("--turns", "2", "--json", "--b", "--max-total-tokens 8192")
     with start(environment, model, tmp_path, *words) as process:

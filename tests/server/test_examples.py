@@ -4,8 +4,6 @@ A server needs a model and mostly a GPU, so each is asked for its help. That goe
 patches, `run`, and sglang's parsing of the arguments that the example gives.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

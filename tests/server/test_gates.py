@@ -1,7 +1,5 @@
 """A real server with a feature that patches were not tested with: who says what, and STRICT."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -42,9 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def test_the_log_names_each_gated_patch_once_and_again_when_the_server_is_ready(
-    server: Server,
-) -> None:
+def test_the_log_names_each_gated_patch_once_and_again_when_ready(server: Server) -> None:
     lines = logged(server, "; live on sglang", 1)
     ours = [line for line in lines if "sglang-perf-patches: " in line and KNOWN not in line]
     assert len(ours) == 2, ours

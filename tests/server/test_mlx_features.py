@@ -1,10 +1,4 @@
-"""Each feature that an mlx patch declares is on in a real server, whose replies are stock's.
-
-A server's own processes read what is on, and the framework gates there: a patch that does not
-declare a feature of the server is not let through.
-"""
-
-from __future__ import annotations
+"""Each feature that an mlx patch declares is on in a real server, whose replies are stock's."""
 
 import os
 from collections import defaultdict

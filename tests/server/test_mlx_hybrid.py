@@ -4,8 +4,6 @@ Its replies are those of stock without a radix cache, the only way in which stoc
 server is idle, stock itself raises unless each token and each state is free or in the cache.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from base64 import b64encode

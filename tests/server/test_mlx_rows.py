@@ -1,7 +1,5 @@
 """Known faults of MLX servers with dense models, on stock and with the patch for one of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

@@ -1,7 +1,5 @@
 """A stock server of the newest release: patched, it replies as it does without, and says so."""
 
-from __future__ import annotations
-
 import re
 import time
 import urllib.error
@@ -34,9 +32,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     }
 
 
-def test_the_replies_are_complete_and_those_of_the_stock_server(
-    outcomes: dict[str, Outcome],
-) -> None:
+def test_the_replies_are_complete_and_those_of_stock(outcomes: dict[str, Outcome]) -> None:
     replies = outcomes["mlx"].replies
     assert replies == outcomes["none"].replies
     assert [len(reply.split()) for reply in replies] == [
@@ -50,9 +46,7 @@ def test_requests_were_decoded_together(outcomes: dict[str, Outcome]) -> None:
         assert outcome.most_decoded_together >= 2
 
 
-def test_the_scheduler_says_that_mlx_patches_are_live_and_have_run(
-    outcomes: dict[str, Outcome],
-) -> None:
+def test_the_scheduler_says_that_patches_are_live_and_ran(outcomes: dict[str, Outcome]) -> None:
     assert outcomes["mlx"].live_and_run
     assert all(patch.startswith("mlx.") for patch in outcomes["mlx"].live_and_run)
     assert outcomes["none"].live_and_run == []

@@ -1,9 +1,4 @@
-"""Beside another plugin in a real stock server: its wrappers work, what it replaces stays its own.
-
-There are three servers of the newest release, none of them in the default tier.
-"""
-
-from __future__ import annotations
+"""Beside another plugin in a real stock server: its wrappers work, what it replaces is its own."""
 
 import json
 import shutil
@@ -37,20 +32,13 @@ _LOOK = (
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of a server with the other plugin.
-
-    Attributes:
-        states: of the patches in the scheduler, with their reasons.
-        run: which of them had run.
-        calls: how many times the other plugin's function was called.
-        origins: the files of the code that a name had while the server answered.
-    """
+    """What came of a server with the other plugin."""
 
     replies: list[str]
-    states: dict[str, tuple[str, str]]
-    run: list[str]
-    calls: int
-    origins: dict[str, list[str]]
+    states: dict[str, tuple[str, str]]  # of the patches in the scheduler, with their reasons
+    run: list[str]  # which of them had run
+    calls: int  # of the other plugin's function
+    origins: dict[str, list[str]]  # the files of a name's code while the server answered
     log: str
 
     def is_ours(self, name: str) -> bool:
@@ -124,9 +112,7 @@ def test_under_run_a_replaced_method_is_theirs_and_the_patch_is_off(replaced: Se
     assert not replaced.is_ours("._grow")
 
 
-def test_under_run_a_patch_that_is_not_needed_leaves_stocks_code_in_their_wrapper(
-    replaced: Seen,
-) -> None:
+def test_under_run_a_patch_not_needed_leaves_stocks_code_in_their_wrapper(replaced: Seen) -> None:
     assert replaced.states["swa.page-size-1"][0] == "not needed"
     assert replaced.has_code_of("._uses_swa_tail_prealloc", "hook_registry.py")
     assert not replaced.is_ours("._uses_swa_tail_prealloc")

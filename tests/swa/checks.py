@@ -1,11 +1,13 @@
 """Checks of the swa patches on one release, over sglang's own queue, pools and batch."""
 
-from __future__ import annotations
-
+import gc
 import inspect
+import time
 from types import SimpleNamespace
 from typing import Any
 
+import sglang_perf_patches
+from sglang_perf_patches.live import engine
 from sglang_perf_patches.live.switch import callee_of
 from sglang_perf_patches.sets.swa import window as windows
 from sglang_perf_patches.sets.swa.idle_admission import (
@@ -20,12 +22,16 @@ from tests.proof.swa.pool_invariants import Witness
 from tests.proof.swa.rig import DecodeWorker
 from tests.proof.swa.shape import Shape
 
+SMALL = {"swa_tokens": 1024, "full_tokens": 4096, "context": 1024}
+
+
+def made(**shape: Any) -> DecodeWorker:
+    return DecodeWorker(Shape(**shape))
+
 
 def refuses_what_never_fits(page_size: int = 64) -> None:
     """A tail, or a prompt and the reserve, beyond a whole pool: a 400, no crash and no silence."""
-    worker = DecodeWorker(
-        Shape(window=512, page_size=page_size, swa_tokens=256, full_tokens=2048, context=4096)
-    )
+    worker = made(window=512, page_size=page_size, swa_tokens=256, full_tokens=2048, context=4096)
     for prompt in (1000, 3000):
         req = worker.submit(prompt, 4)
         assert req.rid in worker.rejected
@@ -40,9 +46,7 @@ def refuses_what_never_fits(page_size: int = 64) -> None:
 
 def refuses_what_would_block_for_ever() -> None:
     """Before 0.5.12: the rule for admission keeps the first request out of empty pools."""
-    worker = DecodeWorker(
-        Shape(window=128, page_size=64, swa_tokens=1024, full_tokens=65536, context=8192)
-    )
+    worker = made(window=128, page_size=64, swa_tokens=1024, full_tokens=65536, context=8192)
     first, second = worker.submit(100, 3000), worker.submit(100, 20)
     worker.run(60)
     assert int((first.finished_reason or first.to_finish).status_code) == 400
@@ -59,7 +63,7 @@ def refuses_what_would_block_for_ever() -> None:
 
 def resumes_what_fits_in_pages() -> None:
     """Two retracted requests whose tokens fit together but whose pages don't: one is resumed."""
-    shape = Shape(
+    worker = made(
         window=1,
         page_size=64,
         swa_tokens=320,
@@ -70,7 +74,6 @@ def resumes_what_fits_in_pages() -> None:
         reserved=0,
         transfer_steps=0,
     )
-    worker = DecodeWorker(shape)
     witness = Witness(worker)
     for prompt in (1, 1, 120, 121):
         worker.submit(prompt, 60)
@@ -88,8 +91,7 @@ def resumes_what_fits_in_pages() -> None:
 
 
 def gates(page_size: int) -> None:
-    shape = Shape(window=32, page_size=page_size, swa_tokens=1024, full_tokens=4096, context=1024)
-    queue = DecodeWorker(shape).queue
+    queue = made(window=32, page_size=page_size, **SMALL).queue
     assert windows.unserved(queue) is None
     scheduler = vars(queue.scheduler)
     for changed in (
@@ -121,10 +123,7 @@ def gates(page_size: int) -> None:
 
 def gates_by_layout(layout: str) -> None:
     """Our own admission is for one rank, or for replicas without a draft model; tails for all."""
-    shape = Shape(
-        window=32, page_size=1, swa_tokens=1024, full_tokens=4096, context=1024, layout=layout
-    )
-    queue = DecodeWorker(shape).queue
+    queue = made(window=32, page_size=1, layout=layout, **SMALL).queue
     assert windows.unserved_by_tails(queue) is None
     for drafts in (None, object()):
         queue.draft_token_to_kv_pool = drafts
@@ -134,8 +133,7 @@ def gates_by_layout(layout: str) -> None:
 
 def without_a_window_is_stock(page_size: int) -> None:
     """A queue whose model has no window allocates full length, as stock does."""
-    shape = Shape(window=None, page_size=page_size, swa_tokens=1024, full_tokens=4096, context=1024)
-    worker = DecodeWorker(shape)
+    worker = made(window=None, page_size=page_size, **SMALL)
     assert not worker.queue._uses_swa_tail_prealloc() or page_size > 1
     req = worker.submit(300, 4)
     worker.queue._pre_alloc(req)
@@ -145,8 +143,7 @@ def without_a_window_is_stock(page_size: int) -> None:
 
 def a_prefix_falls_back(page_size: int = 16) -> None:
     """Allocation behind a prefix is stock's: full length in both pools, nothing evicted."""
-    shape = Shape(window=8, page_size=page_size, swa_tokens=1024, full_tokens=4096, context=1024)
-    worker = DecodeWorker(shape)
+    worker = made(window=8, page_size=page_size, **SMALL)
     if "prefix_len" not in inspect.signature(stock_of(worker, "_pre_alloc")).parameters:
         return
     first = worker.submit(64, 4)
@@ -177,8 +174,7 @@ def the_bound_holds(page_size: int) -> None:
     It is decoded as under overlap scheduling, where a step begins before the last one's token is
     known, so that stock evicts one token less.
     """
-    shape = Shape(window=100, page_size=page_size, swa_tokens=1024, full_tokens=1024, context=1024)
-    worker = DecodeWorker(shape)
+    worker = made(window=100, page_size=page_size, **SMALL | {"full_tokens": 1024})
     req = worker.submit(200, 500)
     known = type(req).seqlen
     type(req).seqlen = property(lambda req: known.fget(req) - 1)
@@ -197,7 +193,7 @@ def the_bound_holds(page_size: int) -> None:
 
 def the_bound_holds_with_drafts(page_size: int) -> None:
     """As `the_bound_holds`, with a step of 8 draft tokens, 5 steps of the draft model, topk 4."""
-    shape = Shape(
+    worker = made(
         window=128,
         page_size=page_size,
         swa_tokens=4096,
@@ -207,7 +203,6 @@ def the_bound_holds_with_drafts(page_size: int) -> None:
         reserved=0,
         draft=(8, 5, 4),
     )
-    worker = DecodeWorker(shape)
     req = worker.submit(200, 3000)
     held = []
     for _ in range(500):
@@ -230,10 +225,7 @@ def idle_is_served(page_size: int = 64, over_allocation: int = 0) -> None:
 
 def an_idle_rank_is_served() -> None:
     """Of data-parallel attention: a rank is busy and retracts, and the other one, idle, serves."""
-    shape = Shape(
-        window=128, page_size=1, swa_tokens=160, running=4, reserved=0, layout="attention"
-    )
-    busy = DecodeWorker(shape)
+    busy = made(window=128, page_size=1, swa_tokens=160, running=4, reserved=0, layout="attention")
     for _ in range(3):
         busy.submit(20, 60)
     for _ in range(30):
@@ -249,18 +241,9 @@ def an_idle_rank_is_served() -> None:
 
 def idle_is_served_where_stock_never_evicts() -> None:
     """With a window of 1: a request is admitted only if it can decode to its end."""
-    shape = Shape(
-        window=1,
-        page_size=1,
-        swa_tokens=300,
-        full_tokens=4096,
-        context=2048,
-        running=1,
-        in_transfer=1,
-        reserved=0,
-    )
     evicts = eviction_interval(1, 1) < NEVER
-    worker = DecodeWorker(shape)
+    one = {"running": 1, "in_transfer": 1, "reserved": 0}
+    worker = made(window=1, page_size=1, swa_tokens=300, full_tokens=4096, **one)
     worker.submit(50, 400)
     worker.run(500)
     assert worker.counts.finished == int(evicts), (worker.counts, worker.rejected)
@@ -276,17 +259,8 @@ def idle_is_served_beside_long_transfers(page_size: int, swa_tokens: int, served
 
     It is `served` if the pool holds it and all that may be in transfer meanwhile.
     """
-    shape = Shape(
-        window=100,
-        page_size=page_size,
-        swa_tokens=swa_tokens,
-        full_tokens=8192,
-        context=2048,
-        running=2,
-        in_transfer=2,
-        reserved=24,
-    )
-    worker = DecodeWorker(shape)
+    two = {"running": 2, "in_transfer": 2, "reserved": 24}
+    worker = made(window=100, page_size=page_size, swa_tokens=swa_tokens, full_tokens=8192, **two)
     first = worker.submit(500, 1000)
     for _ in range(3):
         worker.submit(200, 2)
@@ -300,3 +274,64 @@ def idle_is_served_beside_long_transfers(page_size: int, swa_tokens: int, served
     assert (len(first.output_ids) > 700) == served, worker.rejected
     assert first.rid not in worker.rejected or first.rid not in worker.order, "began and failed"
     assert not served or len(worker.transfers.queue) == 3, "others are to be in transfer"
+
+
+def the_rule_stays_with_its_queue(page_size: int, backup: str = "cpu_tensor") -> None:
+    """Deactivated, the patches serve what they admitted, and go when the queue does.
+
+    That is a prompt that stock's pool can't hold (before 0.5.12, and at page size 1), and a
+    retracted request whose copy is of our own making: one with rows missing before 0.5.12, and from
+    0.5.19 on one that the host's pool had no room for.
+    """
+    gc.collect()  # queues of earlier jobs
+    sglang_perf_patches.deactivate()
+    assert engine.report() is None, engine.report()
+    sglang_perf_patches.activate("swa")
+    worker = made(
+        window=32,
+        page_size=page_size,
+        swa_tokens=512,
+        full_tokens=4096,
+        context=4096,
+        reserved=0,
+        backup=backup,
+    )
+    assert worker.queue._uses_swa_tail_prealloc()
+    if backup == "default":
+        assert worker.tree_cache.host_pool_group is not None, "this release has none"
+    for _ in range(2):
+        worker.submit(1000, 30)
+    for _ in range(12):
+        worker.step()
+    assert len(worker.batch.reqs) == 2
+    if backup == "default":
+        for entry in worker.tree_cache.host_pool_group.entries:
+            entry.host_pool.slots = entry.host_pool.slots[:0]
+            entry.host_pool.size = 0
+    assert worker.retract()
+    waiting = _leave()
+    assert "no queue is left" in waiting, waiting
+    assert worker.queue._uses_swa_tail_prealloc(), "the patch is to stay on"
+    for _ in range(120):
+        worker.step()
+    assert worker.counts.finished == 2, worker.rejected
+    Witness(worker).check_drained()
+    worker.end_all()
+    del worker
+    gc.collect()
+    deadline = time.monotonic() + 300
+    while engine.report() is not None:
+        assert time.monotonic() < deadline, engine.report()
+        time.sleep(0.02)
+
+
+def _leave() -> str:
+    """Deactivate; what the patches that make the rule for tails wait for, one and all."""
+    sglang_perf_patches.deactivate()
+    report = engine.report()
+    assert report is not None, "nothing waits"
+    rule = (report.of("swa.tail-prealloc"), report.of("swa.page-size-1"))
+    reasons = [patch.reason for patch in rule if patch.state == "live"]
+    assert reasons, rule
+    assert all("waits until" in reason for reason in reasons), rule
+    return "; ".join(reasons)

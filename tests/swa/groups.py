@@ -1,7 +1,5 @@
 """The releases that the swa tests run on, and the selections of patches."""
 
-from __future__ import annotations
-
 from matrix import newest_of_each_group
 
 GROUPS = newest_of_each_group("swa")

@@ -1,9 +1,4 @@
-"""What `on_release` runs of the swa patches, next to the functions of `_MODULES`.
-
-``play`` plays so many random ``episodes``; ``select`` puts a selection on, for the jobs after it.
-"""
-
-from __future__ import annotations
+"""What `on_release` runs of the swa patches, next to the functions of `_MODULES`."""
 
 import contextlib
 import gc
@@ -22,7 +17,6 @@ for name in ("sglang", "sglang_perf_patches"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
 import checks  # noqa: E402
-import leaving_checks  # noqa: E402
 import metadata_checks  # noqa: E402
 import pool_checks  # noqa: E402
 import sglang.srt.disaggregation.decode  # noqa: F401, E402 - the patches go live on what is there
@@ -41,7 +35,6 @@ _RUNNER = "sglang.srt.model_executor.runner"
 """Where newer releases have the graphs that `graph_checks` replays."""
 _MODULES = (
     checks,
-    leaving_checks,
     metadata_checks,
     pool_checks,
     slot_checks,

@@ -1,7 +1,5 @@
 """A hypothesis state machine over a decode worker: requests come, run, are retracted and end."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace

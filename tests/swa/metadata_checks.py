@@ -1,7 +1,5 @@
 """Checks of ``swa.window-metadata`` on one release, over its Triton attention backend and pools."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -63,16 +61,18 @@ def windows_not_served_are_stocks() -> dict[str, str]:
     return reasons
 
 
-def broken_windows(how: str) -> str | None:
-    """What the checks say while something is broken in a way; None if they pass."""
-    publish()
-    try:
-        with mock.patch.object(body, *BREAKS[how]):
-            for edge in EDGES:  # up to the first that shows it
-                same(PATCH, window_batches.play, [edge], stock=_of_stock)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
+def broken_windows() -> dict[str, str]:
+    """What the checks say while something is broken in a way; "" if they pass."""
+    said = dict.fromkeys(BREAKS, "")
+    for how, change in BREAKS.items():
+        publish()
+        try:
+            with mock.patch.object(body, *change):
+                for edge in EDGES:  # up to the first that shows it
+                    same(PATCH, window_batches.play, [edge], stock=_of_stock)
+        except Exception as error:
+            said[how] = f"{type(error).__name__}: {error}"
+    return said
 
 
 @cache
@@ -144,28 +144,16 @@ LEFT: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 _translate, _room = body._translate, body._room
 
 
-def _all_cells(pool: Any, end: Any, cells: Any) -> None:
-    """What is behind the last window is translated, too."""
-    _translate(pool, torch.full_like(end, cells.numel()), cells)
-
-
-def _one_cell_less(pool: Any, end: Any, cells: Any) -> None:
-    """A full window of the last request is not translated to its end."""
-    _translate(pool, end, cells[:-1])
-
-
-def _no_cell(*_: Any) -> None:
-    """The slots stay those of the full pool."""
-
-
-def _filled(most: int, device: Any) -> Any:
-    """What is behind the windows of a new buffer is no slot."""
-    return _room(most, device).fill_(1 << 40)
-
-
 BREAKS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "cells behind the end are translated": ("_translate", _all_cells),
-    "the last cell is not translated": ("_translate", _one_cell_less),
-    "nothing is translated": ("_translate", _no_cell),
-    "a new buffer holds anything": ("_room", _filled),
+    "cells behind the end are translated": (
+        "_translate",
+        lambda pool, end, cells: _translate(pool, torch.full_like(end, cells.numel()), cells),
+    ),
+    "the last cell is not translated": (
+        "_translate",
+        lambda pool, end, cells: _translate(pool, end, cells[:-1]),
+    ),
+    "nothing is translated": ("_translate", lambda *_: None),
+    # What is behind the windows is no slot.
+    "a new buffer holds anything": ("_room", lambda *given: _room(*given).fill_(1 << 40)),
 }

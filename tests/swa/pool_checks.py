@@ -1,7 +1,5 @@
 """Checks of swa.pool-ratio over stock's own configurator of one release."""
 
-from __future__ import annotations
-
 import gc
 from importlib import import_module
 from typing import Any

@@ -2,14 +2,9 @@
 
 Serves prompts of a small Gemma 3 from prefill graphs, on the release on PYTHONPATH. The ranks meet
 at the port, with gloo. Graphs are tapes, and FlashAttention 3's kernel has the proof's stand-in.
-Prints as JSON what the rank computed: batches, tokens and a checksum of each request's logits; how
-many prefills replayed the patch's graph, the patch's state, also once it was to leave, and what the
-server has on.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
-
-from __future__ import annotations
 
 import importlib
 import json

@@ -1,19 +1,18 @@
 """Checks of the slots that the swa patches map, and of copies on the host, on one release."""
 
-from __future__ import annotations
-
 import torch
+from checks import made
 
 from sglang_perf_patches.sets.swa import window as windows
 from tests.proof.swa.pool_invariants import Witness
 from tests.proof.swa.rig import DecodeWorker
-from tests.proof.swa.shape import Shape
+
+TINY = {"swa_tokens": 512, "full_tokens": 1024, "context": 1024}
 
 
 def stale_slots_are_unmapped(page_size: int = 16) -> None:
     """New slots before the tail have no mapping, whatever an earlier owner left (#25805)."""
-    shape = Shape(window=16, page_size=page_size, swa_tokens=512, full_tokens=1024, context=1024)
-    worker = DecodeWorker(shape)
+    worker = made(window=16, page_size=page_size, **TINY)
     mapping = worker.allocator.full_to_swa_index_mapping
     mapping[:-1] = 7  # as if nothing had ever been unmapped
     req = worker.submit(200, 4)
@@ -26,10 +25,7 @@ def stale_slots_are_unmapped(page_size: int = 16) -> None:
 
 def freed_pages_are_unmapped(page_size: int = 16) -> None:
     """Freeing part of a page's slots unmaps the whole page, and no other (#27779)."""
-    shape = Shape(
-        window=64, page_size=page_size, swa_tokens=512, full_tokens=1024, context=1024, reserved=0
-    )
-    worker = DecodeWorker(shape)
+    worker = made(window=64, page_size=page_size, reserved=0, **TINY)
     first, second = worker.submit(48, 4), worker.submit(48, 4)
     worker.admit()
     mapping, allocator = worker.allocator.full_to_swa_index_mapping, worker.allocator
@@ -42,8 +38,7 @@ def freed_pages_are_unmapped(page_size: int = 16) -> None:
 
 def copies_hold_what_is_mapped(page_size: int = 16, chunk: int = 8) -> None:
     """A CPU copy of a request with evicted tokens has rows only for the others, and loads them."""
-    shape = Shape(window=16, page_size=page_size, swa_tokens=512, full_tokens=1024, context=1024)
-    worker = DecodeWorker(shape)
+    worker = made(window=16, page_size=page_size, **TINY)
     witness = Witness(worker)
     for part in (worker.pool.full_kv_pool, worker.pool.swa_kv_pool):
         part.cpu_offloading_chunk_size = chunk
@@ -75,7 +70,7 @@ def goes_on_after_a_retraction(page_size: int) -> None:
 
     In tensors: at page sizes above 1 what the host's pool has no room for is stock's to abort.
     """
-    shape = Shape(
+    worker = made(
         window=200,
         page_size=page_size,
         swa_tokens=256,
@@ -84,7 +79,6 @@ def goes_on_after_a_retraction(page_size: int) -> None:
         reserved=0,
         backup="cpu_tensor",
     )
-    worker = DecodeWorker(shape)
     witness = Witness(worker)
     for _ in range(2):
         worker.submit(10, 200)
@@ -97,10 +91,7 @@ def goes_on_after_a_retraction(page_size: int) -> None:
 
 def the_host_backs_the_window_up(page_size: int) -> None:
     """What stock's backup in the host's pool copies of a request is mapped, and is its window."""
-    shape = Shape(
-        window=16, page_size=page_size, swa_tokens=512, full_tokens=1024, context=1024, reserved=0
-    )
-    worker = DecodeWorker(shape)
+    worker = made(window=16, page_size=page_size, reserved=0, **TINY)
     reqs = [worker.submit(prompt, 60) for prompt in (200, 31, 5)]
     mapping = worker.allocator.full_to_swa_index_mapping
     for step in range(40):
@@ -134,14 +125,8 @@ def none_fails_for_the_host(
     swa_tokens: int = 6000, prompt: int = 1000, new: int = 400, full_tokens: int = 262_144
 ) -> None:
     """Where retracted KV exceeds the host's pool, which stock never fills: each request ends."""
-    shape = Shape(
-        window=128,
-        page_size=1,
-        swa_tokens=swa_tokens,
-        full_tokens=full_tokens,
-        context=prompt + new + 512,
-    )
-    worker = DecodeWorker(shape)
+    pools = {"swa_tokens": swa_tokens, "full_tokens": full_tokens}
+    worker = made(window=128, page_size=1, context=prompt + new + 512, **pools)
     for _ in range(64):
         worker.submit(prompt, new)
     in_tensors = 0

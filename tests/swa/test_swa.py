@@ -1,8 +1,6 @@
 """The swa patches on every group of releases that share the code they touch."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -57,9 +55,6 @@ BROKEN: dict[str, tuple[tuple[list[str], str, dict[str, Any]], ...]] = {
 With none of them there is stock alone, which on 0.5.12 lets two requests own a slot
 (sgl-project/sglang#25805).
 """
-
-Jobs = Callable[..., list[dict[str, Any]]]
-Shown = Callable[..., tuple[str, ...]]
 
 
 Plan = list[tuple[str, str, dict[str, Any]]]
@@ -181,7 +176,7 @@ def plan_in_depth(release: str, episodes: int, whole: bool) -> Plan:
 
 
 @pytest.fixture(scope="module", params=GROUPS)
-def answers(request: pytest.FixtureRequest, run_jobs: Jobs, shown: Shown) -> dict[str, Any]:
+def answers(request: pytest.FixtureRequest, run_jobs: Any, shown: Any) -> dict[str, Any]:
     """Everything one release answers; a failed job is its traceback, as text."""
     whole = tiers.is_whole(request.config)
     episodes = request.config.getoption("--swa-episodes") or (30 if whole else 8)
@@ -193,7 +188,7 @@ def answers(request: pytest.FixtureRequest, run_jobs: Jobs, shown: Shown) -> dic
     return {"release": request.param, **by_key}
 
 
-def _proved(shown: Shown, release: str) -> tuple[str, ...]:
+def _proved(shown: Any, release: str) -> tuple[str, ...]:
     return shown("swa", release, applying("swa", release), GROUPS)
 
 
@@ -251,9 +246,7 @@ def test_nothing_changes_where_memory_does_not_bind(answers: dict[str, Any]) -> 
 
 
 @pytest.mark.newest
-def test_prompts_within_the_window_are_admitted_as_in_stock_or_more(
-    answers: dict[str, Any],
-) -> None:
+def test_prompts_in_the_window_are_admitted_as_in_stock_or_more(answers: dict[str, Any]) -> None:
     for page in (1, 64):
         exact = value(answers, f"exact: short {page}")["admitted"]
         if page == 64 and answers["release"] in {"0.5.14", "0.5.15.post1", "0.5.16", "0.5.17"}:
@@ -299,7 +292,7 @@ def test_large_max_new_tokens_does_not_starve(answers: dict[str, Any]) -> None:
     assert (exact["admitted"], exact["refused"]) == (1, 0), "an idle server admits one"
 
 
-def test_what_is_compared_with_stock_is_equal(answers: dict[str, Any], shown: Shown) -> None:
+def test_what_is_compared_with_stock_is_equal(answers: dict[str, Any], shown: Any) -> None:
     """The cases of ``verify``, with inputs from hypothesis."""
     lines = {line["case"]: line for line in value(answers, "prove")}
     assert tuple(lines) == _proved(shown, answers["release"])

@@ -1,8 +1,5 @@
 """Pairs of the swa patches, and all of them, in random episodes of one decode worker."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
@@ -16,15 +13,13 @@ TOGETHER = {"swa.tail-prealloc", "swa.page-size-1", "swa.idle-admission"}
 """Those that a decode worker runs."""
 SEED = 700
 
-Jobs = Callable[..., list[dict[str, Any]]]
-
 
 @pytest.mark.parametrize(
     "release",
     [*(pytest.param(each, marks=pytest.mark.whole_matrix) for each in GROUPS[:-1]), GROUPS[-1]],
 )
 def test_pairs_and_all_serve_what_they_admit(
-    run_jobs: Jobs, request: pytest.FixtureRequest, release: str
+    run_jobs: Any, request: pytest.FixtureRequest, release: str
 ) -> None:
     """Admitted in order, all tokens, whole pools; and a worker broken on purpose is noticed."""
     patches = [patch for patch in applying("swa", release) if patch in TOGETHER]

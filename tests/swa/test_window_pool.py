@@ -1,7 +1,5 @@
 """swa.window-pool on the releases that it is declared for: real schedulers with small models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,21 +13,11 @@ from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.model.setups import FEATURES
 from sglang_perf_patches.sets.swa import window_pool as body
 
+pytestmark = pytest.mark.newest  # one body serves all, and a release takes two minutes
+
 PATCH = by_id(sets.load())["swa.window-pool"]
 RELEASES = tuple(release for variant in PATCH.variants for release in variant.releases)
-EACH = [
-    *(pytest.param(release, marks=pytest.mark.whole_matrix) for release in RELEASES[:-1]),
-    RELEASES[-1],
-]
-"""One body serves all, and a release takes two minutes: the default tier plays the newest."""
-JOBS = Path(__file__).with_name("window_checks.py")
-RANK = JOBS.with_name("window_rank.py")
-BROKEN = (
-    "full layers get the window",
-    "layers of the window are whole",
-    "layers change places",
-    "a part of the window is freed",
-)
+RANK = Path(__file__).with_name("window_rank.py")
 SAYS = {
     "images": "takes images",
     "no pool": "--disable-hybrid-swa-memory",
@@ -42,22 +30,13 @@ SAYS = {
 """What is said where a server is left to stock."""
 
 
-@pytest.fixture(scope="module", params=EACH)
-def answers(request: pytest.FixtureRequest) -> dict[str, Any]:
+@pytest.fixture(scope="module", params=RELEASES)
+def answers(request: pytest.FixtureRequest, values: Any) -> dict[str, Any]:
     whole = tiers.is_whole(request.config)
-    jobs: dict[str, tuple[str, dict[str, Any]]] = {
-        "left to stock": ("left_to_stock", {}),
-        "both together": ("both_together", {}),
-        "images": ("refuses_images_in_prompts", {}),
-        "beams": ("beams", {}),
-        "pressed": ("pressed_hard", {"episodes": 30 if whole else 2}),
-    }
-    if whole:
-        jobs |= {f"broken: {how}": ("broken", {"how": how}) for how in BROKEN}
-    given = released.play(released.tree(request.param), JOBS, list(jobs.values()))
-    for key, line in zip(jobs, given, strict=True):
-        assert "error" not in line, f"{request.param}, {key}:\n{line.get('error')}"
-    return {key: line["value"] for key, line in zip(jobs, given, strict=True)}
+    names = ("left_to_stock", "both_together", "refuses_images_in_prompts", "beams")
+    jobs: dict[str, dict[str, Any]] = {name: {} for name in names}
+    jobs["pressed_hard"] = {"episodes": 30 if whole else 2}
+    return values(request.param, {**jobs, "broken": {}} if whole else jobs, "window_checks")
 
 
 def test_a_server_with_a_draft_model_is_left_to_stock() -> None:
@@ -91,14 +70,14 @@ def test_images_and_both_directions_are_refused_whatever_the_arguments_say() -> 
 
 
 def test_what_is_not_proven_is_stocks_and_says_why(answers: dict[str, Any]) -> None:
-    reasons = answers["left to stock"]
+    reasons = answers["left_to_stock"]
     assert reasons.keys() == SAYS.keys()
     for name, reason in reasons.items():
         assert SAYS[name] in reason, (name, reason)
 
 
 def test_with_the_pools_ratio_its_pools_are_made(answers: dict[str, Any]) -> None:
-    stock, alone, both = answers["both together"]
+    stock, alone, both = answers["both_together"]
     assert (stock, alone) == (0, 3276)
     assert 0 < both < alone
 
@@ -115,15 +94,15 @@ def test_beam_search_is_refused_as_the_page_and_the_log_say(answers: dict[str, A
 
 
 def test_small_pools_serve_what_stock_serves(answers: dict[str, Any]) -> None:
-    told = answers["pressed"]
+    told = answers["pressed_hard"]
     assert told["served"] > 0
     assert told["hits"] > 0, "no prefix was found again"
 
 
 @pytest.mark.whole_matrix
 def test_a_broken_patch_is_noticed(answers: dict[str, Any]) -> None:
-    for how in BROKEN:
-        assert answers[f"broken: {how}"], how
+    assert len(answers["broken"]) == 4
+    assert all(answers["broken"].values()), answers["broken"]
 
 
 @pytest.mark.whole_matrix

@@ -1,10 +1,4 @@
-"""The swa patches together, in random episodes of a decode worker of one release.
-
-Each patch alone is proven elsewhere. Here pairs and all of them share a worker: requests are
-admitted in order and get all of their tokens, and the pools are whole at the end.
-"""
-
-from __future__ import annotations
+"""Pairs of the swa patches, and all, in random episodes: order, all tokens, whole pools."""
 
 import gc
 from random import Random
@@ -34,25 +28,19 @@ def together(selections: list[list[str]], seed: int, count: int, over: int = 0) 
         publish()
         sglang_perf_patches.activate(",".join(patches))
         try:
-            for each in range(count):
-                where = f"{patches}, seed {seed + number * count + each}"
+            first = seed + number * count
+            for each in range(first, first + count):
                 try:
-                    episode(Random(seed + number * count + each), told, over)
+                    episode(Random(each), told, over)
                 except AssertionError as error:
-                    raise AssertionError(f"{where}: {error}") from error
-            _require_live(patches)
+                    raise AssertionError(f"{patches}, seed {each}: {error}") from error
+            for patch in patches:
+                state = engine.report().of(patch).state
+                require(state == "live", f"{patch} is {state}")
         finally:
             gc.collect()
             sglang_perf_patches.deactivate()
     return told
-
-
-def _require_live(patches: list[str]) -> None:
-    report = engine.report()
-    assert report is not None
-    for patch in patches:
-        state = report.of(patch).state
-        require(state == "live", f"{patch} is {state}")
 
 
 def episode(random: Random, told: dict[str, int], over: int = 0) -> None:

@@ -1,13 +1,9 @@
 """One rank of a tensor-parallel server: ``python window_rank.py RANK RANKS PORT SELECTION``.
 
-Plays `window_loads.LONG` on the release on PYTHONPATH. All ranks play the same, and meet at the
-port. Prints as JSON what the rank computed: batches, tokens, a checksum of each request's logits,
-and the tokens of both pools; and the patch's state, and what the server has on.
+Plays `window_loads.LONG` on the release on PYTHONPATH. The ranks meet at the port.
 """
 
 # ruff: noqa: E402  (the stand-ins must be in place before sglang is imported)
-
-from __future__ import annotations
 
 import logging
 import os

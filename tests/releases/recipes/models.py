@@ -3,8 +3,6 @@
 Left out is what changes no resolved argument: most of a model's dimensions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ itself, and the stock code that it changes, need on sglang 0.5.23. What a patch 
 its declaration's.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Collection, Mapping

@@ -1,7 +1,5 @@
 """What becomes of each patch in each recipe: the release resolves it, as in ``doctor``."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -22,11 +20,9 @@ from sglang_perf_patches.model.patch import by_id
 from sglang_perf_patches.model.selection import Selection
 from sglang_perf_patches.patch_page import ONE, WORDS
 
-from .commands import DRAFT, GIVEN, Recipe
-from .further import FURTHER
+from .commands import DRAFT, RECIPES, Recipe
 from .models import MODELS
 
-RECIPES = (*GIVEN, *FURTHER)
 RELEASE = releases.KNOWN[-1]
 PATCHES = by_id(sets.load())
 GAINS = frozenset(
@@ -54,23 +50,15 @@ tested with. Opt-in patches are left out.
 
 
 class Outcome(NamedTuple):
-    """What becomes of the patches in a recipe.
-
-    Attributes:
-        gated: patches that would act → the features that keep them off.
-        uses: the short names of what the server has on, of `cli.table`.
-        with_records: patches that act there if `verify` has kept a record of each on that GPU.
-        states: patch that applies on the release, opt-in ones too → its state.
-        arguments: the resolved ones, each as its ``repr``.
-    """
+    """What becomes of the patches in a recipe."""
 
     live: frozenset[str]
-    gated: Mapping[str, tuple[str, ...]]
-    uses: tuple[str, ...]
-    with_records: frozenset[str]
-    states: Mapping[str, str]
+    gated: Mapping[str, tuple[str, ...]]  # patches that would act → the features that keep them off
+    uses: tuple[str, ...]  # the short names of what the server has on
+    with_records: frozenset[str]  # live if `verify` has kept a record of each on that GPU
+    states: Mapping[str, str]  # of all patches that apply on the release, opt-in ones too
     on: frozenset[str]
-    arguments: Mapping[str, str]
+    arguments: Mapping[str, str]  # the resolved ones, each as its ``repr``
 
 
 def ask(folder: Path) -> dict[str, Outcome]:

@@ -43,8 +43,8 @@ BEGINNINGS = {
 ``stubs``: with ``stubs.lend()``. ``mlx``: with nothing, or with ``standalone.lend()``.
 """
 
-OF_RELEASE = {"stubs": ("sglang.srt.managers.scheduler",)}
-"""By beginning, what takes long of a release's own modules."""
+OF_RELEASE = {"stubs": ("sglang.srt.managers.scheduler", "sglang.srt.models.registry")}
+"""By beginning, what takes long of a release's own modules. The second imports all models."""
 
 
 class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):

@@ -21,6 +21,8 @@ from sglang_perf_patches import stubs as stock_stubs
 def lend() -> None:
     """Make this process fit for sglang's kernels on a CPU, before triton or sglang is imported."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # A model's rotary embedding is compiled at its first call, in seconds of a CPU.
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     stock_stubs.install()
     torch: Any = importlib.import_module("torch")
     triton: Any = importlib.import_module("triton")

@@ -13,7 +13,7 @@ import mlx.core as mx
 from job_tools import counts_each_layer, played, verdict_of
 from mlx_lm.models.cache import ArraysCache
 
-from sglang_perf_patches.live.memory import Member
+from sglang_perf_patches.live.memory import Patching
 from sglang_perf_patches.sets.mlx import first_buffer, grouping, last_row, trunk
 from sglang_perf_patches.sets.mlx.batched_prefill import body as batched_prefill
 from sglang_perf_patches.sets.mlx.batched_prefill import passes
@@ -195,7 +195,7 @@ def restless_stock() -> dict[str, str]:
 
 
 def broken_prefill() -> dict[str, Any]:
-    override = Member.override
+    override = Patching.override
 
     def stocks(inner: Any) -> Any:
         return lambda *words, **more: inner(*words, **more)
@@ -215,7 +215,7 @@ def broken_prefill() -> dict[str, Any]:
 
     broken = {
         "pool-write, whole": (pool, (pool_write, "RUNNER", pool_write.RUNNER)),
-        "pool-write, nothing is copied": (pool, (Member, "override", no_copies)),
+        "pool-write, nothing is copied": (pool, (Patching, "override", no_copies)),
         "pool-write, all slots at once": (pool, (pool_write, "LEAST", 1 << 20)),
         "first-buffer, whole": (buffer, (first_buffer, "STEP", 256)),
         "first-buffer, room for less than the prompt": (
@@ -223,7 +223,7 @@ def broken_prefill() -> dict[str, Any]:
         ),
         "first-buffer, room for 4096": (buffer, (first_buffer, "room_for", lambda tokens: 4096)),
         "first-buffer, released buffers keep their room": (
-            buffer, (Member, "override", all_but_the_release)
+            buffer, (Patching, "override", all_but_the_release)
         ),
         "last-row, whole": (row, (trunk, "TRUNK", "model")),
         "last-row, the first row": (row, (trunk, "CutTrunk", trunk_of_the_first_row())),

@@ -19,20 +19,12 @@ from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 from ..compat.definition import OF_NAME, Definition, TreeError, digest_of, lines_of, text_of
-from ..model.patch import Patch, module_of, qualname_of
+from ..model.patch import Patch, Variant, module_of, qualname_of
 from ..model.patching import MISSING, Make
 from ..model.state import RunFlag, State
 from .published import is_ready
 from .switch import PREFIX, Attribute, place_at, place_in, raw, shown_at, stock_code
-from .wrappers import (
-    Conflict,
-    chain,
-    describe,
-    is_function,
-    links_to,
-    owner_of,
-    underlying,
-)
+from .wrappers import Conflict, chain, describe, is_function, links_to, owner_of, underlying
 
 logger = logging.getLogger("sglang_perf_patches")
 
@@ -42,7 +34,7 @@ _compiled: dict[tuple[str, str], CodeType] = {}
 
 @dataclass(eq=False)
 class Member:
-    """One patch in this process; its own functions see it as a `model.patching.Patching`."""
+    """One patch in this process."""
 
     patch: Patch
     gate: Callable[[str], None]
@@ -50,14 +42,11 @@ class Member:
     status: tuple[State, str] = ("off", "not chosen")  # one object: nobody reads half of a change
     end: tuple[State, str] | None = None  # its status once it is removed, if it is marked for that
     ran: RunFlag = field(default_factory=RunFlag)
-    # What its install function has declared: the changes, in order; what its functions share; and
-    # the work that it may hold between its calls: whether it holds none, and what ends that work,
+    # The work that it may hold between its calls: whether it holds none, and what ends that work,
     # worded to follow "until".
-    changes: list[tuple[str, Make]] = field(default_factory=list)
-    state: SimpleNamespace = field(default_factory=SimpleNamespace)
     drains: list[tuple[Callable[[], bool], str]] = field(default_factory=list)
     gated: str = ""  # why its code now runs only stock's
-    layers: list[tuple[str, Any, Make]] = field(default_factory=list)  # `changes`, with places
+    layers: list[tuple[str, Any, Make]] = field(default_factory=list)  # its changes, with places
     # By the last verification: reference → function, also of what it needs; the reason to show if
     # other code wraps what it changes; and the identity snapshot.
     stock: dict[str, FunctionType] = field(default_factory=dict)
@@ -75,36 +64,19 @@ class Member:
             yield definition
             yield from definition.members
 
-    def install(self) -> None:
-        """Run the install function; raises what that does, or RuntimeError for a missing change."""
-        self.changes, self.drains, self.gated, self.state = [], [], "", SimpleNamespace()
-        variant = self.verdict.variant
-        variant.install(self)
-        changed = [reference for reference, _ in self.changes]
+    def install(self) -> list[tuple[str, Make]]:
+        """Run the install function; returns the changes that it declares, in order.
+
+        It raises what that does, or RuntimeError for a missing change.
+        """
+        self.gated, variant = "", self.verdict.variant
+        patching = Patching(self.patch.id, variant, self.ran, self.gate)
+        self.drains = patching.drains
+        variant.install(patching)
+        changed = [reference for reference, _ in patching.changes]
         if unchanged := {*variant.targets, *variant.adds}.difference(changed):
             raise RuntimeError(f"its install function left {min(unchanged)} unchanged")
-
-    def module(self, name: str) -> ModuleType:
-        """See `model.patching.Patching.module`."""
-        # The variant's modules are complete, even if their imports are still on the stack.
-        if name not in self.verdict.variant.modules() and not is_ready(name):
-            raise RuntimeError(f"module {name} has not been imported")
-        return sys.modules[name]
-
-    def get(self, reference: str) -> Any:
-        """See `model.patching.Patching.get`."""
-        return raw(*owner_of(reference))
-
-    def override(self, reference: str, make: Make) -> None:
-        """See `model.patching.Patching.override`."""
-        variant = self.verdict.variant
-        if reference not in variant.targets + variant.adds:
-            raise RuntimeError(f"{reference} is not declared as a target of {self.patch.id}")
-        self.changes.append((reference, make))
-
-    def drain(self, is_idle: Callable[[], bool], waits_for: str) -> None:
-        """See `model.patching.Patching.drain`."""
-        self.drains.append((is_idle, waits_for))
+        return patching.changes
 
     def waits_for(self) -> str:
         """The work that must end before it may be removed; "" if it holds none."""
@@ -122,6 +94,43 @@ class Member:
         for _, place, make in self.layers:
             place.forget(make)
         self.layers = []
+
+
+@dataclass(eq=False)
+class Patching:
+    """What an install function gets; see `model.patching.Patching`.
+
+    Only what the patch shows refers to it, so what it holds is freed when the patch is taken off.
+    """
+
+    id: str
+    variant: Variant
+    ran: RunFlag
+    gate: Callable[[str], None]
+    changes: list[tuple[str, Make]] = field(default_factory=list)
+    drains: list[tuple[Callable[[], bool], str]] = field(default_factory=list)
+    state: SimpleNamespace = field(default_factory=SimpleNamespace)
+
+    def module(self, name: str) -> ModuleType:
+        """See `model.patching.Patching.module`."""
+        # The variant's modules are complete, even if their imports are still on the stack.
+        if name not in self.variant.modules() and not is_ready(name):
+            raise RuntimeError(f"module {name} has not been imported")
+        return sys.modules[name]
+
+    def get(self, reference: str) -> Any:
+        """See `model.patching.Patching.get`."""
+        return raw(*owner_of(reference))
+
+    def override(self, reference: str, make: Make) -> None:
+        """See `model.patching.Patching.override`."""
+        if reference not in self.variant.targets + self.variant.adds:
+            raise RuntimeError(f"{reference} is not declared as a target of {self.id}")
+        self.changes.append((reference, make))
+
+    def drain(self, is_idle: Callable[[], bool], waits_for: str) -> None:
+        """See `model.patching.Patching.drain`."""
+        self.drains.append((is_idle, waits_for))
 
 
 def with_dependents(members: Iterable[Member], among: Collection[Member]) -> list[Member]:

@@ -291,11 +291,9 @@ class Registry:
         """Run the install function, make the new functions, and show them all or none."""
         member.forget()
         memory.verify_if_changed(member)
-        member.install()
+        changes = member.install()
         memory.verify_if_changed(member)  # install code may have imported something
-        member.layers = [
-            (each, memory.place_of(each, member), make) for each, make in member.changes
-        ]
+        member.layers = [(each, memory.place_of(each, member), make) for each, make in changes]
         if self.show([*self.on(), member]):
             state: State = "gated" if member.gated else "live"
             self._set(member, state, member.gated or member.wrapped)

@@ -8,7 +8,7 @@ prefill gets that request's caches and runs only the rest.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -173,6 +173,7 @@ class _Turns:
         # Tokens, slots and end of the request that stock is removing; None at other times.
         self.leaving: tuple[list[int], list[int], _End | None] | None = None
         self.handed: list[Any] | None = None  # the caches for the current prefill
+        self.watched: Callable[[], Any] = lambda: None  # see `_watch`
 
     def forget(self) -> None:
         """Drop all turns, also those of requests that are still to be removed."""
@@ -231,9 +232,10 @@ def _watch(runner: Any, turns: _Turns) -> None:
     runner has too. So the pool, one object, gets a `clear` of its own, which goes with the turns.
     """
     pool = runner._req_to_token_pool
-    if pool is None:
+    if pool is None or turns.watched() is pool:
         return
-    watched, kept = ref(pool), ref(turns)
+    turns.watched = watched = ref(pool)
+    kept = ref(turns)
 
     def clear() -> None:
         pool, turns = watched(), kept()
@@ -258,5 +260,7 @@ def _can_be_cut_back(caches: Sequence[Any], length: int) -> bool:
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
     """The length of the common prefix of two sequences."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    most = min(len(one), len(other))
+    if one[:most] == other[:most]:
+        return most
+    return next(at for at in range(most) if one[at] != other[at])

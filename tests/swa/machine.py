@@ -78,7 +78,9 @@ class Episode(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "episode"):
-            self.played.update(asdict(self.episode.worker.counts), episodes=1)
+            counts = asdict(self.episode.worker.counts)
+            del counts["peak_admitted"]
+            self.played.update(counts, episodes=1)
             self.episode.end()
 
 

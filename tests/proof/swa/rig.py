@@ -117,6 +117,7 @@ class DecodeWorker:
             self.transfers.since[entry.req.rid] = self.counts.steps
             self.order.append(entry.req.rid)
         self.transfers.queue.extend(entries)
+        self.counts.peak_admitted = max(self.counts.peak_admitted, len(self.live()))
         return [entry.req for entry in entries]
 
     def _agreed(self, reqs: Sequence[Any]) -> list[str] | None:

@@ -49,3 +49,4 @@ class Counts:
     retractions: int = 0
     aborted: int = 0
     finished: int = 0
+    peak_admitted: int = 0

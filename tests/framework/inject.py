@@ -158,6 +158,7 @@ def interrupted(watched, at, fault, again, scenario):
     other.start()
     other.join()
     if scenario == "on and off":
+        assert engine.report() is None
         assert not of_now.path.exists()
         while threading.active_count() > 1:
             time.sleep(0.01)

@@ -172,6 +172,7 @@ def test_plugins_variable_that_leaves_us_out_is_told(throwaway: Throwaway, tree:
         (("explain", "two.bth"), {}, "did you mean two.both"),
         (("bench", "mlx"), {}, "choose from 'server'"),
         (("verify", "none"), {}, "names no patch to verify"),
+        (("list", "--sglang-path", "missing"), {}, "not a sglang tree"),
         (("doctor", "--sglang-path", "/nowhere"), {}, "not a sglang tree"),
         (("doctor", "--sglang-version", "../x"), {}, "'../x' is not a version of sglang"),
         (("doctor", "--sglang-version", "two"), {}, "'two' is not a version of sglang"),
@@ -188,10 +189,16 @@ def test_bad_input_is_one_sentence(
     assert said in line
 
 
-def test_an_unreadable_file_refuses_its_patches(throwaway: Throwaway, tree: Path) -> None:
+@pytest.mark.parametrize("damage", [b"return (x", b"\xff\xfe\x00", None])
+def test_a_damaged_file_refuses_its_patches(
+    throwaway: Throwaway, tree: Path, damage: bytes | None
+) -> None:
     path = tree / "srt" / "a.py"
-    path.unlink()
-    path.symlink_to("/proc/self/mem")  # no permission bit would stop root
+    if damage:
+        path.write_bytes(path.read_bytes().partition(b"return x + 1")[0] + damage)
+    else:
+        path.unlink()
+        path.symlink_to("/proc/self/mem")  # no permission bit would stop root
     done = throwaway.command("list", SGLANG_PERF_PATCHES="one.step")
     assert (done.returncode, done.stderr) == (1, "")
     assert re.search("one.step is refused: .*a.py can't be", " ".join(done.stdout.split()))

@@ -111,6 +111,7 @@ def test_awkward_code_is_what_its_source_compiles_to_alone(awkward: Any, referen
 def changed(code: CodeType) -> Iterator[CodeType]:
     """Code that differs in one thing."""
     constants = code.co_consts
+    yield code.replace(co_consts=(*constants, "more"))
     for at, constant in enumerate(constants):
         yield code.replace(co_consts=(*constants[:at], [constant], *constants[at + 1 :]))
         if isinstance(constant, CodeType):

@@ -258,6 +258,15 @@ def test_damaged_fingerprints_are_one_sentence(throwaway: Throwaway) -> None:
         listed, loaded = done.stderr.splitlines()
         assert listed.startswith("sglang-perf-patches: the fingerprints of mamba"), damage[:99]
         assert loaded.startswith("sglang-perf-patches: no patch is applied: the fingerprints of")
+    damaged.write_text("{}")  # what is missing refuses
+    script = (
+        "from sglang_perf_patches import sets\n"
+        "from sglang_perf_patches.compat import source, verdict\n"
+        f"tree = source.at({str(downloads.tree('0.5.23'))!r})\n"
+        "print({v.word for v in verdict.judge_each([sets.declared('mamba')], tree)})\n"
+    )
+    assert "'refused'" in (words := throwaway.run(script).stdout)
+    assert "'applies'" not in words
 
 
 def test_an_import_that_fails_half_way_and_then_succeeds(throwaway: Throwaway) -> None:

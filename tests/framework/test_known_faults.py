@@ -97,6 +97,9 @@ def test_a_condition_holds_fails_or_cant_be_read() -> None:
 
 
 def test_a_live_patch_or_another_release_ends_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = {"window-tail-mapping": True}
+    assert [each.name for each, _ in faults.found("0.5.12", real)] == [*real]
+    assert not faults.found("0.5.12", real, {"swa.tail-prealloc"})
     one = fault(on="states", patch="mamba.slot-exhaustion", help="drop it")
     monkeypatch.setattr(known, "FAULTS", (one,))
     held = faults.conditions(Served(**HYBRID))

@@ -65,12 +65,18 @@ for _ in range(2):
 
 UNUSUAL = '''
 
+def generator(x):
+    yield x
+
 async def coroutine(x):
     """Await."""
     return x
 
 class Runner:
     """Runs."""
+
+    async def coroutine(self, x):
+        return x
 
     def generator(self, x):
         yield x
@@ -87,8 +93,10 @@ def one(x):
 other = one
 '''
 REFUSED = {
+    "generator": "generator is a coroutine or generator",
     "coroutine": "coroutine is a coroutine or generator",
     "Runner.generator": "Runner.generator is a coroutine or generator",
+    "Runner.coroutine": "Runner.coroutine is a coroutine or generator",
     "Worker.name": "a property is not exchangeable",
     "Runner.first": "a:Runner.first is also Runner.second, which would change with it",
     "one": "a:one is also sglang.srt.a.other, which would change with it",

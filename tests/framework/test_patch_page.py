@@ -37,7 +37,11 @@ It varies.
 
 ## What it costs
 
-Little, as [that](y.md#r) says.
+Little.
+
+| at 1 request | stock | patched |
+| --- | --- | --- |
+| [boot](y.md#r) | 1 s | 2 s |
 
 ## Proven with
 
@@ -58,6 +62,10 @@ Stock waits.
 ## How
 
 The patch does not.
+
+| when | stock |
+| --- | --- |
+| later | waits |
 
 ## Obsolete when
 
@@ -81,9 +89,12 @@ def test_the_prose_of_a_page_is_plain_text() -> None:
             "| first token | 2 ms | 1 ms |\n| memory |  | none |\n\n"
             "It varies."
         ),
-        cost="Little, as that says.",
+        cost=(
+            "Little.\n\n"
+            "| at 1 request | stock | patched |\n| --- | --- | --- |\n| boot | 1 s | 2 s |"
+        ),
         why="Stock waits.",
-        how="The patch does not.",
+        how="The patch does not.\n\n| when | stock |\n| --- | --- |\n| later | waits |",
         goes_when="Upstream has it.",
     )
 

@@ -6,7 +6,7 @@ The loader and the registry are the released ones; both plugins are distribution
 import os
 
 import pytest
-from throwaway import REPOSITORY, Throwaway, plugins
+from throwaway import REPOSITORY, Throwaway, plugins, strictly
 
 LAUNCH = """
 import logging
@@ -121,6 +121,16 @@ wait_for_threads()
     done = with_loader.run(launch + script, PYTHONPATH=path(with_loader, plugin, order))
     assert done.stdout.count("one.step is conflict") == 1
     assert done.stdout.count("two.both is conflict") == 1
+
+
+def test_strict_ends_on_a_conflict(with_loader: Throwaway, order: str, launch: str) -> None:
+    # Another thread may find the conflict, so the script waits for its end.
+    script = f"{launch}\nimport time\ntime.sleep(60)\nprint('served')"
+    search = path(with_loader, REPLACE_METHOD, order)
+    done = with_loader.process(script, PYTHONPATH=search, **strictly("one"))
+    assert (done.returncode, done.stderr.strip().count("\n")) == (1, 0)
+    assert "served" not in done.stdout
+    assert "one.step is conflict" in done.stderr
 
 
 def test_a_wrapped_module_function(with_loader: Throwaway, order: str, launch: str) -> None:

@@ -60,20 +60,20 @@ assert len(said) <= 1, lines
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "said"),
+    ("owner", "name", "error", "said"),
     [
-        ("recorder._recorders[0]", "look_again", "OSError: no room"),
-        ("type(recorder._recorders[0].path)", "exists", "`status` will not show process "),
+        ("recorder._recorders[0]", "look_again", "MemoryError", "MemoryError: no room"),
+        ("type(recorder._recorders[0].path)", "exists", "OSError", "`status` will not show "),
     ],
 )
 def test_what_fails_on_each_tick_is_said_once(
-    throwaway: Throwaway, owner: str, name: str, said: str
+    throwaway: Throwaway, owner: str, name: str, error: str, said: str
 ) -> None:
     throwaway.play(f"""{RECORDED}
 import sglang.srt.a as a
 ours.activate()
 def fails(*_):
-    raise OSError("no room")
+    raise {error}("no room")
 works = {owner}.{name}
 {owner}.{name} = fails
 wait_until(lambda: lines)

@@ -99,6 +99,8 @@ def test_a_read_only_runtime_folder(throwaway: Throwaway, tmp_path: Path, which:
             assert shown(throwaway) == []
             assert wait_for(lambda: "live on sglang 1.0: one.step" in log.read_text())
         assert "Traceback" not in log.read_text()
+        (line,) = (each for each in log.read_text().splitlines() if "will not show process" in each)
+        assert line.startswith("WARNING:sglang_perf_patches:")
     finally:
         folder.chmod(0o700)
 

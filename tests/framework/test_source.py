@@ -138,9 +138,12 @@ def test_missing_names_and_modules(tmp_path: Path, name: str) -> None:
 
 def test_a_package_is_a_module_and_comes_before_one_of_its_name(tmp_path: Path) -> None:
     tree = sample(tmp_path)
-    (tree.root / "srt" / "work").mkdir()
-    (tree.root / "srt" / "work" / "__init__.py").write_text("def package(): pass\n")
-    assert definition_in(tree, "package").text == "def package(): pass"
+    for name in ("pack", "work"):
+        (tree.root / "srt" / name).mkdir()
+        (tree.root / "srt" / name / "__init__.py").write_text("def package(): pass\n")
+        definition = tree.definition(f"sglang.srt.{name}:package")
+        assert definition
+        assert definition.text == "def package(): pass"
 
 
 @pytest.mark.parametrize(("parent", "given"), [("", "sglang"), ("", ""), ("python", "")])

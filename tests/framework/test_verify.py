@@ -209,7 +209,7 @@ def test_a_case_that_hangs_is_ended(prepared: Throwaway) -> None:
         (("one",), 0),
         (("two.policy",), 1),
         (("two.gone", "two.policy"), 1),
-        (("three",), 2),
+        (("three", "--json"), 2),
     ],
 )
 def test_a_patch_named_in_full_must_be_compared(

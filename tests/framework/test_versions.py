@@ -138,7 +138,7 @@ def test_a_wheel_has_every_page_and_every_fingerprint_and_no_test_code(tmp_path:
     for path in site.rglob("*.py"):
         assert not INTERPRETER.search(path.read_text("utf-8")), path
     package = REPOSITORY / "src" / "sglang_perf_patches"
-    data = [each for each in package.rglob("*.*") if not each.suffix.startswith(".py")]
-    assert {each.suffix for each in data} == {".md", ".json", ".typed", ".xz"}
-    for path in data:
+    files = [each for each in package.rglob("*.*") if each.suffix != ".pyc"]
+    assert {each.suffix for each in files} == {".md", ".json", ".typed", ".xz", ".py"}
+    for path in files:
         assert (site / path.relative_to(REPOSITORY / "src")).read_bytes() == path.read_bytes(), path

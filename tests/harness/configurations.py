@@ -65,6 +65,7 @@ MODELS: dict[str, dict[str, Any]] = {
     ),
     "latent": _model("DeepseekV3ForCausalLM", "deepseek_v3", LATENT),
     "sparse": _model("DeepseekV32ForCausalLM", "deepseek_v32", LATENT, INDEXER),
+    "glm": _model("GlmMoeDsaForCausalLM", "deepseek_v32", LATENT, INDEXER),
     "quantised": _model(
         "Qwen3ForCausalLM", "qwen3", {"quantization_config": {"group_size": 64, "bits": 6}}
     ),

@@ -258,5 +258,7 @@ def _can_be_cut_back(caches: Sequence[Any], length: int) -> bool:
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
     """The length of the common prefix of two sequences."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    most = min(len(one), len(other))
+    if one[:most] == other[:most]:
+        return most
+    return next(at for at in range(most) if one[at] != other[at])

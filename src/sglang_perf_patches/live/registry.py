@@ -23,7 +23,7 @@ import dataclasses
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -140,11 +140,13 @@ class Registry:
         self.end = _OFF
 
     def _abandon(self, reason: str) -> None:
-        """Make this check remove every patch after an unexpected fault, and log the reason once."""
+        """Remove every patch after an unexpected fault, and log the reason once."""
         if self.end is None:
-            self.end = ("failed", reason)
             line = f"sglang-perf-patches: every patch is removed: {reason}"
             self._lines.append((logging.ERROR, line))
+        if self.end is not _OFF:
+            self.end = ("failed", reason)
+        self._remove_all("failed", reason)
 
     def waits_for(self) -> str:
         """``ID until REASON`` for each patch that is to be removed; "" if there is none."""
@@ -351,7 +353,7 @@ class Registry:
         if self.is_on(member):
             member.end = member.end or (state, reason)
         else:
-            self._end(member, state, reason)
+            self._end_removed({member: (state, reason)})
 
     def _remove_all(self, state: State, reason: str) -> None:
         """End every patch with this state; those that are on are removed by `_remove_marked`."""
@@ -370,9 +372,7 @@ class Registry:
             group = with_dependents([member], self.on())
             if self.show([each for each in self.on() if each not in group]):
                 forget_results(group)
-                for each in reversed(group):
-                    if each.end is not None:
-                        self._end(each, *each.end)
+                self._end_removed({each: each.end for each in group if each.end is not None})
             elif member.end is not None:
                 state, reason = member.end
                 why = reason and f" ({state}: {reason})"
@@ -384,14 +384,16 @@ class Registry:
         waits = (each.waits_for() for each in with_dependents([member], self.on()))
         return next(filter(None, waits), "") or threads.waits_for()
 
-    def _end(self, member: Member, state: State, reason: str) -> None:
-        """Set the final state of a patch that is off, and end the patches that require it."""
-        member.forget()
-        member.end = None
-        self._set(member, state, reason)
-        is_ruled = state in _RULED
-        why = f": {reason}" if is_ruled else f", which is {state}"
-        for other in self._working():
-            if member.patch.id in other.patch.requires:
-                so: State = state if is_ruled else "failed"
-                self._remove(other, so, f"it needs {member.patch.id}{why}")
+    def _end_removed(self, ends: Mapping[Member, tuple[State, str]]) -> None:
+        """Set the final state of patches that are off, and end the patches that require them."""
+        for member, (state, reason) in ends.items():
+            member.forget()
+            member.end = None
+            self._set(member, state, reason)
+        for member, (state, reason) in ends.items():
+            for other in self._working():
+                if member.patch.id in other.patch.requires:
+                    is_ruled = state in _RULED
+                    why = f": {reason}" if is_ruled else f", which is {state}"
+                    so: State = state if is_ruled else "failed"
+                    self._remove(other, so, f"it needs {member.patch.id}{why}")

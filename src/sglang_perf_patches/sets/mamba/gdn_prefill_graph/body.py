@@ -56,6 +56,7 @@ def _known(part: str, _: Patching, stock: Any) -> Any:
 
     A bucket of less than a chunk uses smaller chunks, of which each request still has one.
     """
+    from . import prefill_tables  # noqa: F401  (before the patch is live: it may fail)
 
     def prepare(cu_seqlens: Any, chunk_size: int) -> Any:
         tables = _tables_of(cu_seqlens)

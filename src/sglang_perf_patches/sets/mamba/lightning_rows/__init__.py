@@ -46,6 +46,8 @@ PATCH.on(
 
 @PATCH.setup()
 def setup(patch):
+    from .. import host  # noqa: F401  (loaded now, so that no forward has to)
+
     # Up to 0.5.12.post1 no layer tracks; ``minimax`` layers slice the batch by scalars. From 0.5.17
     # on the layers of ``seg_la`` plan the states that its kernel stores.
     patch.state.kernels = ("minimax",)

@@ -39,6 +39,8 @@ _lens: ContextVar[Sequence[int] | None] = ContextVar("lens", default=None)
 
 @PATCH.setup()
 def setup(patch):
+    from .. import host  # noqa: F401  (loaded now, so that no forward has to)
+
     patch.state.asks_mask = False
 
 

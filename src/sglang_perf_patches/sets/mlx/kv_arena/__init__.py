@@ -66,6 +66,14 @@ def setup_attention(patch):
     setup(patch, ATTENTION, "attention_layer_caches")
 
 
+@PATCH.setup()
+def drain(patch):
+    # Stock would write and read row by row, and MLX copies a shared buffer each time. In the middle
+    # of a step the layers' lengths would differ.
+    arenas = patch.state.arenas
+    patch.drain(lambda: not arenas.has_any(), "no request's KV is in a batch's buffers")
+
+
 @PATCH.replaces(
     {
         "… 0.5.12.post1": f"{CONTIGUOUS}.write_token",

@@ -45,7 +45,7 @@ class Face:
 
     group: str  # one of `GROUPS`
     who: str  # follows "you run"
-    set: str  # what to set, beside installing the package
+    set: str  # what to set, besides installing the package
     expect: str  # the figure, in the reader's words
     patch: str  # whose page says the same, and what it costs
 

@@ -6,7 +6,6 @@ request with an ``address`` makes a fork that imports a release and serves there
 process ends when nobody has asked for IDLE_S seconds and no fork runs.
 """
 
-import atexit
 import contextlib
 import gc
 import importlib
@@ -18,25 +17,21 @@ import signal
 import socket
 import socketserver
 import sys
-import threading
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import reads
+from linux_mlx.shims.twin import TORCH, run_to_end
 
 BEGINNINGS = {
     "stubs": (
-        *("torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.tensor"),
+        *TORCH,
         *("transformers.modeling_utils", "transformers.processing_utils", "torchvision"),
         *("openai.types.responses", "fastapi", "aiohttp", "scipy.stats", "hypothesis"),
         "rich.console",
     ),
-    "mlx": (
-        *("mlx_lm", "mlx.nn", "torch._dynamo", "torch._inductor.compile_fx"),
-        *("torch.distributed.tensor", "hypothesis"),
-    ),
+    "mlx": ("mlx_lm", "mlx.nn", *TORCH, "hypothesis"),
 }
 """By the way that a script begins, what takes long of what it and sglang import of other packages.
 
@@ -144,23 +139,8 @@ def _become(request: dict[str, Any], lent_variables: Mapping[str, str]) -> int:
     searched = [str(Path(script).parent), *request["variables"]["PYTHONPATH"].split(os.pathsep)]
     sys.path[:] = [*searched, *(place for place in sys.path[1:] if place not in searched)]
     importlib.invalidate_caches()
-    code = 0
     reads.write_to(Path(request["reads"]))
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if end.code is not None and not isinstance(end.code, int):
-            print(end.code, file=sys.stderr)
-    except BaseException:
-        code = 1
-        traceback.print_exc()
-    # What an interpreter does before it takes itself apart.
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for stream in streams[1:]:
-        stream.flush()
-    return code
+    return run_to_end(lambda: runpy.run_path(script, run_name="__main__"))
 
 
 if __name__ == "__main__":

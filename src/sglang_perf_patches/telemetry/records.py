@@ -174,8 +174,9 @@ def topmost(folder: Path, pid: int) -> str:
     top = name_of(pid)
     while (process := procfs.of(pid)) is not None and process.parent > 0:
         pid = process.parent
-        if (folder / f"{name_of(pid)}.json").exists():
-            top = name_of(pid)
+        name = name_of(pid)
+        if (folder / f"{name}.json").exists():
+            top = name
     return top
 
 

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing import util
 from typing import Any
@@ -24,8 +24,9 @@ from typing import Any
 TWIN = "PERF_PATCHES_TESTS_TWIN"
 """The variable that asks a launcher for a twin."""
 
+TORCH = ("torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.tensor")
 _FIRST = (
-    *("torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.tensor"),
+    *TORCH,
     *("transformers.modeling_utils", "transformers.processing_utils", "compressed_tensors"),
     *("gguf", "xgrammar", "openai.types.responses", "fastapi", "aiohttp", "rich.console"),
 )
@@ -112,16 +113,23 @@ def _become(
     sys.orig_argv[:] = words
     sys.argv[:] = ["-c", _SPAWNED]
     names: dict[str, Any] = {"__name__": "__main__"}
-    code = 1
+    os._exit(run_to_end(lambda: exec(words[words.index("-c") + 1], names)))
+
+
+def run_to_end(program: Callable[[], object]) -> int:
+    """Run a program, then what an interpreter runs before it takes itself apart; its exit code."""
+    code = 0
     try:
-        exec(words[words.index("-c") + 1], names)
+        program()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if end.code is not None and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
     except BaseException:
+        code = 1
         traceback.print_exc()
-    # What an interpreter does before it takes itself apart.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(code)
+    return code

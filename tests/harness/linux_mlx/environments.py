@@ -252,7 +252,9 @@ def _digest(root: Path, names: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for name in names:
         for path in sorted([root / name, *(root / name).rglob("*")]):
-            if path.is_file() and "__pycache__" not in path.parts:
+            parts = path.relative_to(root).parts
+            made = any(part == "__pycache__" or part.endswith(".egg-info") for part in parts)
+            if path.is_file() and not made:
                 digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 

@@ -45,6 +45,9 @@ PATCH.on(
     note="EAGLE's verify follows a grammar by itself here: only NGRAM has the fault",
 )
 
+_DUMMY = 0
+"""The slot that stock reserves for what rows of padding write."""
+
 
 @PATCH.replaces(_TRACK)
 def set_mamba_track_indices_from_reqs(batch, *planned, patch, stock):
@@ -57,7 +60,6 @@ def set_mamba_track_indices_from_reqs(batch, *planned, patch, stock):
     finally:
         for row in freed:
             holders[row].mamba_next_track_idx = None
-    # One by one: a list of rows would make the host wait for the GPU.
-    for row in freed:
-        batch.mamba_track_indices[row] = 0  # stock reserves it for what rows of padding write
+    for row in freed:  # one by one: a list of rows would make the host wait for the GPU
+        batch.mamba_track_indices[row] = _DUMMY
         patch.ran.seen = True

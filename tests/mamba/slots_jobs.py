@@ -230,7 +230,6 @@ def together(selections: list[list[str]], seed: int, count: int) -> Any:
                 for module in variant.modules():
                     importlib.import_module(module)
     counts: Counter[str] = Counter()
-    for number, beside in enumerate(selections):
-        first = seed + number * count
-        counts += exhaustion.alike(range(first, first + count), beside, more=(300,))
+    for beside in selections:
+        counts += exhaustion.alike(range(seed, seed + count), beside, more=(300,))
     return dict(counts)

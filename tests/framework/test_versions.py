@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from throwaway import REPOSITORY, Throwaway, plugins
 
+from linux_mlx.environments import copy_checkout
 from linux_mlx.patience import limit_s
 from sglang_perf_patches import downloads, sets
 from sglang_perf_patches.compat import source, verdict
@@ -121,11 +122,7 @@ INTERPRETER = re.compile(r"triton\.runtime\.interpreter|GridExecutor|import (pyt
 
 
 def test_a_wheel_has_every_page_and_every_fingerprint_and_no_test_code(tmp_path: Path) -> None:
-    source, site = tmp_path / "source", tmp_path / "site"
-    # setuptools leaves its build folder beside the source.
-    shutil.copytree(REPOSITORY / "src", source / "src", ignore=shutil.ignore_patterns("*.egg-info"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
-        shutil.copy(REPOSITORY / name, source)
+    source, site = copy_checkout(tmp_path / "source"), tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
     subprocess.run([*pip, "--no-deps", "--wheel-dir", tmp_path, source], check=True)
     (wheel,) = tmp_path.glob("*.whl")

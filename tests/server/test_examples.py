@@ -17,6 +17,7 @@ import pytest
 import wrapt
 
 from linux_mlx.environments import (
+    copy_checkout,
     install_bench_client,
     install_checkout,
     sglang_environment,
@@ -204,7 +205,8 @@ def test_the_init_step_brings_the_plugin_and_shadows_no_library(tmp_path: Path) 
     script = pod["initContainers"][0]["args"][0]
     wheels, plugin = tmp_path / "wheel", tmp_path / "plugin"
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels)]
-    subprocess.run([*build, str(EXAMPLES.parent)], check=True, timeout=limit_s())
+    source = copy_checkout(tmp_path / "source")
+    subprocess.run([*build, str(source)], check=True, timeout=limit_s())
     script = script.replace("/wheel/", f"{wheels}/").replace("/plugin", str(plugin))
     image = tmp_path / "image"
     venv.create(image, with_pip=True, symlinks=True)

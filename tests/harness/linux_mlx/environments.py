@@ -21,7 +21,8 @@ from linux_mlx.shims import linux_shims
 _REQUIREMENTS = Path(__file__).parent / "requirements"
 _OTHERS = _REQUIREMENTS / "others"  # releases that only the whole matrix boots
 _CHECKOUT = Path(__file__).parents[3]
-_PACKAGE = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src")
+_PACKAGE = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in", "src")
+_LEFT = {"__pycache__", "sglang_perf_patches.egg-info"}  # in ``src``, by Python and by setuptools
 _DEFAULT_INDEX = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
 
 
@@ -80,11 +81,7 @@ def environment(
 
 
 def install_checkout(into: Environment) -> None:
-    """Install this checkout's package, unless exactly this source is installed already.
-
-    Installs from a copy: setuptools leaves its build folder beside the source, and would package a
-    deleted module that is still in there.
-    """
+    """Install this checkout's package, unless exactly this source is installed already."""
     installed = into.folder / "checkout"
     with _alone(into):
         source = _digest(_CHECKOUT, _PACKAGE)
@@ -92,11 +89,22 @@ def install_checkout(into: Environment) -> None:
             return
         installed.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory(prefix="sglang-perf-patches-") as folder:
-            for name in _PACKAGE:
-                copy = shutil.copytree if (_CHECKOUT / name).is_dir() else shutil.copy
-                copy(_CHECKOUT / name, Path(folder, name))
-            _install(into, ["--constraint", _lock(into), folder], "this checkout")
+            copy = copy_checkout(Path(folder, "source"))
+            _install(into, ["--constraint", _lock(into), copy], "this checkout")
         installed.write_text(source)
+
+
+def copy_checkout(to: Path) -> Path:
+    """Copy what the package is built of into a new folder, and return it.
+
+    setuptools leaves its build folder next to the source, and would package a deleted module that
+    is still in there.
+    """
+    shutil.copytree(_CHECKOUT / "src", to / "src", ignore=shutil.ignore_patterns(*_LEFT))
+    for name in _PACKAGE:
+        if name != "src":
+            shutil.copy(_CHECKOUT / name, to)
+    return to
 
 
 def _add_fast_blas(to: Environment) -> None:
@@ -252,9 +260,7 @@ def _digest(root: Path, names: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for name in names:
         for path in sorted([root / name, *(root / name).rglob("*")]):
-            parts = path.relative_to(root).parts
-            made = any(part == "__pycache__" or part.endswith(".egg-info") for part in parts)
-            if path.is_file() and not made:
+            if path.is_file() and _LEFT.isdisjoint(path.parts):
                 digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 

@@ -224,12 +224,13 @@ def few_episodes() -> Any:
 
 def together(selections: list[list[str]], seed: int, count: int) -> Any:
     """As `episodes`, with each of these selections live too and requests that lack KV."""
-    for patch in {patch for beside in selections for patch in beside}:
+    for patch in {patch for others in selections for patch in others}:
         for variant in by_id(sets.load())[patch].variants:
             if sglang.__version__ in variant.releases:
                 for module in variant.modules():
                     importlib.import_module(module)
     counts: Counter[str] = Counter()
-    for beside in selections:
-        counts += exhaustion.alike(range(seed, seed + count), beside, more=(300,))
+    for number, others in enumerate(selections):
+        first = seed + number * count
+        counts += exhaustion.alike(range(first, first + count), others, more=(300,))
     return dict(counts)

@@ -113,7 +113,7 @@ def play(seed: int, more: Sequence[int] = (), draw: Draw = shape) -> Told:
 
 
 _once = cache(play)
-"""Only for stock, whose episodes several selections are compared with."""
+"""Only for stock: a patch that is broken in several ways is compared with the same episodes."""
 
 
 def short_of_rows(tree: str, tracked: bool) -> HybridServer:
@@ -209,14 +209,21 @@ def drained(server: HybridServer) -> Told:
 
 
 def alike(
-    seeds: Sequence[int], beside: Sequence[str] = (), more: Sequence[int] = (), draw: Draw = shape
+    seeds: Sequence[int],
+    others: Sequence[str] = (),
+    more: tuple[int, ...] = (),
+    draw: Draw = shape,
 ) -> Counter[str]:
     """Play episodes on stock and with these patches too; how often stock lived, and died where."""
     counts: Counter[str] = Counter()
-    patches = (PATCH, *beside)
-    words = (tuple(more), draw)
-    stock = lambda each: _once(each, *words)  # noqa: E731
-    plays = both(patches, lambda each: play(each, *words), seeds, ran=None, stock=stock)
+    patches = (PATCH, *others)
+    plays = both(
+        patches,
+        lambda each: play(each, more, draw),
+        seeds,
+        ran=None,
+        stock=lambda each: _once(each, more, draw),
+    )
     for seed, expected, actual in plays:
         where = f"{', '.join(patches)}, episode {seed}"
         require(not actual.died, f"{where}: it dies in {actual.where}: {actual.died}")
